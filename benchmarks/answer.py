@@ -14,7 +14,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
@@ -67,7 +67,7 @@ def digest(words: list[str], plan: dict[str, Any]) -> str:
         requests = scenario.source()
         arrays = (requests.arrival, requests.input_length, requests.output_length)
         parts += [[hashlib.sha256(array.tobytes()).hexdigest() for array in arrays], repr(scenario.loaded_profile())]
-        few = Scenario(**{**scenario.question(), "num_requests": PROBED})
+        few = replace(scenario, num_requests=PROBED)
         parts.append(rounded(asdict(few.run())))
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]
 

@@ -25,7 +25,7 @@ from dsim.live.config_file import named
 from dsim.live.forward import Batch, Forward
 from dsim.live.graphs import GraphForward
 from dsim.live.measure import Shape, pages_of
-from dsim.profiler.measure import Loaded
+from dsim.profiler.measure import open_any
 
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 90.0
@@ -117,7 +117,7 @@ def main() -> None:
     watch = Watch(given.seconds)
     default = "sdar-8b" if torch.cuda.is_available() and given.random_weights is None else None
     name, settings = named(given.model or default, given.random_weights)
-    loaded = Loaded.open(name, settings=settings)
+    loaded = open_any(name, settings=settings)
     config, own = loaded.model.config, ours()
     block, weight = config.block_length, loaded.model.embedding.weight
     batches = BATCHES if loaded.on_gpu else (4, 1)

@@ -222,7 +222,7 @@ class Bench:
 
         def replay(seed: int) -> tuple[float, float]:
             seeded, requests = replace(own, seed=seed), self.requests.scaled_to_rate(1.0)
-            reading = measure(seeded, search.criteria, requests, self.problem.rate)
+            reading = measure(seeded, search.criteria, requests, self.problem.rate)[0]
             if reading.rejected:
                 raise DsimError(f"{spec}: {reading.rejected:.2%} of requests never fit")
             summary = seeded.run(requests.scaled_to_rate(self.problem.rate))

@@ -160,10 +160,11 @@ def ways(model: CanvasModel, canvases: int) -> Iterator[tuple[str, str, Callable
         yield f"signal, {rows} rows", f"{num} products", lambda num=num: split(num)
     if not cuda:
         return
+    from dsim.benchmarks.kernels import ways
     from dsim.kernels.grouped_experts import kernel as experts
     from dsim.kernels.window_attention import kernel
 
-    for tile in [experts.TILES[tall][0] for tall in (32, 64, 128)]:
+    for tile in [experts.TILES[tall] for tall in (32, 64, 128)]:
         yield f"experts, {rows} rows", f"ours, {tuple(tile)}", lambda tile=tile: experts.grouped_experts(
             x, chosen, shares, *model.experts(), "gelu", tile
         )  # fmt: skip
@@ -176,7 +177,7 @@ def ways(model: CanvasModel, canvases: int) -> Iterator[tuple[str, str, Callable
         q = torch.randn(rows, config.heads, layer.head_dim, device=device).to(dtype)
         cached = torch.randn(2, canvases * pages, PAGE, layer.kv_heads, layer.head_dim, device=device).to(dtype)
         window = config.window if layer.sliding else 0
-        for tile in kernel.tiles(q):
+        for tile in ways(kernel.tile_for(q)):
             yield (
                 f"attention, heads of {layer.head_dim}, {rows} rows", str(tuple(tile)),
                 lambda q=q, cached=cached, window=window, tile=tile: kernel.window_attention(

@@ -9,12 +9,11 @@ kernels/README.md.
 """
 
 import argparse
-import sys
+import pathlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from dsim.engine.journal import RequestTable
 from dsim.engine.policy import parse
 from dsim.engine.request import Request
 from dsim.engine.step import StepOutcome, StepPlan
+from dsim.kernels import Path, operation
 from dsim.live.canvas_model import random_canvas_model
 from dsim.live.config_file import ConfigJson
 from dsim.live.loop import serve
@@ -35,7 +35,7 @@ from dsim.live.shipped_configs import CONFIGS
 from dsim.live.weights import config_of, random_model
 from dsim.profiler import models
 
-README = Path(__file__).parents[1] / "kernels" / "README.md"
+README = pathlib.Path(__file__).parents[1] / "kernels" / "README.md"
 BANDWIDTH, RATE = 2.885e12, 756e12  # bytes/s and bf16 FLOP/s, measured on an H100
 CONTEXT = 1024  # tokens before each row
 SEQUENCES = (1, 8, 64)
@@ -78,30 +78,24 @@ class Launches(TorchDispatchMode):
     @contextmanager
     def of_kernels(self) -> Iterator["Launches"]:
         """Inside, count our kernels and what PyTorch dispatches."""
-        packages = {name: module for name, module in sys.modules.items() if name.startswith("dsim.kernels.")}
-        held = {name: module.run for name, module in packages.items() if hasattr(module, "run")}
+        run = operation.run
 
-        def counting(run: Callable[..., Any]) -> Callable[..., Any]:
-            def called(specification: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-                if self._inside:
-                    return run(specification, *args, **kwargs)
-                self.counted[specification.__name__] += 1
-                self._inside = True
-                try:
-                    return run(specification, *args, **kwargs)
-                finally:
-                    self._inside = False
+        def called(specification: Callable[..., Any], arguments: dict[str, Any], path: Path) -> Any:
+            if self._inside:
+                return run(specification, arguments, path)
+            self.counted[specification.__name__] += 1
+            self._inside = True
+            try:
+                return run(specification, arguments, path)
+            finally:
+                self._inside = False
 
-            return called
-
+        operation.run = called  # type: ignore[assignment]
         try:
-            for name, run in held.items():
-                packages[name].run = counting(run)  # type: ignore[attr-defined]
             with self:
                 yield self
         finally:
-            for name, run in held.items():
-                packages[name].run = run  # type: ignore[attr-defined]
+            operation.run = run
 
 
 def _is_view(found: Any, args: Any) -> bool:
@@ -130,7 +124,7 @@ def small(name: str, layers: int) -> Any:
         "top_k_experts": 2, "moe_intermediate_size": 16, "eos_token_id": 1,
         "layer_types": ["full_attention", *["sliding_attention"] * (layers - 1)],
     }  # fmt: skip
-    source = ConfigJson(Path(name), found | {"canvas_length": BLOCK, "text_config": text}, {}, name)
+    source = ConfigJson(pathlib.Path(name), found | {"canvas_length": BLOCK, "text_config": text}, {}, name)
     return random_canvas_model(source, "cpu", torch.float32)
 
 

@@ -19,7 +19,7 @@ series predict counts once, by the first.
 import argparse
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -31,8 +31,7 @@ from dsim.planner.backend import Pool
 from dsim.planner.capacity import search_of
 from dsim.planner.ensemble import Scores, drawn, interval, known_causes, moved
 from dsim.planner.memo import Memo
-from dsim.planner.plan_replays import Posed
-from dsim.planner.uncertain_fleet import COST, REPLICAS, Lucky, sized, uncertain_fleets
+from dsim.planner.uncertain_fleet import COST, REPLICAS, sized, uncertain_fleets
 from dsim.profiler import uncertainty as u
 from dsim.profiler.canvas_law import mean_forwards
 from dsim.profiler.profile import load
@@ -163,24 +162,19 @@ def plans() -> None:
     """A fleet and its rival on another GPU: the replicas, the cost, and the ratio of costs."""
     weights, rate, num = (2.0, 3.5), 30.0, 400
     fleets = [
-        Lucky("azure-conv", arrival="poisson", lengths="fixed:512,64", slos=("p90:e2el=6s",), policy="lmdeploy-bd32",
-              given_profile=load(profile), at=rate, replicas=4)
+        Scenario("azure-conv", arrival="poisson", lengths="fixed:512,64", slos=("p90:e2el=6s",), policy="lmdeploy-bd32",
+              profile_object=load(profile), replicas=4)
         for profile in ("a100-sdar-8b-graphs", "h100-sdar-8b")
     ]  # fmt: skip
     search = search_of(fleets[0], 0.02, 0.9, num)
 
     def sizes(posed: Sequence[Scenario]) -> list[float]:
-        replicated = [[replace(own, index=1 + DRAWS + i) for i in range(5)] for own in posed]
         return [
-            float(np.median([sized(search.criteria, num, search.block, Memo(), own)[REPLICAS] for own in each]))
-            for each in replicated
+            float(np.median([sized(search, rate, Memo(), (own, 1 + DRAWS + i))[REPLICAS] for i in range(5)]))
+            for own in posed
         ]
 
-    plain = [{f.name: getattr(own, f.name) for f in fields(Posed)} for own in fleets]
-    planned = [
-        Posed(**given | {"rate": rate, "replicas": int(size)})
-        for given, size in zip(plain, sizes(fleets), strict=True)
-    ]  # fmt: skip
+    planned = [replace(own, rate=rate, replicas=int(size)) for own, size in zip(fleets, sizes(fleets), strict=True)]
     held, widths = {REPLICAS: 0, COST: 0, "ratio of costs": 0}, []
     for i in range(PLANS):
         own = {posed.file_profile().name: replace(posed, seed=i) for posed in planned}

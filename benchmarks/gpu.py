@@ -143,8 +143,8 @@ import sys
 from dsim.live.cache import PagedCache
 from dsim.live.forward import Forward
 from dsim.live.measure import Shape, measure, measure_evicting
-from dsim.profiler.measure import Loaded, serve_journal
-loaded = Loaded.open("tiny", "cpu")
+from dsim.profiler.measure import open_any, serve_journal
+loaded = open_any("tiny", "cpu")
 weight = loaded.model.embedding.weight
 forward = Forward(loaded.model, PagedCache(loaded.model.config, 16, 64, "cpu", weight.dtype))
 if sys.argv[1] == "journal":

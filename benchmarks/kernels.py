@@ -33,6 +33,35 @@ NUM_PARAMETERS = 7.568e9  # of layers and head, multiplied in a step
 REPEATS = 50
 
 
+# Other ways to compile a kernel, by the launched one: of confidence, attention, experts and windows.
+OTHERS: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = {
+    (4096, 8, 8): ((2048, 4, 16), (8192, 8, 4), (4096, 4, 8)),
+    (64, 4, 3, 2): ((64, 4, 4), (32, 4, 5), (32, 2, 4)),
+    (32, 4, 5, 2): ((64, 4, 3), (64, 4, 4), (64, 8, 3)),
+    (32, 4, 4, 2): ((64, 4, 3), (64, 4, 2), (64, 8, 3)),
+    (64, 8, 3, 1): ((64, 8, 4), (64, 8, 2), (32, 8, 5)),
+    (32, 8, 3, 1): ((32, 4, 3), (32, 8, 2), (64, 8, 2)),
+    (32, 4, 3, 1): ((32, 4, 2),),
+    (16, 64, 64, 4, 4, 0, 0): ((16, 64, 128, 4, 3), (16, 32, 128, 4, 4), (16, 128, 64, 4, 4)),
+    (32, 64, 64, 4, 4, 0, 0): ((32, 64, 128, 4, 3), (32, 128, 64, 8, 3)),
+    (64, 64, 64, 4, 4, 0, 0): ((64, 128, 64, 8, 3), (64, 64, 64, 8, 4)),
+    (128, 128, 64, 8, 4, 32, 3): ((128, 128, 64, 8, 3, 32), (128, 64, 64, 4, 3, 32), (128, 128, 64, 8, 3)),
+    (128, 64, 8, 3, 1): ((128, 64, 4, 3), (64, 64, 4, 3)),
+    (128, 32, 8, 3, 1): ((128, 64, 8, 2), (64, 32, 4, 3)),
+    (128, 32, 8, 2, 2): ((64, 32, 8, 2), (64, 32, 4, 2, 2), (64, 16, 8, 3)),
+}
+
+
+def ways(launched: Any) -> list[Any]:
+    """The launched way to compile a kernel, and others to time."""
+    return [launched, *(type(launched)(*other) for other in OTHERS.get(launched, ()))]
+
+
+def specification(operation: Any) -> Callable[..., Any]:
+    """An operation in plain PyTorch."""
+    return operation.__wrapped__  # type: ignore[no-any-return]
+
+
 @dataclass
 class Case:
     """A kernel at a shape."""
@@ -159,7 +188,7 @@ def int32(values: list[int] | torch.Tensor, device: str) -> torch.Tensor:
 
 def attention(size: Size, _: dict[str, float]) -> Iterator[Case]:
     """Decode steps over long histories, by last block; one prefill."""
-    from dsim.kernels.ragged_paged_attention import Sequences, ragged_paged_attention, reference
+    from dsim.kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 
     page, device = 64, size.device
     shapes = [(size.batch, queries, context) for context in size.contexts for queries in size.queries]
@@ -187,7 +216,7 @@ def attention(size: Size, _: dict[str, float]) -> Iterator[Case]:
             return ragged_paged_attention(*arguments)
 
         def right(found: torch.Tensor, arguments: Any = arguments, largest: float = float(v_pages.abs().max())) -> bool:
-            expected = reference.ragged_paged_attention(*arguments, arguments[0].shape[2] ** -0.5)
+            expected = specification(ragged_paged_attention)(*arguments)
             return float((found.float() - expected.float()).abs().max()) <= torch.finfo(torch.bfloat16).eps * largest
 
         dense_k, dense_v = (
@@ -227,10 +256,10 @@ def attention_candidates(arguments: Any) -> dict[str, Callable[[], Any]]:
     from dsim.kernels.ragged_paged_attention import kernel
 
     q, k_pages, _, sequences = arguments
-    tiles = kernel.tiles(kernel.rows_of_a_tile(q, len(sequences.page_table), k_pages.shape[2]), q)
+    tiles = ways(kernel.tile_for(kernel.rows_of_a_tile(q, len(sequences.page_table), k_pages.shape[2]), q))
 
     def way(tile: Any, num_splits: int | None) -> Callable[[], Any]:
-        return lambda: kernel.ragged_paged_attention(*arguments, q.shape[2] ** -0.5, num_splits, tile)
+        return lambda: kernel.ragged_paged_attention(*arguments, num_splits, tile)
 
     return {str(tile): way(tile, None) for tile in tiles} | {f"{n} splits": way(tiles[0], n) for n in (1, 2, 4)}
 
@@ -250,7 +279,7 @@ def flex(qkv: tuple[torch.Tensor, ...], block: int | None) -> Callable[[], torch
 
 def confidences(size: Size, _: dict[str, float]) -> Iterator[Case]:
     """From logits, and from hidden states through the head."""
-    from dsim.kernels.confidence import confidence, confidence_of_hidden, kernel, reference
+    from dsim.kernels.confidence import confidence, confidence_of_hidden, kernel
 
     head = torch.zeros(0)
     plain = [(rows, size.hidden, size.vocabulary) for rows in size.rows]
@@ -269,13 +298,13 @@ def confidences(size: Size, _: dict[str, float]) -> Iterator[Case]:
             "confidence",
             f"{rows} rows of {vocabulary}",
             lambda logits=logits: confidence(logits, 0.8),
-            lambda found, logits=logits: same(found, reference.confidence(logits, 0.8), 1.0),
+            lambda found, logits=logits: same(found, specification(confidence)(logits, 0.8), 1.0),
             num_bytes=2.0 * logits.numel(),
             target=0.8,
             alternatives={"softmax and max": lambda logits=logits: (logits / 0.8).softmax(-1).max(-1)},
             candidates={
                 str(how): lambda logits=logits, how=how: kernel.confidence(logits, 0.8, how=how)
-                for how in kernel.PASSES
+                for how in ways(kernel.Pass())
             },
         )
         yield Case(
@@ -283,7 +312,7 @@ def confidences(size: Size, _: dict[str, float]) -> Iterator[Case]:
             f"{rows} rows of {width} to {vocabulary}",
             lambda hidden=hidden, head=head: confidence_of_hidden(hidden, head, 0.8),
             lambda found, hidden=hidden, head=head: same(
-                found, reference.confidence_of_hidden(hidden, head, 0.8, 256), 0.99
+                found, specification(confidence_of_hidden)(hidden, head, 0.8, 256), 0.99
             ),
             num_bytes=2.0 * (head.numel() + hidden.numel()),
             flops=2.0 * rows * head.numel(),
@@ -296,7 +325,7 @@ def confidences(size: Size, _: dict[str, float]) -> Iterator[Case]:
 
 def focus(size: Size, ceiling: dict[str, float]) -> Iterator[Case]:
     """FOCUS's share of a step: importance in two layers. Its floor is 2 % of the step."""
-    from dsim.kernels.focus_importance import focus_importance, reference
+    from dsim.kernels.focus_importance import focus_importance
 
     batch, block, masked_share, device = size.batch, 32, 24, size.device
     num_rows = batch * block
@@ -310,7 +339,7 @@ def focus(size: Size, ceiling: dict[str, float]) -> Iterator[Case]:
         return [focus_importance(q, k, masked, masked_start) for _ in range(2)]
 
     def right(found: Any) -> bool:
-        importance = reference.focus_importance(q, k, masked, masked_start, d**-0.5)
+        importance = specification(focus_importance)(q, k, masked, masked_start)
         return all(torch.allclose(own, importance, rtol=1e-4, atol=0) for own in found)
 
     step = max(2 * NUM_PARAMETERS / ceiling["copy_bandwidth"], 2 * NUM_PARAMETERS * num_rows / ceiling["matmul_rate"])
@@ -319,7 +348,7 @@ def focus(size: Size, ceiling: dict[str, float]) -> Iterator[Case]:
 
 def experts(size: Size, _: dict[str, float]) -> Iterator[Case]:
     """A layer's experts, even, and skewed by i to the power -0.8."""
-    from dsim.kernels.grouped_experts import grouped_experts, kernel, reference
+    from dsim.kernels.grouped_experts import grouped_experts, kernel
 
     for name, width, ffn, num, top_k, activation in size.experts:
         gate_up = (torch.randn(num, 2 * ffn, width, device=size.device) / width**0.5).bfloat16()
@@ -334,7 +363,7 @@ def experts(size: Size, _: dict[str, float]) -> Iterator[Case]:
             reached = int((counts > 0).sum())
 
             def right(found: torch.Tensor, given: Any = given) -> bool:
-                expected = reference.grouped_experts(*given).float()
+                expected = specification(grouped_experts)(*given).float()
                 # Six roundings to bf16, which truncate in the interpreter.
                 return bool((found.float() - expected).abs().max() <= 2**-5 * expected.abs().max())
 
@@ -348,7 +377,7 @@ def experts(size: Size, _: dict[str, float]) -> Iterator[Case]:
                 alternatives={"loop of matmuls": loop_of_matmuls(given, counts.tolist())},
                 candidates={
                     str(tile): lambda given=given, tile=tile: kernel.grouped_experts(*given, tile)
-                    for tile in kernel.tiles(x, rows * top_k, num)
+                    for tile in ways(kernel.tile_for(x, rows * top_k, num))
                 },
             )
 
@@ -373,7 +402,7 @@ def loop_of_matmuls(given: Any, counts: list[int]) -> Callable[[], torch.Tensor]
 
 def routers(size: Size, _: dict[str, float]) -> Iterator[Case]:
     """Experts by soft-max over all, and by groups as LLaDA2.0."""
-    from dsim.kernels.route_experts import reference, route_experts
+    from dsim.kernels.route_experts import route_experts
 
     for rows in (size.expert_rows[0], size.expert_rows[-1] // 4):
         for num, groups in ((128, 1), (256, 8)):
@@ -383,7 +412,7 @@ def routers(size: Size, _: dict[str, float]) -> Iterator[Case]:
             plain["scoring"] = "softmax" if groups == 1 else "sigmoid"
 
             def right(found: Any, logits: Any = logits, plain: Any = plain) -> bool:
-                chosen, weights = reference.route_experts(logits, None, 8, **plain)
+                chosen, weights = specification(route_experts)(logits, None, 8, **plain)
                 agree = (found[0] == chosen).float().mean() >= 0.999
                 return bool(agree) and float((found[1] - weights).abs().max()) <= 1e-4
 
@@ -392,18 +421,16 @@ def routers(size: Size, _: dict[str, float]) -> Iterator[Case]:
                 lambda logits=logits, plain=plain: route_experts(logits, None, 8, **plain), right,
                 num_bytes=4.0 * logits.numel() + 12.0 * 8 * rows,
                 alternatives={
-                    "pytorch": lambda logits=logits, plain=plain: reference.route_experts(logits, None, 8, **plain)
+                    "pytorch": lambda logits=logits, plain=plain: specification(route_experts)(logits, None, 8, **plain)
                 },
             )  # fmt: skip
 
 
 def canvases(size: Size, _: dict[str, float]) -> Iterator[Case]:
     """A canvas step: attention, reading of logits, norms."""
-    from dsim.kernels.add_rms_norm import reference as normed
     from dsim.kernels.add_rms_norm import sandwich_norm
     from dsim.kernels.read_logits import read_logits
-    from dsim.kernels.read_logits import reference as read
-    from dsim.kernels.window_attention import Spans, kernel, reference, window_attention
+    from dsim.kernels.window_attention import Spans, kernel, window_attention
 
     device, (length, width, vocabulary), page = size.device, size.canvas, 64
     for batch in (1, 8):
@@ -428,7 +455,7 @@ def canvases(size: Size, _: dict[str, float]) -> Iterator[Case]:
             largest = float(v_pages.abs().max())
 
             def right(found: torch.Tensor, given: Any = given, largest: float = largest) -> bool:
-                expected = reference.window_attention(*given)
+                expected = specification(window_attention)(*given)
                 return float((found.float() - expected.float()).abs().max()) <= 2**-7 * largest
 
             yield Case(
@@ -441,7 +468,7 @@ def canvases(size: Size, _: dict[str, float]) -> Iterator[Case]:
                 },
                 candidates={
                     str(tile): lambda given=given, tile=tile: kernel.window_attention(*given, tile)
-                    for tile in kernel.tiles(q)
+                    for tile in ways(kernel.tile_for(q))
                 },
             )  # fmt: skip
         rows = batch * length
@@ -451,7 +478,7 @@ def canvases(size: Size, _: dict[str, float]) -> Iterator[Case]:
 
         def reads_right(found: Any, logits: Any = logits, about: Any = about, written: Any = written) -> bool:
             expected = logits.clone()
-            drawn, likeliest, entropy = read.read_logits(expected, *about)
+            drawn, likeliest, entropy = specification(read_logits)(expected, *about)
             agree = [(a == b).float().mean() >= 0.98 for a, b in zip(found, (drawn, likeliest), strict=False)]
             close = torch.allclose(found[2], entropy, rtol=1e-3, atol=1e-3)
             return all(agree) and close and torch.allclose(written, expected, rtol=2**-6, atol=1e-6)
@@ -461,7 +488,7 @@ def canvases(size: Size, _: dict[str, float]) -> Iterator[Case]:
             lambda written=written, about=about: read_logits(written, *about), reads_right,
             num_bytes=2.0 * 2 * logits.numel(),
             alternatives={} if batch > 1 else {
-                "pytorch": lambda logits=logits, about=about: read.read_logits(logits.clone(), *about)
+                "pytorch": lambda logits=logits, about=about: specification(read_logits)(logits.clone(), *about)
             },
         )  # fmt: skip
         x, part = (torch.randn(rows, width, device=device).bfloat16() for _ in range(2))
@@ -469,13 +496,13 @@ def canvases(size: Size, _: dict[str, float]) -> Iterator[Case]:
         norms = (x, (part,), None, weight, None, after, 1e-6)
 
         def normed_right(found: Any, norms: Any = norms) -> bool:
-            pairs = zip(found, normed.sandwich_norm(*norms), strict=True)
+            pairs = zip(found, specification(sandwich_norm)(*norms), strict=True)
             return all(torch.allclose(a.float(), b.float(), rtol=0.02, atol=0.02) for a, b in pairs)
 
         yield Case(
             "sandwich_norm", f"{rows} rows of {width}", lambda norms=norms: sandwich_norm(*norms),
             normed_right, num_bytes=2.0 * 4 * x.numel(),
-            alternatives={"pytorch": lambda norms=norms: normed.sandwich_norm(*norms)},
+            alternatives={"pytorch": lambda norms=norms: specification(sandwich_norm)(*norms)},
         )  # fmt: skip
 
 
@@ -500,10 +527,7 @@ def products(size: Size, _: dict[str, float]) -> Iterator[Case]:
 def elementwise(size: Size, _: dict[str, float]) -> Iterator[Case]:
     """Between a layer's products, against PyTorch's steps."""
     from dsim.kernels.add_rms_norm import add_rms_norm
-    from dsim.kernels.add_rms_norm import reference as normed
     from dsim.kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_scatter
-    from dsim.kernels.qk_norm_rope import reference as turned
-    from dsim.kernels.swiglu import reference as gated
     from dsim.kernels.swiglu import swiglu
 
     (num_heads, num_kv_heads), d, device = size.heads, size.head_dim, size.device
@@ -524,10 +548,10 @@ def elementwise(size: Size, _: dict[str, float]) -> Iterator[Case]:
             return q
 
         calls: dict[str, tuple[Any, Any, tuple[Any, ...], int]] = {
-            "add_rms_norm": (add_rms_norm, normed.add_rms_norm, (x, added, weight, 1e-6), 4 * x.numel()),
+            "add_rms_norm": (add_rms_norm, specification(add_rms_norm), (x, added, weight, 1e-6), 4 * x.numel()),
             "qk_norm_rope": (
                 qk_norm_rope,
-                turned.qk_norm_rope,
+                specification(qk_norm_rope),
                 (qkv, num_heads, *heads, "plain"),
                 2 * qkv.numel(),
             ),
@@ -537,7 +561,7 @@ def elementwise(size: Size, _: dict[str, float]) -> Iterator[Case]:
                 (qkv, num_heads, *heads),
                 2 * qkv.numel(),
             ),
-            "swiglu": (swiglu, gated.swiglu, (gate_up, "silu"), gate_up.numel() * 3 // 2),
+            "swiglu": (swiglu, specification(swiglu), (gate_up, "silu"), gate_up.numel() * 3 // 2),
         }
         for name, (kernel, reference, arguments, moved) in calls.items():
 
@@ -557,25 +581,10 @@ def elementwise(size: Size, _: dict[str, float]) -> Iterator[Case]:
 
 def full_sequence(size: Size, _: dict[str, float]) -> Iterator[Case]:
     """A layer's selections after a full pass, as in LLaDA: KV heads equal heads."""
-    from dsim.kernels.mask_vote import mask_vote
-    from dsim.kernels.mask_vote import reference as votes
     from dsim.kernels.pooled_topk_pack import Choice, pooled_topk_pack
-    from dsim.kernels.pooled_topk_pack import reference as packed
 
     device, length, block, heads, d = size.device, size.length, 32, size.heads[0], size.head_dim
-    q, k, v = (torch.randn(length, heads, d, device=device).bfloat16() for _ in range(3))
-    masked = torch.arange(length - 2 * block, length, device=device)
-    vote = (q, k, masked, int32([0, len(masked)], device), int32([0, length], device), int32([length - 64], device))
-
-    def right(found: Any) -> bool:
-        expected = votes.mask_vote(*vote, d**-0.5)
-        return all(torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(found, expected, strict=True))
-
-    yield Case(
-        "mask_vote", f"{len(masked)} masked of {length}", lambda: mask_vote(*vote), right,
-        num_bytes=2.0 * k.numel(), flops=4.0 * len(masked) * length * heads * d,
-    )  # fmt: skip
-
+    v = torch.randn(length, heads, d, device=device).bfloat16()
     # Integers give exact scores: the sets must be equal.
     whole_q, whole_k = (torch.randint(-4, 5, (length, heads, d), device=device).bfloat16() for _ in range(2))
     num_kept = (length - block) // 2
@@ -589,8 +598,8 @@ def full_sequence(size: Size, _: dict[str, float]) -> Iterator[Case]:
             "pooled_topk_pack",
             f"{num_kept} of {length}, {'shared' if shared else 'per head'}",
             lambda choice=choice: pooled_topk_pack(*pack, choice),
-            lambda found, choice=choice: torch.equal(found, packed.pooled_topk_pack(*pack, choice)),
-            num_bytes=2.0 * k.numel() * (1 + 2 * num_kept / length * 2),
+            lambda found, choice=choice: torch.equal(found, specification(pooled_topk_pack)(*pack, choice)),
+            num_bytes=2.0 * v.numel() * (1 + 2 * num_kept / length * 2),
         )
 
 

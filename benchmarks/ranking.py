@@ -33,7 +33,7 @@ class Cell:
         """Mean, and half of its 95 % interval."""
         name, _, stat = path.partition(".")
         values = [getattr(getattr(r, name), stat) if stat else getattr(r, name) for r in self.runs]
-        return float(np.mean(values)), student(np.array(values), 0.95)
+        return float(np.mean(values)), student(np.array(values))
 
 
 def cell(policy: str, rate: float, profile: str, num_requests: int, seeds: int) -> Cell:

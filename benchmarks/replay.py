@@ -25,6 +25,7 @@ import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def once(trace: Trace, policy: str, replicas: int, router: str, profile: str, jo
     """CPU s of a replay with metrics and journal; metrics."""
     start = time.process_time()
     with tempfile.TemporaryDirectory() as folder, RunWriter(Path(folder) / "run") as writer:
-        append = writer.steps(policy).append if journal else None
+        append = partial(writer.append, policy) if journal else None
         run = simulate(trace, Setting(parse(policy), load(profile)), replicas=replicas, router=router, append=append)
         summary = summarize(policy, run.table.columns, run.totals, replicas=replicas)
         if journal:

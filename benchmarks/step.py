@@ -28,7 +28,7 @@ from dsim.live.evicting import Evict
 from dsim.live.forward import Batch, Forward
 from dsim.live.graphs import GraphForward
 from dsim.live.measure import Shape, measure, pages_of
-from dsim.profiler.measure import Loaded
+from dsim.profiler.measure import Loaded, open_any
 
 REPEATS = 14
 CONTEXT = 512
@@ -215,7 +215,7 @@ def main() -> None:
     watch = Watch(given.seconds)
     default = "sdar-8b" if torch.cuda.is_available() and given.random_weights is None else None
     name, settings = named(given.model or default, given.random_weights)
-    loaded = Loaded.open(name, settings=settings)
+    loaded = open_any(name, settings=settings)
     config = loaded.model.config
     device = "cuda" if loaded.on_gpu else "cpu"
     context = min(CONTEXT, config.context_limit - 3 * config.block_length) // config.block_length * config.block_length

@@ -1,10 +1,7 @@
 """`dsim replay --as-logged`: policy, settings and profile of a step log."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import DsimError
@@ -18,16 +15,12 @@ if TYPE_CHECKING:
 OTHER = ("arrival", "rate", "lengths", "concurrency", "num_requests", "time_scale")
 
 
-@contextmanager
-def as_logged(question: "ReplayQuestion", watch: "Watch") -> "Iterator[tuple[ReplayQuestion, dict[str, Any]]]":
-    """With a step log's settings, which options override, and the run's fields that name them.
-
-    Its files last as long as the context.
-    """
-    from ..profiler.as_logged import policy_of
-    from ..profiler.profile import load, save, to_json
-    from ..profiler.steplog import profile_of_log, read_log
+def as_logged(question: "ReplayQuestion", watch: "Watch") -> "tuple[ReplayQuestion, dict[str, Any]]":
+    """With a step log's settings, which options override, and the run's fields that name them."""
+    from ..profiler.profile import load, to_json
+    from ..profiler.steplog import policy_of, profile_of_log, read_log
     from ..results.run_info import LoggedInfo
+    from .objects import profile_name
 
     for name in OTHER:
         if question.sets(name):
@@ -45,15 +38,13 @@ def as_logged(question: "ReplayQuestion", watch: "Watch") -> "Iterator[tuple[Rep
     if left_out:
         watch.say(f"Not in the policy: the log's {', '.join(left_out)}")
     origin, about, profile = "given", dict[str, Any](), str(question.profile)
-    with TemporaryDirectory() as folder:
-        if question.sets("profile"):
-            watch.say(f"Profile: {load(profile).name}, given")
-        else:
-            fitted = profile_of_log(steps, name, log)
-            profile = str(Path(folder) / "fitted.json")
-            save(fitted, profile)
-            origin, about = "fitted to the same log", {"fitted_profile": to_json(fitted)}
-            watch.say(f"Profile: fitted to the same log, so step prices are not a prediction ({name})")
-            watch.say(*(f"The fit may be wrong: {line}" for line in fitted.doubts))
-        source = LoggedInfo(Path(log).name, origin)
-        yield replace(question, policy=specs, profile=profile, frontend=0.0), {"as_logged": source, **about}
+    if question.sets("profile"):
+        watch.say(f"Profile: {load(profile).name}, given")
+    else:
+        fitted = profile_of_log(steps, name, log)
+        profile = profile_name(fitted)
+        origin, about = "fitted to the same log", {"fitted_profile": to_json(fitted)}
+        watch.say(f"Profile: fitted to the same log, so step prices are not a prediction ({name})")
+        watch.say(*(f"The fit may be wrong: {line}" for line in fitted.doubts))
+    source = LoggedInfo(Path(log).name, origin)
+    return replace(question, policy=specs, profile=profile, frontend=0.0), {"as_logged": source, **about}

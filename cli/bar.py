@@ -22,8 +22,6 @@ class Bar:
 
     def __init__(self, screen: Console, name: str, unit: str = "", total: int | None = None, note: str = "") -> None:
         self._screen = screen
-        self._name, self._unit, self._note = name, unit, note
-        self._done, self._total = 0, total
         self._share: float | None = None  # of all work, if not `done` of `total`
         self._end: float | None = None  # expected, on the monotonic clock, if whoever works knows it
         self._begin = time.monotonic()
@@ -40,7 +38,8 @@ class Bar:
             console=screen,
             transient=True,
         )
-        self._task = self._bar.add_task(name, total=total, note=note, unit=unit)
+        self._bar.add_task(name, total=total, note=note, unit=unit)
+        self._task = self._bar.tasks[0]
 
     def __enter__(self) -> "Bar":
         LOG.addHandler(self._hears)
@@ -72,34 +71,29 @@ class Bar:
 
         share: of all work, 0 to 1, for the time left; by default done / total. rest: s to the end, instead.
         """
+        self._bar.update(self._task.id, completed=done, total=total, description=name)
         self._end = None if rest is None else time.monotonic() + rest
-        self._done, self._share = done, share
-        self._total = self._total if total is None else total
-        self._name = self._name if name is None else name
-        self._note = self._note if note is None else note
-        if unit is not None and unit != self._unit:  # other work begins
-            self._unit, self._from = unit, None
+        self._share = share
+        if note is not None:
+            self.note(note)
+        if unit not in (None, self._task.fields["unit"]):  # other work begins
+            self._task.fields["unit"], self._from = unit, None
         if self._from is None and self._part() > 0:
             self._from = time.monotonic(), self._part()
-        if self._screen.is_terminal:
-            self._bar.update(
-                self._task, completed=done, total=self._total, description=self._name, note=self._note,
-                unit=self._unit,
-            )  # fmt: skip
 
     def note(self, note: str) -> None:
         """Until the next update."""
-        self._note = note
-        self._bar.update(self._task, note=note)
+        self._task.fields["note"] = note
 
     def line(self) -> str:
         """`optimus: 9,120 of 19,366 requests, 1,870 s simulated; 30 s, about 34 s left`.
 
         The time left is estimated since the first share, without compilation.
         """
-        of = "" if self._total is None else f" of {self._total:,}"
-        done = f"{self._done:,}{of} {self._unit}".rstrip()
-        note = f", {self._note}" if self._note else ""
+        task = self._task
+        of = "" if task.total is None else f" of {task.total:,}"
+        done = f"{task.completed:,}{of} {task.fields['unit']}".rstrip()
+        note = f", {task.fields['note']}" if task.fields["note"] else ""
         now, share, left = time.monotonic(), self._part(), None
         if self._end is not None:
             left = max(1.0, self._end - now)
@@ -107,12 +101,10 @@ class Bar:
             began, first = self._from
             left = (now - began) * (1 - share) / (share - first)
         rest = "" if left is None else f", about {words_of(left)} left"
-        return f"{self._name}: {done}{note}; {words_of(now - self._begin)}{rest}"
+        return f"{task.description}: {done}{note}; {words_of(now - self._begin)}{rest}"
 
     def _part(self) -> float:
-        if self._share is not None:
-            return self._share
-        return self._done / self._total if self._total else 0.0
+        return self._task.percentage / 100 if self._share is None else self._share
 
     def _speak(self) -> None:
         while not self._over.wait(EVERY):

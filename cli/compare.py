@@ -62,8 +62,7 @@ class CompareQuestion(q.Forced, q.Coded, Question["Comparison"]):
         from ..report.html import result_files
 
         predicted, measured = self._sides()
-        if not 0 <= self.seeds <= 100:
-            raise DsimError(f"seeds is {cut(self.seeds)}, expected 0 to 100")
+        q.check_range("seeds", self.seeds, 0, 100)
         bounds = [Bound.parse(text) for text in self.bounds]
         if self.folder is not None:
             check_folder(self.folder, COMPARISON, force=self.force)

@@ -56,12 +56,7 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
     check_rules: A[bool, q.CHECK_RULES] = False
     seed: A[int, q.SEED] = 0
     seconds: float | None = None  # how long; None: until Ctrl-C
-    out: A[
-        str | Path,
-        Opt(
-            "Folder of samples, windows, profiles and the page; a restart continues.", "DIR", "Output", ("-o", "--out")
-        ),
-    ] = "followed"
+    out: A[str | Path, q.out("Folder of samples, windows, profiles and the page; a restart continues.")] = "followed"
 
     def answer(self, watch: Watch) -> "Answer[Following]":
         from ..files.lock import Lock
@@ -126,14 +121,12 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
     def _check(self, urls: Sequence[str]) -> None:
         if self.once and self.port is not None:
             raise DsimError(f"--once is given and --port is {self.port}, expected one of them")
-        if self.port is not None and not 0 <= self.port < 1 << 16:
-            raise DsimError(f"--port is {self.port}, expected 0 to 65535")
+        q.check_range("--port", self.port or 0, 0, 65535)
         if not urls or len(set(urls)) != len(urls):
             raise DsimError(f"{len(urls)} URLs are given, {len(set(urls))} of them different, expected each once")
         for name, value, least in (("interval", self.interval, 0.1), ("window", self.window, 1.0)):
             if not least <= value <= 86400:
                 raise DsimError(f"{name} is {value:g} s, expected {least:g} to 86400")
-        if not 1 <= self.min_requests <= 1_000_000:
-            raise DsimError(f"min requests is {self.min_requests}, expected 1 to 1000000")
+        q.check_range("min requests", self.min_requests, 1, 1_000_000)
         if not 0 < self.attainment <= 1:
             raise DsimError(f"attainment is {100 * self.attainment:g}%, expected above 0% and up to 100%")

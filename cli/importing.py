@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Annotated as A
 
-from ..engine.errors import DsimError, cut
+from ..engine.errors import DsimError
 from . import questions as q
 from .answer import Answer
 from .declared import Opt, Question, Watch
@@ -58,21 +58,18 @@ class ImportQuestion(q.OfFile, q.Forced, Question["RunResult"]):
     out: A[str | Path | None, q.RUN_OUT] = None
 
     def answer(self, watch: Watch) -> "Answer[RunResult]":
-        from ..comparison.clients.measured import measured_run, write_measured
+        from ..comparison.clients.measured import client_lines, measured_run, write_measured
         from ..comparison.clients.read import read_client
-        from ..comparison.clients.words import client_lines
         from ..engine.policy import PRESETS
         from ..files.read import printable
-        from ..profiler.as_logged import policy_of
-        from ..profiler.steplog import read_log
+        from ..profiler.steplog import policy_of, read_log
         from ..report.run import RunResult
         from ..results.run import read_run
         from ..results.run_info import FILES
         from ..results.scenario import MAX_REPLICAS
         from ..results.slo import Slo
 
-        if not 1 <= self.replicas <= MAX_REPLICAS:
-            raise DsimError(f"replicas is {cut(self.replicas)}, expected 1 to {MAX_REPLICAS}")
+        q.check_range("replicas", self.replicas, 1, MAX_REPLICAS)
         alone = self.trace is None  # these options are then the log's
         client = read_client(
             self.file, self.columns if alone else None, self.only, self.time_unit if alone else None, self.skip_bad,
@@ -83,7 +80,7 @@ class ImportQuestion(q.OfFile, q.Forced, Question["RunResult"]):
         engine = client.steps if self.log is None else read_log(Path(self.log))
         named = "server" if engine is None or engine.header.preset not in PRESETS else policy_of(engine.header)[0]
         run = measured_run(
-            client, None if self.trace is None else requested(self.trace, self.time_unit, self.columns),
+            client, None if self.trace is None else self._requested(self.trace),
             policy=printable(self.policy or named), slos=[Slo.parse(text) for text in self.slos],
             missing_passes=not self.missing_fails, replicas=self.replicas, engine=engine,
         )  # fmt: skip
@@ -101,12 +98,11 @@ class ImportQuestion(q.OfFile, q.Forced, Question["RunResult"]):
         )
         return Answer(value=result, lines=client_lines(about), out=self.folder, files=FILES)
 
+    def _requested(self, trace: "TraceLike") -> "Requested":
+        """The arrivals and lengths, which the client replayed."""
+        from ..comparison.clients.match import Requested
+        from ..traces import Trace, load
 
-def requested(trace: "TraceLike", time_unit: str | None, columns: str | None) -> "Requested":
-    """A trace's arrivals and lengths, which a client replayed."""
-    from ..comparison.clients.match import Requested
-    from ..traces import Trace, load
-
-    if not isinstance(trace, Trace):
-        trace = load(trace, time_unit=time_unit, columns=columns)
-    return Requested(trace.name, trace.arrival, trace.input_length, trace.output_length)
+        if not isinstance(trace, Trace):
+            trace = load(trace, time_unit=self.time_unit, columns=self.columns)
+        return Requested(trace.name, trace.arrival, trace.input_length, trace.output_length)

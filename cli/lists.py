@@ -25,12 +25,13 @@ class PoliciesQuestion(q.Coded, Question[None]):
             return _fields(self.spec, self.allow_code)
         from ..engine.policy import PRESETS, describe, settings_of
 
-        width = max(len(f"{name}[:{preset.main}]") for name, preset in PRESETS.items())
+        summaries = {f"{name}[:{preset.main}]": preset.summary for name, preset in PRESETS.items()}
+        width = max(map(len, summaries))
         names = dict.fromkeys(field for preset in PRESETS.values() for field in settings_of(preset.policy))
         return Answer(
             value=None, json={name: describe(preset.policy) for name, preset in PRESETS.items()},
             lines=[
-                *(f"{f'{name}[:{preset.main}]':<{width}}  {preset.summary}" for name, preset in PRESETS.items()),
+                *(f"{name:<{width}}  {summary}" for name, summary in summaries.items()),
                 f"\nA SPEC is name[:value][,field=value...]; the fields are {', '.join(names)}.",
             ],
         )  # fmt: skip

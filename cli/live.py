@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 from typing import Annotated as A
 
+from ..engine.errors import DsimError
+from ..files.read import quoted
 from . import choices
 from . import questions as q
 from .answer import Answer
@@ -14,9 +16,14 @@ from .cautions import stopped, warn
 from .declared import Opt, Question, Watch
 
 if TYPE_CHECKING:
+    from ..device.on_device import LiveSetting
     from ..report.run import RunResult
     from ..results.scenario import Scenario
     from .objects import PolicyLike, ProfileLike
+
+# Options of a scenario that a device cannot honour.
+UNSUPPORTED = ("yields", "frontend", "router", "concurrency", "sessions", "drain")
+WITH_RECORDS = ("tiny", "tiny-both-ways")  # shipped, trained on own prompts
 
 
 @dataclass(frozen=True)
@@ -62,20 +69,22 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult
         return q.worlds_of(self, "lmdeploy-bd32" if self.policy == () else self.policy, profile)
 
     def answer(self, watch: Watch) -> "Answer[RunResult]":
-        from ..device.live_run import check_scenarios, live_setting
         from ..planner.record import record
         from ..results.run_info import FILES
 
         scenarios = self.resolve()
-        check_scenarios(scenarios)
-        requests = scenarios[0].requests()
+        first = scenarios[0]
+        for name in UNSUPPORTED:
+            value, default = getattr(first, name), getattr(type(first), name)
+            if value != default:
+                raise DsimError(f"{name} is {quoted(value)}, expected {quoted(default)}: a device supports no other")
+        for scenario in scenarios:
+            scenario.parsed_policy()
+        requests = first.requests()
         warn(watch, *scenarios)
-        live = live_setting(
-            scenarios, model=self.model, random_weights=self.random_weights, profiled=self.profile is not None,
-            commits=self.commits, prompts=self.prompts, device=self.device, graphs=self.graphs,
-            mask_token_id=self.mask_token_id, block_length=self.block_length, tokenizer=self.tokenizer,
-            temperature=self.temperature,
-        )  # fmt: skip
+        live = self._setting(first)
+        for scenario in scenarios:
+            live.check(scenario)
         about = live.about()
         temporary, folder = q.kept_folder(self.folder, watch)
         with watch.bar("live", "requests") as bar:
@@ -88,3 +97,29 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult
             value=replace(run, temporary=temporary), out=self.folder, files=FILES,
             interrupted=stopped(run, scenarios), failure=run.failure,
         )  # fmt: skip
+
+    def _setting(self, scenario: "Scenario") -> "LiveSetting":
+        """The model and what answers its requests, checked before anything is measured."""
+        from ..device.on_device import LiveSetting
+        from ..live.config_file import named  # loads PyTorch, as the next
+        from ..live.sampling import Sampling
+        from ..live.weights import is_canvas
+        from ..profiler.measure import open_any
+
+        sampling = Sampling(self.temperature, scenario.seed) if self.temperature else None
+        if sampling is not None and self.graphs:
+            raise DsimError("--graphs captures steps that take the likeliest tokens, and --temperature draws them")
+        name, settings = named(self.model, self.random_weights, self.mask_token_id, self.block_length)
+        if sampling is not None and is_canvas(name, settings):
+            raise DsimError(
+                f"{name}: its canvases are drawn by the checkpoint's own rule, and --temperature {self.temperature:g} "
+                "is of decoders"
+            )
+        loaded = open_any(name, self.device, scenario.seed, self.graphs, settings)
+        commits, prompts = self.commits or ("model" if loaded.trained else "twin"), self.prompts
+        profile = None if self.profile is None else scenario.loaded_profile()
+        if commits == "model" and prompts is None:
+            if not loaded.trained or name not in WITH_RECORDS:
+                raise DsimError(f"commits is model and no prompts are given: expected --prompts FILE for {name}")
+            prompts = "records"
+        return LiveSetting(loaded, profile, commits, prompts, self.tokenizer, sampling)

@@ -154,13 +154,12 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
         specs = different(list(map(spec_of, self.policies)))
         sheets, profiles = self._profiles(specs)
         [scenario] = q.worlds_of(self, Scenario.policy, choices.PROFILE, named=specs, rate=None, num_requests=None)
-        search = {name: getattr(self, name) for name in ("as_given", "change_answers", "research")}
         candidates, left_out = candidates_of(
             scenario, specs, profiles, prices(self.gpu_hour), min_quality=parse_share(self.min_quality),
-            quality_table=load_table(self.quality_table, scenario.allow_code), **search,
+            quality_table=load_table(self.quality_table, scenario.allow_code), as_given=self.as_given,
+            change_answers=self.change_answers, research=self.research,
         )  # fmt: skip
-        names = ("rate", "attainment", "max_replicas", "num_requests")
-        size = {name: getattr(self, name) for name in names}
+        size = {name: getattr(self, name) for name in ("rate", "attainment", "max_replicas", "num_requests")}
         inputs = inputs_of(scenario, candidates, **size)
         folder = StoreFolder(self.folder, PLAN, force=self.force)
         _warn(watch, scenario, specs, candidates)

@@ -45,6 +45,12 @@ def percent(name: str, text: str) -> float:
     return value
 
 
+def check_range(name: str, value: float, low: float, high: float) -> None:
+    """DsimError outside low to high."""
+    if not low <= value <= high:
+        raise DsimError(f"{name} is {cut(value)}, expected {low} to {high}")
+
+
 def shares(name: str, text: str) -> tuple[float, ...]:
     return tuple(percent(name, part) for part in text.split(","))
 
@@ -115,7 +121,6 @@ FAIL_ON_SLO = Opt(
 COMMIT_MODELS = Opt(
     "A profile that provides the commit models and importance deltas, for random weights.", "P", "Policy and profile"
 )
-RUN_OUT = Opt("Write the run and report.html.", "DIR", "Output", ("-o", "--out"))
 MIN_QUALITY = Opt("Least quality relative to the full cache, such as 98%.", "Q", "SLOs and quality")
 QUALITY_TABLE = Opt("Your own scores instead of the published ones.", "CSV", "SLOs and quality")
 WEIGHTS = Opt(
@@ -128,6 +133,9 @@ TP = Opt("Of a data sheet: GPUs of a replica (tensor parallel).", "N", "Model an
 
 def out(text: str) -> Opt:
     return Opt(text, "DIR", "Output", ("-o", "--out"))
+
+
+RUN_OUT = out("Write the run and report.html.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,8 +94,8 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["RunResult
             return self._replayed(watch, about)
         from .as_logged import as_logged
 
-        with as_logged(self, watch) as (question, logged):
-            return question._replayed(watch, about | logged)
+        question, logged = as_logged(self, watch)
+        return question._replayed(watch, about | logged)
 
     def _replayed(self, watch: Watch, about: dict[str, Any]) -> "Answer[RunResult]":
         from ..comparison.measured_log import columns_of, measured_log

@@ -4,7 +4,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -13,10 +13,6 @@ from ..report.text import Terminal
 from .answer import INTERRUPTED, MISSED, Stopped
 from .bar import Bar
 from .declared import Question, Watch
-
-if TYPE_CHECKING:
-    from ..report.page import Page
-
 
 has_printed = False  # the findings, as JSON
 # Options that do not change the result, with their number of values.
@@ -73,8 +69,11 @@ def run(question: Question[Any], as_json: bool) -> None:
         print_json(answer.to_json())
     else:
         if (page := answer.shown()) is not None:
-            show_page(page)
-        show(*answer.lines)
+            from ..report.text import render
+
+            render(page, Terminal(soft_wrap=not sys.stdout.isatty(), highlight=False))
+        for line in answer.lines:
+            print(printable(line))
     if answer.explained:
         screen.say(answer.explained)
     if answer.interrupted:
@@ -104,14 +103,3 @@ def print_json_error(message: str, exit_code: int, kind: str) -> None:
     if not has_printed:
         error = {"message": message, "exit_code": exit_code, "kind": kind}
         print(json.dumps({"error": error}), flush=True)
-
-
-def show(*lines: str) -> None:
-    if lines:
-        print(*map(printable, lines), sep="\n")
-
-
-def show_page(page: "Page") -> None:
-    from ..report.text import render
-
-    render(page, Terminal(soft_wrap=not sys.stdout.isatty(), highlight=False))

@@ -26,10 +26,7 @@ class SweepQuestion(q.Somewhere, q.Forced, q.Coded, Question["Sweep"]):
     """
 
     config: A[str | Path | Mapping[str, Any], Opt("The fixed and the varied fields: docs/sweep.md.", "CONFIG.toml")]
-    out: A[
-        str | Path | None,
-        Opt("Folder for results; finished cells in it are not run again.", "DIR", "Output", ("-o", "--out")),
-    ] = None
+    out: A[str | Path | None, q.out("Folder for results; finished cells in it are not run again.")] = None
     _: KW_ONLY
     ensemble: A[int | None, q.ENSEMBLE] = None
     jobs: A[int | None, q.JOBS] = None

@@ -60,7 +60,6 @@ class ConvertQuestion(ReadsTrace):
 
     def answer(self, watch: Watch) -> Answer[None]:
         from ..files.write import check_file
-        from ..traces import write
         from ..traces.hashes import with_hash_ids
 
         check_file(self.out, force=self.force)
@@ -68,7 +67,7 @@ class ConvertQuestion(ReadsTrace):
         watch.warn(trace.notes.warnings)
         notes = trace.notes
         how = f"from {notes.num_rows:,} rows of {notes.format}{notes.left_out}"
-        return _wrote(write(trace, self.out, force=self.force), trace, how)
+        return _wrote(self, trace, how)
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class SynthQuestion(Question[None]):
 
     def answer(self, watch: Watch) -> Answer[None]:
         from ..files.write import check_file
-        from ..traces import describe, synth, write
+        from ..traces import describe, synth
 
         check_file(self.out, force=self.force)
         if self.rate is None:
@@ -108,10 +107,13 @@ class SynthQuestion(Question[None]):
         cv = describe(trace)["cv"]
         burst = f"CV {cv:.2f} (burstiness {cv**-2:.3g})" if cv else "constant gaps"
         how = f"{self.arrival} at {self.rate:.4g} req/s, {burst}, seed {self.seed}"
-        return _wrote(write(trace, self.out, force=self.force), trace, how)
+        return _wrote(self, trace, how)
 
 
-def _wrote(path: Path, trace: "Trace", how: str) -> Answer[None]:
+def _wrote(question: ConvertQuestion | SynthQuestion, trace: "Trace", how: str) -> Answer[None]:
+    from ..traces import write
+
+    path = write(trace, question.out, force=question.force)
     line = f"Wrote {path} ({len(trace):,} request{'' if len(trace) == 1 else 's'}, {how})"
     return Answer(value=None, json={"written": str(path)}, lines=[line])
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..results.scenario import Scenario
     from .objects import PolicyLike
 
+PASSED_ON = ("space", "trials", "min_quality", "quality_table", "gpu_hour", "currency", "gpus", "jobs", "ray")
 # Of the traffic and its fleet, for the command that replays the answer.
 SEARCHED = ("trace", "policy", "ensemble", "replicas", "pools", "links", "decider", "fleet")
 
@@ -93,12 +94,11 @@ class TuneQuestion(q.OnFleet, q.Paced, q.Somewhere, q.Priced, q.Forced, Question
             with folder, watch.bar("searching", note="starting") as bar:
                 warn(watch, scenario)
                 tuned = tune(
-                    scenario, objectives=self.objectives or ("goodput",), policy=policy, space=self.space,
-                    trials=self.trials, min_quality=self.min_quality, quality_table=self.quality_table,
-                    gpu_hour=self.gpu_hour, currency=self.currency, gpus=self.gpus, num_draws=self.ensemble,
-                    jobs=self.jobs, ray=self.ray, folder=folder, command=watch.command("--ray"),
+                    scenario, objectives=self.objectives or ("goodput",), policy=policy, num_draws=self.ensemble,
+                    folder=folder, command=watch.command("--ray"),
                     traffic_words=words_of(named_profile, [*traffic, "missing_fails"]),
-                    progress=lambda doing, done, of, best: bar.update(done, of, doing, best),
+                    progress=lambda doing, done, total, best: bar.update(done, total, doing, best),
+                    **{name: getattr(self, name) for name in PASSED_ON},
                 )  # fmt: skip
         except KeyboardInterrupt:
             raise stopped(self.out) from None

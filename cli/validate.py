@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ..engine.policy import Policy
     from ..profiler.measure import Opened
     from ..profiler.profile import Profile
-    from ..results.scenario import Scenario
     from ..sim.twin import Progress
     from .objects import PolicyLike, ProfileLike, TraceLike
 
@@ -103,7 +102,7 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         from ..files.write import write_whole
         from ..planner.memo import STORE, Memo
         from ..report.html import result_files
-        from ..results.scenario import named_code
+        from ..results.scenario import Scenario, named_code
         from .objects import profile_name, spec_of, trace_name
 
         begin = time.monotonic()
@@ -144,8 +143,8 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
                 bar.update(min(round(elapsed()), round(self.budget)), note=phase)
 
             @contextmanager
-            def watch_cell(cell: "Cell") -> "Iterator[Progress]":
-                what = f"{cell.policy} at load {cell.load}"
+            def watch_cell(cell: "Cell", policy: str) -> "Iterator[Progress]":
+                what = f"{policy} at load {cell.load}"
                 report(f"{what}: warming up")
                 yield lambda ended, now: report(f"{what}: {ended} requests, {now:,.1f} s")
 
@@ -155,10 +154,14 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
             if not is_profiled:
                 profile = self._measured(loaded, parsed, both_ways, lambda phase, _: report(f"profile: {phase}"))
                 save(profile, file)
+            base = Scenario(
+                trace=trace, policy=specs[0], profile=str(file), workload=self.workload, lengths=self.lengths,
+                num_requests=200, columns=self.columns if isinstance(self.trace, str | Path) else None, seed=self.seed,
+                allow_code=code,
+            )  # fmt: skip
             live = LiveSetting(loaded, load(str(file)), self.commits, self.prompts, self.tokenizer)
             validated = validate_cells(
-                out / "cells", self._base(trace, specs[0], file, code), live, policies=specs, loads=loads,
-                seconds=self.seconds, bounds=bounds,
+                out / "cells", base, live, policies=specs, loads=loads, seconds=self.seconds, bounds=bounds,
                 within=CELLS_SHARE * max(0.0, self.budget - elapsed() - compiling),
                 more=lambda expected: elapsed() + expected / CELLS_SHARE < self.budget, watch=watch_cell, memo=memo,
             )  # fmt: skip
@@ -173,15 +176,6 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
             watch.say(f"Left out for the budget: {', '.join(validated.unmeasured)}")
         return Answer(value=validated, out=out, files=FILES, missed=comparison.missed)
 
-    def _base(self, trace: str, policy: str, file: Path, code: Any) -> "Scenario":
-        from ..results.scenario import Scenario
-
-        return Scenario(
-            trace=trace, policy=policy, profile=str(file), workload=self.workload, lengths=self.lengths,
-            num_requests=200, columns=self.columns if isinstance(self.trace, str | Path) else None, seed=self.seed,
-            allow_code=code,
-        )  # fmt: skip
-
     def _measured(self, loaded: "Opened", policies: "Sequence[Policy]", both_ways: bool, on_progress: Any) -> "Profile":
         from ..profiler.measure import LoadedCanvas, default_workloads, profile_model
         from ..profiler.measure_canvas import profile_canvas
@@ -193,12 +187,12 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         if isinstance(loaded, LoadedCanvas):
             workloads = {} if self.prompts is None else {Path(self.prompts).stem: self.prompts}
             return profile_canvas(loaded, workloads=workloads, **how)[0]
-        thresholds = {policy.unmasking.threshold for policy in policies if _goes_by_threshold(policy)}
+        thresholds = {
+            policy.unmasking.threshold
+            for policy in policies
+            if policy.rows.commits == "masks" and policy.unmasking.strategy == "low_confidence_dynamic"
+        }
         return profile_model(
             loaded, workloads={} if both_ways else default_workloads(loaded, self.prompts),
             thresholds=sorted(thresholds) or [0.9], both_ways=both_ways, **how,
         )[0]  # fmt: skip
-
-
-def _goes_by_threshold(policy: "Policy") -> bool:
-    return policy.rows.commits == "masks" and policy.unmasking.strategy == "low_confidence_dynamic"

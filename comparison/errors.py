@@ -1,6 +1,5 @@
 """Errors of predictions: of paired values and of distributions."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,8 +61,3 @@ def ks_distance(a: Floats, b: Floats) -> float | None:
     values = np.concatenate([a, b])
     gaps = np.searchsorted(a, values, side="right") / len(a) - np.searchsorted(b, values, side="right") / len(b)
     return float(np.abs(gaps).max())
-
-
-def finite(value: float) -> float | None:
-    """None for NaN, as a result stores it."""
-    return None if math.isnan(value) else float(value)

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from ..report.run import TIMES
 from ..results.metrics import Columns, Floats, Summary, latencies, statistic
@@ -83,7 +82,9 @@ def _beside(waited: dict[str, Floats], predicted: Mapping[str, Columns]) -> tupl
     for name in TIMES:
         if np.isnan(waited[name]).all():
             continue
-        columns = {policy: _by_request(name, of, len(waited[name])) for policy, of in predicted.items()}
+        columns = {policy: np.full(len(waited[name]), np.nan) for policy in predicted}
+        for policy, requests in predicted.items():
+            columns[policy][requests["request"]] = latencies(requests)[name]
         for stat in STATS:
             each = {}
             for policy, times in columns.items():
@@ -95,12 +96,6 @@ def _beside(waited: dict[str, Floats], predicted: Mapping[str, Columns]) -> tupl
             if each:
                 rows.append(LogRow(name, stat, int((~np.isnan(waited[name])).sum()), each))
     return tuple(rows)
-
-
-def _by_request(name: str, columns: Columns, num: int) -> Floats:
-    times: npt.NDArray[np.float64] = np.full(num, np.nan)
-    times[columns["request"]] = latencies(columns)[name]
-    return times
 
 
 def columns_of(scenarios: Sequence[Scenario], results: Sequence[RunRecords]) -> dict[str, Columns]:

@@ -59,15 +59,6 @@ class Parts:
     commit_unknown: int  # of these never committed in the recorded run
 
 
-@dataclass(frozen=True)
-class _Source:
-    """What re-runs take from a run."""
-
-    world: World
-    commits: Commits
-    price: Prices
-
-
 def parts(
     predicted: Run, measured: Run, policy: str, p_profile: Profile, m_profile: Profile, index: Ints, *,
     seeds: int = 0, progress: Progress | None = None,
@@ -89,8 +80,7 @@ def parts(
         m_ended = witness(m_world, measured, m_journal, m_commits)
     _check_prices(predicted, p_world, p_journal, p_ended)
     recorded = Latencies(p_profile.latency, m_journal, p_world.policy, m_ended, logged)
-    p = _Source(p_world, p_commits, Prices(p_profile.latency, p_world.policy))
-    m = _Source(m_world, m_commits, recorded)
+    priced = Prices(p_profile.latency, p_world.policy)
     requests = m_journal.requests
     total, done = (4 + seeds) * len(m_journal), 0
 
@@ -100,19 +90,19 @@ def parts(
         if progress is not None and done % 256 == 0:
             progress(done, max(total, done))
 
-    def served(latencies: _Source, commits: CommitsOf) -> Columns:
+    def served(world: World, price: Prices, commits: CommitsOf) -> Columns:
         recorded.restart()
-        return rerun(latencies.world, requests, latencies.price, commits, on_step)
+        return rerun(world, requests, price, commits, on_step)
 
-    pp = served(p, p.commits.of)
-    before = p.commits.counts.copy()
-    mp = served(m, p.commits.of)
-    counts = p.commits.counts - before
-    pm = served(p, m.commits.of)
-    counts += m.commits.counts
-    runs = {"pp": pp, "mp": mp, "pm": pm, "mm": served(m, m.commits.of)}
+    pp = served(p_world, priced, p_commits.of)
+    before = p_commits.counts.copy()
+    mp = served(m_world, recorded, p_commits.of)
+    counts = p_commits.counts - before
+    pm = served(p_world, priced, m_commits.of)
+    counts += m_commits.counts
+    runs = {"pp": pp, "mp": mp, "pm": pm, "mm": served(m_world, recorded, m_commits.of)}
     seed = predicted.info.seed or 0
-    of_seeds = [served(p, drawn(p_world, requests, seed + i)) for i in range(1, seeds + 1)]
+    of_seeds = [served(p_world, priced, drawn(p_world, requests, seed + i)) for i in range(1, seeds + 1)]
     profile = predicted.info.profiles.get(policy, predicted.info.profile)
     frontend = 0.0 if profile is None else profile.frontend
     at_frontend = {"arrival": p_journal.requests["arrival"] + frontend}

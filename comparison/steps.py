@@ -15,7 +15,7 @@ from ..engine.state import MASKED
 from ..profiler.samples import step_features
 from ..results.metrics import Floats, rows_of
 from ..results.run import Columns, Run
-from .errors import Errors, errors, finite, ks_distance
+from .errors import Errors, errors, ks_distance
 
 Ints = npt.NDArray[np.int64]
 Lists = Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]  # (values, offsets)
@@ -102,7 +102,7 @@ def compare_steps(predicted: Journal, measured: Journal, policy: Policy, latency
             paired=paired,
             priced=None if priced is None else errors(priced[rows], latencies),
             ks=ks_distance(predicted.steps["latency"][predicted.steps["prefill"] == prefill], latencies),
-            host=finite(timed.mean()) if len(timed) else None,
+            host=float(timed.mean()) if len(timed) else None,
         )
     return Steps(num_same, same, **kinds)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..live.prompts import Prompts
     from ..live.sampling import Sampling
     from ..live.session import Serving
-    from ..profiler.measure import Loaded, LoadedCanvas, Opened
+    from ..profiler.measure import Opened
 
 COMMITS = ("model", "twin")
 
@@ -42,7 +42,78 @@ class LiveSetting:
 
     def check(self, scenario: Scenario) -> None:
         """DsimError unless the device can run it."""
-        check_live(scenario, self.loaded, self.profile, self.commits)
+        loaded, profile, policy = self.loaded, self.profile, scenario.parsed_policy()
+        if scenario.ends_at_eos:
+            check_eos(policy, loaded.model.config, self.commits)
+        if self.commits not in COMMITS:
+            raise DsimError(f"commits is {cut(self.commits)}, expected one of: {', '.join(COMMITS)}")
+        if self.commits == "twin" and profile is None:
+            raise DsimError(
+                "commits is twin and no profile is given: expected one, whose draws decide commits (--profile)"
+            )
+        if self.commits == "model" and not loaded.trained:
+            raise DsimError(f"commits is model, and the weights of {loaded.name} are random: expected twin")
+        if scenario.replicas != 1:
+            raise DsimError(f"replicas is {scenario.replicas}: a device runs 1")
+        self._check_model(policy)
+        if profile is not None:
+            from ..profiler.measure import check_same_model  # loads PyTorch
+
+            check_same_model(profile, loaded.shape)
+        if self.commits == "twin" and profile is not None:
+            Setting(policy, profile, scenario.workload).check()
+
+    def _check_model(self, policy: Policy) -> None:
+        from ..live.canvas_executor import check_canvas  # loads PyTorch, as the next
+        from ..live.full_sequence import check_runs
+        from ..live.refused import check_policy
+        from ..profiler.measure import LoadedCanvas
+
+        if isinstance(self.loaded, LoadedCanvas):
+            check_canvas(policy, self.loaded.model.config)
+            return
+        config = self.loaded.model.config
+        check_policy(policy)
+        if policy.family == "full-sequence":
+            check_runs(policy, config)
+        if policy.granularity.needs_latency and self.profile is None:
+            raise PolicyError(f"{policy.name} chooses by T(c, b): expected a profile with it (--profile)")
+        # Full-sequence models have no trained block length.
+        if self.commits != "model" or policy.family != "block-diffusion":
+            return
+        if config.both_ways:
+            raise PolicyError(
+                f"{policy.name}: decodes block by block, and {config.name} ({config.architecture}) was trained in both "
+                "directions: expected a full-sequence policy, as vanilla"
+            )
+        if policy.block_length > config.block_length:
+            raise PolicyError(
+                f"{policy.name}: block_length is {policy.block_length}, and {config.name} was trained with "
+                f"{config.block_length}: expected at most that"
+            )
+
+    def setting(self, scenario: Scenario) -> tuple[Setting | None, Limits]:
+        """The setting, if there is a profile, and limits: the profile's, else the device's."""
+        if self.profile is None:
+            loaded = self.loaded
+            return None, limits_on(scenario.parsed_policy(), loaded.memory, loaded.device, loaded.model.config)
+        setting = Setting(scenario.parsed_policy(), self.profile, scenario.workload)
+        return setting, setting.limits
+
+    def serving(self, scenario: Scenario, requests: Trace, prompts: Prompts) -> tuple[Serving, Setting | None]:
+        """Ready to serve; the setting draws commits (None: the weights decide)."""
+        from ..live.session import Serving  # loads PyTorch
+
+        setting, limits = self.setting(scenario)
+        drawing = setting if self.commits == "twin" else None
+        serving = Serving(
+            self.loaded.model, scenario.parsed_policy() if setting is None else setting.policy, limits, prompts,
+            None if drawing is None else drawing.draws(scenario.seed, requests),
+            None if self.profile is None else self.profile.latency, graphs=self.loaded.graph_cache,
+            sampling=self.sampling, eos=self.loaded.model.config.eos if scenario.ends_at_eos else (),
+            seed=scenario.seed,
+        )  # fmt: skip
+        return serving, drawing
 
     def serve(
         self, scenario: Scenario, requests: Trace, append: Append | None, progress: Progress | None
@@ -56,12 +127,11 @@ class LiveSetting:
         loaded, policy = self.loaded, scenario.parsed_policy()
         self.check(scenario)
         check_canvases(requests, policy, loaded.model.config.name)
-        check_fit(requests, setting_on(loaded, scenario, self.profile)[1], policy)
+        check_fit(requests, self.setting(scenario)[1], policy)
         if scenario.ends_at_eos:  # the weights say where an answer ends early
             limit = requests.limit
             requests = replace(requests, output_length=limit, extras={**requests.extras, "max_tokens": limit.tolist()})
-        ask = self._asked(scenario.seed)
-        serving, drawing = serving_on(loaded, scenario, self.profile, self.commits, requests, ask, self.sampling)
+        serving, drawing = self.serving(scenario, requests, self._prompts(scenario.seed))
         model, law = (None, None) if drawing is None else (drawing.commits, drawing.law)
         in_order = [requests.request(i) for i in range(len(requests))]
         done = run(
@@ -74,13 +144,13 @@ class LiveSetting:
         )  # fmt: skip
         return result, done.failure
 
-    def _asked(self, seed: int) -> Prompts:
-        from ..live.prompts import prompts_from, random_prompts, read_tokens  # they load PyTorch
+    def _prompts(self, seed: int) -> Prompts:
+        from ..live.prompts import random_prompts  # loads PyTorch, as the next
+        from ..profiler.measure import prompts_of
 
-        config = self.loaded.model.config
         if self.prompts is None:
-            return random_prompts(config, seed)
-        return prompts_from(read_tokens(self.prompts, self.loaded.name, config, self.tokenizer), seed)
+            return random_prompts(self.loaded.model.config, seed)
+        return prompts_of(self.loaded, self.prompts, seed, self.tokenizer)
 
     def about(self) -> Callable[[Sequence[RunRecords]], dict[str, Any]]:
         """A run's fields: device, settings, host's time.
@@ -112,97 +182,6 @@ class LiveSetting:
             return fields if self.profile is not None else fields | {"profiles": {}, "notes": ()}
 
         return about
-
-
-def setting_on(loaded: Opened, scenario: Scenario, profile: Profile | None) -> tuple[Setting | None, Limits]:
-    """The setting, if there is a profile, and limits: the profile's, else the device's."""
-    policy = scenario.parsed_policy()
-    if profile is None:
-        return None, limits_on(policy, loaded.memory, loaded.device, loaded.model.config)
-    setting = Setting(policy, profile, scenario.workload)
-    return setting, setting.limits
-
-
-def serving_on(
-    loaded: Opened, scenario: Scenario, profile: Profile | None, commits: str, requests: Trace, prompts: Prompts,
-    sampling: Sampling | None = None,
-) -> tuple[Serving, Setting | None]:  # fmt: skip
-    """Ready to serve; the setting draws commits (None: the weights decide)."""
-    from ..live.session import Serving  # loads PyTorch
-
-    setting, limits = setting_on(loaded, scenario, profile)
-    drawing = setting if commits == "twin" else None
-    serving = Serving(
-        loaded.model, scenario.parsed_policy() if setting is None else setting.policy, limits, prompts,
-        None if drawing is None else drawing.draws(scenario.seed, requests),
-        None if profile is None else profile.latency, graphs=loaded.kept, sampling=sampling,
-        eos=loaded.model.config.eos if scenario.ends_at_eos else (), seed=scenario.seed,
-    )  # fmt: skip
-    return serving, drawing
-
-
-def check_live(scenario: Scenario, loaded: Opened, profile: Profile | None, commits: str) -> None:
-    """DsimError unless the device can run it."""
-    from ..profiler.measure import LoadedCanvas
-
-    policy = scenario.parsed_policy()
-    if scenario.ends_at_eos:
-        check_eos(policy, loaded.model.config, commits)
-    if commits not in COMMITS:
-        raise DsimError(f"commits is {cut(commits)}, expected one of: {', '.join(COMMITS)}")
-    if commits == "twin" and profile is None:
-        raise DsimError("commits is twin and no profile is given: expected one, whose draws decide commits (--profile)")
-    if commits == "model" and not loaded.trained:
-        raise DsimError(f"commits is model, and the weights of {loaded.name} are random: expected twin")
-    if scenario.replicas != 1:
-        raise DsimError(f"replicas is {scenario.replicas}: a device runs 1")
-    if isinstance(loaded, LoadedCanvas):
-        _check_canvas(scenario, loaded, profile)
-    else:
-        _check_decoder(scenario, loaded, profile, commits)
-    if commits == "twin" and profile is not None:
-        Setting(policy, profile, scenario.workload).check()
-
-
-def _check_canvas(scenario: Scenario, loaded: LoadedCanvas, profile: Profile | None) -> None:
-    from ..live.canvas_executor import check_canvas  # loads PyTorch, as the next
-    from ..profiler.measure import check_same_model
-    from ..profiler.measure_canvas import shape_of_canvas
-
-    config = loaded.model.config
-    check_canvas(scenario.parsed_policy(), config)
-    if profile is not None:
-        check_same_model(profile, shape_of_canvas(config))
-
-
-def _check_decoder(scenario: Scenario, loaded: Loaded, profile: Profile | None, commits: str) -> None:
-    from ..live.evicting import check_evicts  # loads PyTorch, as the next
-    from ..live.executor import check_policy
-    from ..profiler.measure import check_same_model
-
-    policy, config = scenario.parsed_policy(), loaded.model.config
-    check_policy(policy)
-    check_evicts(policy)
-    if policy.family == "full-sequence":
-        from ..live.full_sequence import check_runs  # loads PyTorch
-
-        check_runs(policy, config)
-    if policy.granularity.needs_latency and profile is None:
-        raise PolicyError(f"{policy.name} chooses by T(c, b): expected a profile with it (--profile)")
-    # Full-sequence models have no trained block length.
-    decodes_blocks = policy.family == "block-diffusion"
-    if commits == "model" and decodes_blocks and config.both_ways:
-        raise PolicyError(
-            f"{policy.name}: decodes block by block, and {config.name} ({config.architecture}) was trained in both "
-            "directions: expected a full-sequence policy, as vanilla"
-        )
-    if commits == "model" and decodes_blocks and policy.block_length > config.block_length:
-        raise PolicyError(
-            f"{policy.name}: block_length is {policy.block_length}, and {config.name} was trained with "
-            f"{config.block_length}: expected at most that"
-        )
-    if profile is not None:
-        check_same_model(profile, loaded.shape)
 
 
 def check_canvases(requests: Trace, policy: Policy, model: str) -> None:

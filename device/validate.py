@@ -53,8 +53,6 @@ PLAN = "validation.json"
 # Requests of a cell; where ttft is bounded: of 11 to 15 the arrivals' phase alone moves a mean ttft by 4 to 7 %.
 FEWEST, FEWEST_OF_TTFT = 30, 100
 
-Work = tuple[Path, Scenario, Trace]  # a cell's folder, scenario and requests
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -78,7 +76,7 @@ class Cell:
         return self.num_requests / self.rate
 
 
-Watch = Callable[[Cell], AbstractContextManager[Progress | None]]  # of a cell's run on the device
+Watch = Callable[[Cell, str], AbstractContextManager[Progress | None]]  # of a cell's and policy's run on the device
 
 
 @dataclass(frozen=True, repr=False)
@@ -203,7 +201,7 @@ def validate(
     within: float = math.inf,
     bounds: Sequence[Bound] = (),
     more: Callable[[float], bool] = lambda seconds: True,
-    watch: Watch = lambda cell: nullcontext(),
+    watch: Watch = lambda cell, policy: nullcontext(),
     memo: Memo | None = None,
 ) -> Validated:
     """Measure every cell and compare; `base` has trace, profile file, workload and seed.
@@ -250,16 +248,16 @@ def validate(
     chosen = affordable(waiting, within)[0] or waiting[:1]
     unmeasured = [f"{cell.name}/{name}" for cell, name in waiting if (cell, name) not in chosen]
     done = [cell for cell in cells if (out / cell.name / "measured").is_dir()]
-    work = {cell: _work(out, base, cell) for cell in [*done, *(cell for cell, _ in chosen)]}
-    _predict(list(work.values()))
+    work = {
+        cell: _predicted(out / cell.name / "predicted", base, cell)
+        for cell in dict.fromkeys([*done, *(cell for cell, _ in chosen)])
+    }
     for i, (cell, name) in enumerate(chosen):
-        folder, scenario, requests = out / cell.name / name, *work[cell][1:]
+        folder, (scenario, requests) = out / cell.name / name, work[cell]
         if (done or i > 0) and not more(_expected(cell, out / cell.name / "predicted")):
             unmeasured.append(f"{cell.name}/{folder.name}")
             continue
-        recorded = record(
-            [scenario], requests, live.serve, out=folder, about=about, watch=partial(_watch_policy, watch, cell)
-        )
+        recorded = record([scenario], requests, live.serve, out=folder, about=about, watch=partial(watch, cell))
         if recorded.failure is not None:
             raise recorded.failure
         if recorded.interrupted:  # half a cell
@@ -272,26 +270,16 @@ def validate(
     return Validated(capacities, tuple(cells), tuple(unmeasured), comparison, noise)
 
 
-def _watch_policy(watch: Watch, cell: Cell, _policy: str) -> AbstractContextManager[Progress | None]:
-    return watch(cell)
-
-
-def _predict(work: Sequence[Work]) -> None:
-    """Replay the cells that lack a prediction."""
-    for folder, scenario, requests in work:
-        if _is_whole(folder / "predicted"):
-            continue
-        if record([scenario], requests, in_twin, out=folder / "predicted").interrupted:
-            raise KeyboardInterrupt
-
-
-def _work(out: Path, base: Scenario, cell: Cell) -> Work:
-    """A closed loop ignores times of arrival."""
+def _predicted(folder: Path, base: Scenario, cell: Cell) -> tuple[Scenario, Trace]:
+    """A cell's scenario and requests, replayed if it lacks a prediction. A closed loop ignores times of arrival."""
     scenario = replace(
         base, policy=cell.policy, num_requests=cell.num_requests, concurrency=cell.concurrency, arrival="poisson",
         rate=cell.rate,
     )  # fmt: skip
-    return out / cell.name, scenario, scenario.requests()
+    requests = scenario.requests()
+    if not _is_whole(folder) and record([scenario], requests, in_twin, out=folder).interrupted:
+        raise KeyboardInterrupt
+    return scenario, requests
 
 
 def _expected(cell: Cell, predicted: Path) -> float:

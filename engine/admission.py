@@ -27,6 +27,8 @@ from .state import (
     Replica,
     Sequence,
     num_arrived,
+    running_slots,
+    step_slots,
 )
 
 
@@ -37,13 +39,30 @@ def canvas(length: int, block: int) -> int:
 
 
 @rule
+def queue_row(replica: Replica, place: int) -> int:
+    """The row in `replica.queue` of a place in the queue."""
+    return (replica.counters.queue_head + place) & (len(replica.queue) - 1)
+
+
+@rule
+def queued(replica: Replica, place: int) -> tuple[int, int]:
+    """A place's request, and where a preempted one's progress is, else -1."""
+    row = queue_row(replica, place)
+    return int(replica.queue[row, 0]), int(replica.queue[row, 1])
+
+
+@rule
+def put(replica: Replica, place: int, request: int, slot: int) -> None:
+    row = queue_row(replica, place)
+    replica.queue[row, 0] = request
+    replica.queue[row, 1] = slot
+
+
+@rule
 def push(replica: Replica, request: int, slot: int) -> None:
-    """Queue a request last; slot: where a preempted request's progress is, else -1."""
-    counters = replica.counters
-    at = (counters.queue_head + counters.num_waiting) & (len(replica.queue) - 1)
-    replica.queue[at, 0] = request
-    replica.queue[at, 1] = slot
-    counters.num_waiting += 1
+    """Queue a request last; slot: as in `queued`."""
+    put(replica, replica.counters.num_waiting, request, slot)
+    replica.counters.num_waiting += 1
 
 
 @rule
@@ -78,34 +97,31 @@ def submit(replica: Replica, request: int, fits: bool) -> None:
 
 @rule
 def push_front(replica: Replica, request: int, slot: int) -> None:
-    counters = replica.counters
-    counters.queue_head -= 1
-    at = counters.queue_head & (len(replica.queue) - 1)
-    replica.queue[at, 0] = request
-    replica.queue[at, 1] = slot
-    counters.num_waiting += 1
+    replica.counters.queue_head -= 1
+    put(replica, 0, request, slot)
+    replica.counters.num_waiting += 1
+
+
+@rule
+def move(replica: Replica, place: int, to: int) -> None:
+    request, slot = queued(replica, place)
+    put(replica, to, request, slot)
 
 
 @rule
 def unqueue(replica: Replica, slot: int) -> None:
-    counters, last = replica.counters, len(replica.queue) - 1
-    at = 0
-    while replica.queue[(counters.queue_head + at) & last, 1] != slot:
-        at += 1
-    while at > 0:
-        for k in range(2):
-            replica.queue[(counters.queue_head + at) & last, k] = replica.queue[
-                (counters.queue_head + at - 1) & last, k
-            ]
-        at -= 1
-    counters.queue_head += 1
-    counters.num_waiting -= 1
+    place = 0
+    while queued(replica, place)[1] != slot:
+        place += 1
+    while place > 0:
+        move(replica, place - 1, place)
+        place -= 1
+    pop(replica)
 
 
 @rule
 def head(replica: Replica) -> tuple[int, int]:
-    at = replica.counters.queue_head & (len(replica.queue) - 1)
-    return int(replica.queue[at, 0]), int(replica.queue[at, 1])
+    return queued(replica, 0)
 
 
 @rule
@@ -118,7 +134,7 @@ def pop(replica: Replica) -> None:
 @rule
 def prefill_length(replica: Replica, request: int, slot: int) -> int:
     """Positions of a waiting request's prefill; a preempted one recomputes its tokens."""
-    block = int(replica.fixed.block)
+    block = replica.fixed.block
     if slot >= 0:
         return int(replica.sequences[slot].start) + block
     return canvas(max(1, int(replica.asked.input_length[request]), num_arrived(replica, request) + 1), block)
@@ -133,7 +149,7 @@ def place(replica: Replica, request: int, slot: int, length: int, pages: int) ->
         slot = int(replica.lists[FREE, counters.num_free])
         sequence, block, prompt = (
             replica.sequences[slot],
-            int(replica.fixed.block),
+            replica.fixed.block,
             int(replica.asked.input_length[request]),
         )
         sequence.request = request
@@ -166,7 +182,7 @@ def place(replica: Replica, request: int, slot: int, length: int, pages: int) ->
 @rule
 def canvas_width(replica: Replica, sequence: Sequence) -> int:
     """Positions of a sequence's canvas: the policy's, or fewer if requested."""
-    narrower, block = abs(int(replica.requests[sequence.request].canvas_length)), int(replica.fixed.block)
+    narrower, block = abs(int(replica.requests[sequence.request].canvas_length)), replica.fixed.block
     return narrower if 0 < narrower < block else block
 
 
@@ -212,9 +228,9 @@ def suspend(replica: Replica, slot: int) -> None:
         if replica.status[slot, p] == CACHED:
             replica.status[slot, p] = PENDING
     left = 0
-    for i in range(counters.num_running):
-        if replica.lists[RUNNING, i] != slot:
-            replica.lists[RUNNING, left] = replica.lists[RUNNING, i]
+    for other in running_slots(replica):
+        if other != slot:
+            replica.lists[RUNNING, left] = other
             left += 1
     counters.num_running = left
     replica.lists[PREEMPTED, counters.num_preempted] = sequence.request
@@ -254,8 +270,7 @@ def leave(replica: Replica, policy: AnyPolicy) -> None:
     for i in range(ahead):
         replica.sequences[replica.lists[NEXT, i]].in_flight = True
     num = 0
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         if sequence.finished:
             leaves = not sequence.in_flight
@@ -283,8 +298,8 @@ def keep_rows(replica: Replica) -> None:
     for i in range(counters.num_freed):
         request = replica.lists[FREED, i]
         computed = False
-        for k in range(counters.num_rows):
-            if replica.sequences[replica.lists[ROWS, k]].request == request:
+        for slot in step_slots(replica):
+            if replica.sequences[slot].request == request:
                 computed = True
         if not computed:
             replica.lists[FREED, left] = request
@@ -317,8 +332,7 @@ def count_rows(replica: Replica, to: int, num: int) -> None:
 def drop_finished(replica: Replica) -> None:
     counters = replica.counters
     left = 0
-    for i in range(counters.num_running):
-        slot = replica.lists[RUNNING, i]
+    for slot in running_slots(replica):
         if not replica.sequences[slot].finished:
             replica.lists[RUNNING, left] = slot
             left += 1

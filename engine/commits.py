@@ -301,23 +301,9 @@ class CommitDraws:
         self._evicts = deltas is not None
         if deltas is not None:
             d.deltas[:] = astuple(deltas)
-        for threshold, own in models.items():
-            self._levels[threshold] = (
-                self
-                if own is model or own == model
-                else CommitDraws(
-                    own,
-                    seed,
-                    input_length,
-                    output_length,
-                    width,
-                    deltas,
-                    max_tokens,
-                    on_a_grid,
-                    sub_block,
-                    unmasking=unmasking,
-                )
-            )
+        same = seed, input_length, output_length, width, deltas, max_tokens, on_a_grid, sub_block
+        for threshold, other in models.items():
+            self._levels[threshold] = self if other == model else CommitDraws(other, *same, unmasking=unmasking)
 
     @property
     def of_run(self) -> Draws | tuple[Draws, ...]:

@@ -50,7 +50,7 @@ from .numba_parts import JIT, NumbaError, save, saved
 from .part import Wrapping
 from .prefix import find_ahead, make_room, pin
 from .route import choose
-from .state import NOTHING, PREFILL_STEP, ROWS, AnyPolicy, PolicyState, Replica
+from .state import NOTHING, PREFILL_STEP, AnyPolicy, PolicyState, Replica, step_slots
 from .view import FORMS, OF_A_VIEW, asked, wrapping
 
 if TYPE_CHECKING:
@@ -127,8 +127,7 @@ def commit(replica: Replica, policy: AnyPolicy, now: float) -> None:
     committed = account(replica, now)
     commit_rows(replica, policy, now)
     prompts = 0
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         if not sequence.prefilled and sequence.left == 0:
             sequence.prefilled = True
@@ -227,34 +226,12 @@ def opened_policy(policy: Any) -> AnyPolicy:
 # ---- entries for Python: take arrays of records ----------------------------------------------------------------------
 
 
-@rule
-def _schedule(replica: Any, policy: Any, now: float) -> int:
-    return schedule(opened(replica), opened_policy(policy), now)
+called: Any = None  # the rule, in an entry's copy
 
 
 @rule
-def _choose_rows(replica: Any, policy: Any) -> int:
-    return choose_rows(opened(replica), opened_policy(policy))
-
-
-@rule
-def _plan(replica: Any, policy: Any, kind: int, now: float) -> None:
-    plan(opened(replica), opened_policy(policy), kind, now)
-
-
-@rule
-def _predict(replica: Any, policy: Any, draws: Any, cost: Any) -> None:
-    predict(opened(replica), opened_policy(policy), draws, cost)
-
-
-@rule
-def _commit(replica: Any, policy: Any, now: float) -> None:
-    commit(opened(replica), opened_policy(policy), now)
-
-
-@rule
-def _end_step(replica: Any, policy: Any, journal: Any) -> bool:
-    return end_step(opened(replica), opened_policy(policy), journal)
+def _entry(replica: Any, policy: Any, *arguments: Any) -> Any:
+    return called(opened(replica), opened_policy(policy), *arguments)
 
 
 @rule
@@ -329,26 +306,9 @@ def _serve(
 
 
 @rule
-def _let_go(replica: Any, policy: Any, slot: int) -> None:
-    """Free a cancelled sequence's pages."""
-    give_back(opened(replica), opened_policy(policy), slot)
-
-
-@rule
-def _pin(replica: Any, policy: Any, pages: Any) -> None:
-    pin(opened(replica), opened_policy(policy), pages)
-    make_room(opened(replica), opened_policy(policy))
-
-
-@rule
-def _find_ahead(replica: Any, policy: Any, request: int, tokens: int, found: int, entries: Any) -> int:
-    return find_ahead(opened(replica), opened_policy(policy), request, tokens, found, entries)
-
-
-@rule
-def _choose_threshold(replica: Any, policy: Any) -> int:
-    """Index of the step's threshold, for an unpredicted step."""
-    return threshold_now(opened(replica), opened_policy(policy))
+def _pin(replica: Replica, policy: AnyPolicy, pages: Any) -> None:
+    pin(replica, policy, pages)
+    make_room(replica, policy)
 
 
 def _kind(value: Any) -> Any:
@@ -475,13 +435,17 @@ class Core:
         self._said = True
 
 
-_ENTRIES: dict[str, Any] = {
-    "schedule": _schedule, "commit": _commit, "run": _run, "choose_rows": _choose_rows, "plan": _plan,
-    "predict": _predict, "end_step": _end_step, "let_go": _let_go, "keep_state": _keep_state, "serve": _serve,
-}  # fmt: skip
-# For prefix caches only.
-_OF_CACHE: dict[str, Any] = {"pin": _pin, "find_ahead": _find_ahead}
-_RULES = {**_ENTRIES, **_OF_CACHE, "choose_threshold": _choose_threshold}  # the last: for policies that answer it
+def _entries(**rules: Any) -> dict[str, Any]:
+    return {name: copied(_entry, like=each, called=each) for name, each in rules.items()}
+
+
+_ENTRIES: dict[str, Any] = _entries(
+    schedule=schedule, commit=commit, choose_rows=choose_rows, plan=plan, predict=predict, end_step=end_step,
+    let_go=give_back,
+) | {"run": _run, "keep_state": _keep_state, "serve": _serve}  # fmt: skip
+_OF_CACHE = _entries(pin=_pin, find_ahead=find_ahead)  # for prefix caches only
+# The last: for policies that answer it.
+_RULES = _ENTRIES | _OF_CACHE | _entries(choose_threshold=threshold_now)
 
 
 def core_of(policy: "Policy", state: AnyPolicy | None = None) -> Core:

@@ -9,7 +9,7 @@ from .chance import draw64, key64, pick64, uniform64
 from .hooks import threshold_now
 from .jit import outer, rule
 from .records import F8, I4, Record, Table, columns_of
-from .state import MASKED, ROWS, AnyPolicy, Evaluations, Marks, Replica, Status
+from .state import MASKED, AnyPolicy, Evaluations, Marks, Replica, Status, step_slots
 
 OF_COMMITS, OF_STEPS, OF_BLOCKS, OF_IMPORTANCE = range(4)  # Draws.streams
 BLOCK_FACTORS, STEP_FACTORS, NORMAL = range(3)  # Draws.factors
@@ -218,8 +218,7 @@ def law_plan(
 
 @rule
 def draw_by_law(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
-    for i in range(replica.counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         law_row(
             replica.status[slot],
@@ -235,8 +234,7 @@ def draw_by_law(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
 
 @rule
 def draw_block(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
-    for i in range(replica.counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         draw_slot(replica, slot, replica.window[slot], replica.committed[slot], draws)
 
 
@@ -277,8 +275,7 @@ def scheduled_plan(status: Statuses, evaluations: Counts, window: Windows, draws
 
 @rule
 def draw_scheduled(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
-    for i in range(replica.counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         scheduled_row(
             replica.status[slot], replica.evaluations[slot], replica.window[slot], replica.committed[slot], draws
         )

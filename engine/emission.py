@@ -19,9 +19,9 @@ from .state import (
     MASKED,
     PREFILL,
     PREFILL_STEP,
-    ROWS,
     STEP_BINS,
     Replica,
+    step_slots,
 )
 
 
@@ -85,8 +85,7 @@ def emit_prefixes(replica: Replica, now: float) -> None:
     """Return the tokens by which rows' committed prefixes grew."""
     counters, block = replica.counters, replica.fixed.block
     gaps = 0.0
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         if sequence.finished:
             continue
@@ -150,8 +149,7 @@ def begin(replica: Replica, kind: int, now: float) -> None:
     counters.window_kv = 0
     if replica.fixed.window > 0:
         _count_windows(replica)
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         if not sequence.prefilled:
             outcome = replica.requests[sequence.request]
@@ -162,9 +160,8 @@ def begin(replica: Replica, kind: int, now: float) -> None:
 @rule
 def _count_windows(replica: Replica) -> None:
     """Count keys that rows see in layers with a window."""
-    counters, window, one = replica.counters, int(replica.fixed.window), replica.fixed.block == 1
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    counters, window, one = replica.counters, replica.fixed.window, replica.fixed.block == 1
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         tokens, keys = int(sequence.num_tokens), int(sequence.num_keys)
         counters.window_q_kv += window_pairs(
@@ -211,8 +208,7 @@ def account(replica: Replica, now: float) -> int:
     total = 0
     retained = 0
     prompts = 0
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         outcome = replica.requests[sequence.request]
         num = 0
@@ -239,7 +235,7 @@ def account(replica: Replica, now: float) -> int:
         return all_committed
     if counters.evicting:
         counters.total_evicted += counters.tokens - retained
-    count_decode_steps(replica, total, int(counters.num_rows) - prompts, 1)
+    count_decode_steps(replica, total, counters.num_rows - prompts, 1)
     return all_committed
 
 

@@ -79,6 +79,11 @@ class Limits:
     kv_bytes: int = 1  # ... and in all others
 
 
+def _counter(name: str) -> Any:
+    """A whole number of state.Counters as a property."""
+    return property(lambda engine: int(engine._counters[name]))
+
+
 class Engine:
     """One replica's scheduler and its sequences' state.
 
@@ -110,6 +115,7 @@ class Engine:
         self.limits = limits
         self.table = table
         self.replica = replica
+        self.num_pages, self.page_size = limits.num_pages, policy.memory.page_size
         self.emit = emit
         self.narrows = policy.batching.narrows_canvases
         self._given_threshold = policy.unmasking.given
@@ -144,7 +150,7 @@ class Engine:
             numbers, self._columns(0), _record_of(policy), cost, policy.memory.cache(limits.num_pages, prefixes),
             np.array(policy.unmasking.thresholds if policy.unmasking.varies else [np.nan]),
         )  # fmt: skip
-        self._core: core.Core = core.core_of(policy, self._own) if like is None else like._core
+        self.core: core.Core = core.core_of(policy, self._own) if like is None else like.core
         self._run: tuple[Draws, Cost, Any] | None = None  # of `_entry`, with its arguments
         self._host = TimeHistogram(NO_COUNTS)  # latency minus device time, where measured
         self._absent_pages = 0  # held for requests that left or are expected
@@ -153,24 +159,14 @@ class Engine:
 
     # ---- for drivers and routers -----------------------------------------------------------------------------
 
-    @property
-    def num_waiting(self) -> int:
-        """Queued requests."""
-        return int(self._counters["num_waiting"])
-
-    @property
-    def num_running(self) -> int:
-        return int(self._counters["num_running"])
-
-    @property
-    def outstanding_tokens(self) -> int:
-        """Tokens still to prefill or return, of unfinished requests."""
-        return int(self._counters["outstanding_tokens"])
-
-    @property
-    def expected_tokens(self) -> int:
-        """outstanding_tokens by estimated answer lengths, for routers."""
-        return int(self._counters["expected_tokens"])
+    num_waiting: int = _counter("num_waiting")  # queued requests
+    num_running: int = _counter("num_running")
+    outstanding_tokens: int = _counter("outstanding_tokens")  # still to prefill or return, of unfinished requests
+    expected_tokens: int = _counter("expected_tokens")  # ... by estimated answer lengths, for routers
+    pages_held: int = _counter("pages_held")
+    submitted: int = _counter("submitted")  # requests, rejected ones included
+    num_steps: int = _counter("num_steps")
+    num_completed: int = _counter("completed")
 
     @property
     def queued_prompt_tokens(self) -> int:
@@ -179,31 +175,10 @@ class Engine:
         return int(self._arrays.asked.input_length[requests].sum() - self._arrays.requests["arrived"][requests].sum())
 
     @property
-    def pages_held(self) -> int:
-        return int(self._counters["pages_held"])
-
-    @property
-    def num_pages(self) -> int:
-        return self.limits.num_pages
-
-    @property
     def counters(self) -> npt.NDArray[Any]:
         """state.Counters [1], read-only."""
         counters: Any = self._arrays.counters
         return counters
-
-    @property
-    def page_size(self) -> int:
-        return self.policy.memory.page_size
-
-    @property
-    def submitted(self) -> int:
-        """Requests submitted, rejected ones included."""
-        return int(self._counters["submitted"])
-
-    @property
-    def num_steps(self) -> int:
-        return int(self._counters["num_steps"])
 
     @property
     def clock(self) -> float:
@@ -350,7 +325,7 @@ class Engine:
 
     def call_cache(self, name: str, *arguments: Any) -> Any:
         """Call a prefix cache's rule (core._OF_CACHE)."""
-        return self._core.of_cache(name, len(self.table.rows))(*self._state, *arguments)
+        return self.core.of_cache(name, len(self.table.rows))(*self.state, *arguments)
 
     def expect(self, inbox: Inbox) -> None:
         """Have `run`, not the driver, submit these requests of the table at their times.
@@ -371,7 +346,7 @@ class Engine:
         if t["status"][request] != UNFINISHED or t["replica"][request] != self.replica:
             return False
         idles = self.policy.batching.idles_finished
-        if not withdraw(self._arrays, request, idles, lambda slot: self._core.let_go(*self._state, slot)):
+        if not withdraw(self._arrays, request, idles, lambda slot: self.core.let_go(*self.state, slot)):
             return False
         t["status"][request] = CANCELLED
         t["finish"][request] = now
@@ -413,7 +388,7 @@ class Engine:
 
     @property
     def _fixed(self) -> Any:
-        return self._state[0].fixed[0]
+        return self.state[0].fixed[0]
 
     # ---- step by step ----------------------------------------------------------------------------------------
 
@@ -428,7 +403,7 @@ class Engine:
             self._check_idle()
             return None
         if self.policy.unmasking.varies and not self._given_threshold:
-            self._counters["threshold"] = int(self._core.choose_threshold(*self._state))
+            self._counters["threshold"] = int(self.core.choose_threshold(*self.state))
         return self._plan()
 
     def _schedule(self, now: float) -> int:
@@ -438,22 +413,22 @@ class Engine:
         return kind
 
     def _choose_and_plan(self, now: float) -> int:
-        core = self._core
+        core = self.core
         self._counters["clock"] = float(now)
         if self.policy.batching.orders and self._counters["num_waiting"] > 1:
             self._order()
         if not self.policy.granularity.given:
-            return int(core.schedule(*self._state, float(now)))
-        kind = int(core.choose_rows(*self._state))
+            return int(core.schedule(*self.state, float(now)))
+        kind = int(core.choose_rows(*self.state))
         if kind == DECODE_STEP:
             self._select_rows()
         if kind != NOTHING:
-            core.plan(*self._state, kind, float(now))
+            core.plan(*self.state, kind, float(now))
         return kind
 
     def _view(self) -> View:
         """What the policy sees in plain Python."""
-        replica, own = self._state
+        replica, own = self.state
         return view_in_python(_opened(replica), _opened_policy(own))
 
     def _threshold_now(self) -> int:
@@ -494,7 +469,7 @@ class Engine:
         view, status = self._view(), arrays.status[slots]
         planned = Rows(
             status.copy(), reach.copy(), rows["start"],
-            lambda: requests_at(_opened(self._state[0]), rows["request"], slots),
+            lambda: requests_at(_opened(self.state[0]), rows["request"], slots),
         )  # fmt: skip
         window = array_of(policy.granularity.select(view, planned))
         where = f"policy {policy.name}: {type(policy.granularity).__name__}.select returned"
@@ -558,7 +533,7 @@ class Engine:
             if self._host.counts is NO_COUNTS:
                 self._host = TimeHistogram()
             self._host.add(max(0.0, outcome.latency - outcome.device))
-        self._core.commit(*self._state, float(now))
+        self.core.commit(*self.state, float(now))
         self._check_progress()
         return arrays.lists[DONE, : int(counters["num_done"])].copy()
 
@@ -624,7 +599,7 @@ class Engine:
         while True:
             journal = NO_JOURNAL if recorder is None else recorder.journal
             run = self._run_plain if self.asks_python else self._entry(draws, cost, journal)
-            why = run(*self._state, draws, cost, journal, now, horizon, STEPS_A_CALL, until_finish)
+            why = run(*self.state, draws, cost, journal, now, horizon, STEPS_A_CALL, until_finish)
             if why == core.IN_FLIGHT:
                 return float(counters["now"] + counters["latency"])
             now = float(counters["clock"])
@@ -655,9 +630,9 @@ class Engine:
     def _entry(self, draws: Any, cost: Cost, journal: Any) -> Any:
         """core.run, compiled for these arguments' types, which never change."""
         if self.is_young:
-            return self._core.run_young
+            return self.core.run_young
         if self._run is None or self._run[0] is not draws or self._run[1] is not cost:
-            made = self._core.entry("run", *self._state, draws, cost, journal, 0.0, 0.0, 0, False)
+            made = self.core.entry("run", *self.state, draws, cost, journal, 0.0, 0.0, 0, False)
             self._run = draws, cost, made
         return self._run[2]
 
@@ -677,20 +652,16 @@ class Engine:
                     return core.IDLE_NOW
                 if self.policy.unmasking.chooses:
                     self._unmask(draws)
-                self._core.predict(replica, own, draws, cost)
+                self.core.predict(replica, own, draws, cost)
                 if not now + counters["latency"] < horizon:
                     return core.IN_FLIGHT
-            if not self._core.end_step(replica, own, journal):
+            if not self.core.end_step(replica, own, journal):
                 return core.JOURNAL_FULL
             if counters["stalled"]:
                 return core.STALLED
             if until_finish and counters["num_done"] > 0:
                 return core.FINISHED
         return core.PAUSED
-
-    @property
-    def num_completed(self) -> int:
-        return int(self._counters["completed"])
 
     # ---- room ------------------------------------------------------------------------------------------------
 
@@ -722,9 +693,9 @@ class Engine:
     def _set(self, arrays: Any) -> None:
         self._arrays = arrays
         self._counters = arrays.counters[0]
-        self._state = named(arrays), named(self._own)
+        self.state = named(arrays), named(self._own)  # for compiled entries
         self._outstanding, self._expected = arrays.counters["outstanding_tokens"], arrays.counters["expected_tokens"]
-        self._moved(self._state)
+        self._moved(self.state)
 
     def join(self, counters: Any, bins: Any, moved: Callable[[tuple[Any, Any]], None]) -> None:
         """Use these counters [1], and bins that other replicas share (Replicas).
@@ -736,23 +707,14 @@ class Engine:
         self._set(self._arrays._replace(counters=counters, bins=bins))
 
     @property
-    def state(self) -> tuple[Any, Any]:
-        """The replica's and the policy's arrays, for compiled entries."""
-        return self._state
-
-    @property
-    def core(self) -> core.Core:
-        return self._core
-
-    @property
     def is_young(self) -> bool:
         """Whether it steps in plain Python, since the run may be too short to compile for."""
-        return self._core.is_young(len(self.table.rows))
+        return self.core.is_young(len(self.table.rows))
 
     @property
     def runs_alone(self) -> bool:
         """Whether Replicas must not run it: the policy asks Python, or the run is too short to compile."""
-        return self.asks_python or self.is_young or self._core.is_young(len(self.table.rows), "keep_state")
+        return self.asks_python or self.is_young or self.core.is_young(len(self.table.rows), "keep_state")
 
     def _check_progress(self) -> None:
         counters, arrays = self._counters, self._arrays
@@ -831,5 +793,5 @@ def _times(bins: Any, counters: Any, name: str) -> TimeHistogram:
 
 def _counts(counts: Any) -> CountHistogram:
     made = CountHistogram()
-    made.counts = {int(i): int(counts[i]) for i in np.flatnonzero(counts)}
+    made.counts.update({int(i): int(counts[i]) for i in np.flatnonzero(counts)})
     return made

@@ -1,6 +1,7 @@
 """Distributions in constant memory: times in bins of 0.1 %, counts exactly."""
 
 import math
+from collections import Counter
 
 import numpy as np
 import numpy.typing as npt
@@ -74,18 +75,17 @@ class CountHistogram:
     """Small whole numbers, counted exactly."""
 
     def __init__(self) -> None:
-        self.counts: dict[int, int] = {}
+        self.counts: Counter[int] = Counter()
 
     def add(self, value: int, times: int = 1) -> None:
-        self.counts[value] = self.counts.get(value, 0) + times
+        self.counts[value] += times
 
     def merge(self, other: "CountHistogram") -> None:
-        for value, times in other.counts.items():
-            self.add(value, times)
+        self.counts.update(other.counts)
 
     def quantile(self, q: float) -> float:
         """The q-quantile, the lower of two; NaN if empty."""
-        rank = q * (sum(self.counts.values()) - 1)
+        rank = q * (self.counts.total() - 1)
         seen = 0
         for value in sorted(self.counts):
             seen += self.counts[value]
@@ -95,5 +95,5 @@ class CountHistogram:
 
     def mean(self) -> float:
         """NaN if empty."""
-        total = sum(self.counts.values())
+        total = self.counts.total()
         return sum(v * n for v, n in self.counts.items()) / total if total else math.nan

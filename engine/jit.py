@@ -13,36 +13,21 @@ import re
 import shutil
 import tempfile
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from enum import EnumType
-from functools import cache, wraps
+from functools import cache, cached_property, update_wrapper, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
 import numpy as np
 from numba import njit
+from numba.extending import typeof_impl
 
-from .code_cache import is_private, undisturbed
+from .code_cache import compiling, is_own, is_private
 from .errors import PolicyError
-from .garbage import uncollected
-from .numba_parts import (
-    CALLED_BACK,
-    JIT,
-    Linked,
-    Rule,
-    cache_folder,
-    caching_in,
-    compile_for,
-    keep,
-    settings,
-)
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from .numba_parts import JIT, Linked, cache_folder, keep, settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -50,17 +35,33 @@ MONTH = 30 * 86400  # s
 HERE = Path(__file__).parent
 
 
+class Rule:
+    """A rule that is compiled on its first call: processes use few rules."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        update_wrapper(self, function)
+        self.py_func = function
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._compiled(*arguments)
+
+    @cached_property
+    def _compiled(self) -> Any:
+        return bind(self, {}, allocates=True)
+
+
+@typeof_impl.register(Rule)
+def _(rule: Rule, _context: Any) -> Any:
+    """Type of a rule in a closure."""
+    return numba.types.Dispatcher(_bound(rule, {}, {}, compiled=True))
+
+
 def rule(function: F) -> F:
-    """Compile a function on first call; shipped rules' code stays on disk."""
+    """Compile a function on first call; its code stays on disk."""
     if JIT:
-        return Rule(function, _dispatcher)  # type: ignore[return-value]
+        return Rule(function)  # type: ignore[return-value]
     function.is_rule = True  # type: ignore[attr-defined]
     return function
-
-
-def _dispatcher(function: Any) -> Any:
-    called = {name: value.dispatcher for name, value in _globals(function).items() if isinstance(value, Rule)}
-    return _compiled(_copy(function, called), _sources() if is_ours(function) else "")
 
 
 def inlined(function: F) -> F:
@@ -74,37 +75,48 @@ _INLINED: set[types.CodeType] = set()
 
 def bind(
     function: Callable[..., Any], answers: Mapping[Any, Callable[..., Any]],
-    on_new: Callable[[], None] = lambda: None, kinds: str = "", nogil: bool = False,
+    on_new: Callable[[], None] = lambda: None, kinds: str = "", nogil: bool = False, allocates: bool = False,
 ) -> Callable[..., Any]:  # fmt: skip
     """A compiled copy of a rule and the rules it calls, with answers in place of placeholders.
 
     on_new: called if it is not on disk and takes seconds. kinds: its arguments' types, if they vary. nogil: other
-    threads go on while it runs.
+    threads go on while it runs. allocates: makes arrays, which no rule of a replica does.
     """
     if not JIT:
         return in_python(function, answers)
-    key = _key(function, answers, kinds)
-    if is_kept(function, answers, kinds):
-        # Callees are bound only if the code on disk is damaged.
-        made = _copy(function, {})
-        return _compiled(
-            made, key, False, lambda: made.__globals__.update(_answered(function, answers, compiled=True)), nogil
-        )
-    _forget_old(_home())
-    on_new()
-    return _compiled(_with(function, answers, compiled=True), key, counted=False, nogil=nogil)
+    folder, ours, copy = _folder(function, answers, kinds), is_ours(function), _copy(function, {})
+
+    @cache
+    def link() -> None:
+        copy.__globals__.update(_called(function, _by_id(answers), {}, compiled=True))
+
+    is_safe = False
+    with suppress(OSError):  # not writable
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        is_safe = is_own(folder)
+    if not (is_safe and is_kept(function, answers, kinds)):  # else callees are bound only if the code is damaged
+        _forget_old(folder.parent)
+        on_new()
+        link()
+    model = "numpy" if ours else "python"
+    made = njit(error_model=model, boundscheck=not ours, nogil=nogil, _nrt=allocates)(copy)
+    made.compile = compiling(folder)(made.compile)
+    if is_safe:
+        with suppress(RuntimeError):  # not writable meanwhile
+            keep(made, copy, folder, allocates, link)
+    return made  # type: ignore[no-any-return]
 
 
-def _key(function: Any, answers: Mapping[Any, Callable[..., Any]], kinds: str) -> str:
-    h = hashlib.sha256(f"{_sources()} {kinds}".encode())
+def _folder(function: Any, answers: Mapping[Any, Callable[..., Any]], kinds: str) -> Path:
+    h = hashlib.sha256(f"{_sources()} {kinds} {_identity(function, set())}".encode())
     for placeholder in sorted(answers, key=_name):
         h.update(f"{_name(placeholder)}={_identity(answers[placeholder], set())}\n".encode())
-    return f"{_name(function)}-{h.hexdigest()[:16]}"
+    return _home() / f"{_name(function)}-{h.hexdigest()[:16]}"
 
 
 def in_python(function: Callable[..., Any], answers: Mapping[Any, Callable[..., Any]]) -> Callable[..., Any]:
     """The copy of `bind` in Python: ready at once, a hundred times slower."""
-    made = _with(function, answers, compiled=False)
+    made = _copy(function, _called(function, _by_id(answers), {}, compiled=False))
 
     def call(*arguments: Any) -> Any:
         with np.errstate(all="ignore"):  # some numbers wrap on purpose
@@ -115,7 +127,7 @@ def in_python(function: Callable[..., Any], answers: Mapping[Any, Callable[..., 
 
 def is_kept(function: Any, answers: Mapping[Any, Callable[..., Any]], kinds: str) -> bool:
     """Whether the code of `bind` is on disk; marks it as used."""
-    folder, found = _home() / _key(function, answers, kinds), False
+    folder, found = _folder(function, answers, kinds), False
     with suppress(OSError):  # removed meanwhile, or read-only
         # An interrupted compilation leaves no index.
         found = next(folder.rglob("*.nbi"), None) is not None
@@ -124,12 +136,8 @@ def is_kept(function: Any, answers: Mapping[Any, Callable[..., Any]], kinds: str
     return found
 
 
-def _with(function: Callable[..., Any], answers: Mapping[Any, Callable[..., Any]], compiled: bool) -> Any:
-    return _copy(function, _answered(function, answers, compiled))
-
-
-def _answered(function: Any, answers: Mapping[Any, Callable[..., Any]], compiled: bool) -> dict[str, Any]:
-    return _called(function, {id(placeholder): answer for placeholder, answer in answers.items()}, {}, compiled)
+def _by_id(answers: Mapping[Any, Any]) -> dict[int, Any]:
+    return {id(placeholder): answer for placeholder, answer in answers.items()}
 
 
 def _bound(function: Any, answers: Mapping[int, Any], made: dict[int, Any], compiled: bool) -> Any:
@@ -143,8 +151,8 @@ def _bound(function: Any, answers: Mapping[int, Any], made: dict[int, Any], comp
         called = _called(function, answers, made, compiled)
         key = compiled, function, tuple(called.items())
         if key not in _INNER:
-            made_copy, ours = _copy(function, called), is_ours(function)
-            _INNER[key] = _inner(made_copy, ours) if compiled else made_copy if ours else _strict(made_copy)
+            copy, ours = _copy(function, called), is_ours(function)
+            _INNER[key] = _inner(copy, ours) if compiled else copy if ours else _strict(copy)
         made[id(function)] = _INNER[key]
     if made[id(function)] is None:
         raise PolicyError(
@@ -157,7 +165,7 @@ _INNER: dict[Any, Any] = {}  # by object: an id may be reused
 
 
 def _called(function: Any, answers: Mapping[int, Any], made: dict[int, Any], compiled: bool) -> dict[str, Any]:
-    called = _globals(getattr(function, "py_func", function))
+    called = _globals(function)
     rules = {
         name: _bound(answers.get(id(value), value), answers, made, compiled)
         for name, value in called.items()
@@ -168,25 +176,25 @@ def _called(function: Any, answers: Mapping[int, Any], made: dict[int, Any], com
     return rules
 
 
+def _plain(function: Any) -> Any:
+    return getattr(function, "py_func", function)
+
+
 def _copy(function: Any, called: Mapping[str, Any]) -> Any:
-    plain = getattr(function, "py_func", function)
-    copied = types.FunctionType(
+    plain = _plain(function)
+    copy = types.FunctionType(
         plain.__code__, {**plain.__globals__, **called}, plain.__name__, plain.__defaults__, plain.__closure__
     )
     # Disk code is loaded by module name; users' files may not be importable.
-    copied.__module__ = plain.__module__ if is_ours(plain) else __name__
-    copied.__qualname__ = plain.__qualname__
-    return copied
+    copy.__module__, copy.__qualname__ = __name__, plain.__qualname__
+    return copy
 
 
 def copied(function: Any, like: Any, **replaced: Any) -> Any:
     """A rule's copy with other globals, of the module and name of `like`."""
-    plain, like = getattr(function, "py_func", function), getattr(like, "py_func", like)
-    made = types.FunctionType(
-        plain.__code__, {**plain.__globals__, **replaced}, like.__name__, plain.__defaults__, plain.__closure__
-    )
-    made.__module__, made.__qualname__ = like.__module__, like.__qualname__
-    return rule(made)
+    copy, like = _copy(function, replaced), _plain(like)
+    copy.__module__, copy.__name__, copy.__qualname__ = like.__module__, like.__name__, like.__qualname__
+    return rule(copy)
 
 
 def _strict(function: F) -> F:
@@ -202,12 +210,11 @@ def _strict(function: F) -> F:
 
 def called_by(rules: Iterable[Any], answers: Mapping[Any, Any]) -> list[Any]:
     """All rules that these call, directly or not; placeholders are followed to their answers."""
-    by_id = {id(placeholder): answer for placeholder, answer in answers.items()}
+    by_id = _by_id(answers)
     found: dict[int, Any] = {}
     waiting = list(rules)
     while waiting:
-        function = waiting.pop()
-        for value in _globals(getattr(function, "py_func", function)).values():
+        for value in _globals(waiting.pop()).values():
             if is_rule(value) and id(value) not in found:
                 found[id(value)] = value
                 waiting.append(by_id.get(id(value), value))
@@ -216,8 +223,7 @@ def called_by(rules: Iterable[Any], answers: Mapping[Any, Any]) -> list[Any]:
 
 def fields_written(function: Any) -> set[str]:
     """Fields and names outside it that a rule writes, as `record.last = 3` or by `global`."""
-    code = getattr(function, "py_func", function).__code__
-    lines = list(dis.get_instructions(code))
+    lines = list(dis.get_instructions(_plain(function).__code__))
     written = {i.argval for i in lines if i.opname in ("STORE_ATTR", "STORE_GLOBAL")}
     for index, line in itertools.pairwise(lines):  # `fields["last"] = 3`
         if (index.opname, line.opname) == ("LOAD_CONST", "STORE_SUBSCR") and isinstance(index.argval, str):
@@ -227,20 +233,20 @@ def fields_written(function: Any) -> set[str]:
 
 @cache
 def parameters(function: Any) -> list[str]:
-    return list(inspect.signature(getattr(function, "py_func", function)).parameters)
+    return list(inspect.signature(_plain(function)).parameters)
 
 
 def wrong_parameters(answer: Any, wanted: list[str]) -> str:
     """The answer's parameters and those expected, if they are more or fewer; else empty."""
-    given = parameters(answer)
-    if len(wanted) == len(given):
+    names = parameters(answer)
+    if len(wanted) == len(names):
         return ""
-    return f"{_name(answer)}({', '.join(given)}), expected {len(wanted)}: {', '.join(wanted)}"
+    return f"{_name(answer)}({', '.join(names)}), expected {len(wanted)}: {', '.join(wanted)}"
 
 
-def _globals(plain: Any) -> dict[str, Any]:
-    names = _names(plain.__code__)
-    return {name: plain.__globals__[name] for name in sorted(names) if name in plain.__globals__}
+def _globals(function: Any) -> dict[str, Any]:
+    plain = _plain(function)
+    return {name: plain.__globals__[name] for name in sorted(_names(plain.__code__) & plain.__globals__.keys())}
 
 
 def _inner(function: F, ours: bool) -> F:
@@ -257,27 +263,16 @@ def _inner(function: F, ours: bool) -> F:
 
 def entry(function: Any, *arguments: Any) -> Any:
     """A rule's machine code for these arguments' types; numba's own type check outlasts short calls."""
-    return compile_for(function, arguments) if JIT else function
-
-
-@contextmanager
-def _compiling(folder: str) -> Iterator[None]:
-    """Compile without the garbage collector, which takes a fifth of the time; one process per folder at a time."""
-    with ExitStack() as stack:
-        if folder and fcntl is not None:
-            with suppress(OSError):  # no file locks: each process compiles
-                Path(folder).mkdir(parents=True, exist_ok=True)
-                held = stack.enter_context(open(Path(folder) / "lock", "a"))
-                fcntl.flock(held, fcntl.LOCK_EX)
-        stack.enter_context(uncollected())
-        yield
+    return function.compile(tuple(map(numba.typeof, arguments))) if JIT else function
 
 
 def plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    return _with(function, {}, compiled=False)  # type: ignore[no-any-return]
+    """The rule in Python."""
+    return _copy(function, _called(function, {}, {}, compiled=False))  # type: ignore[no-any-return]
 
 
 def outer(function: F) -> F:
+    """A rule that Python calls, and that makes arrays."""
     if JIT:
         return rule(function)
     made = cache(lambda: in_python(function, {}))  # later: its callees may not be defined yet
@@ -291,29 +286,11 @@ def is_rule(value: Any) -> bool:
 
 def is_ours(function: Any) -> bool:
     """Whether a rule is shipped."""
-    plain = getattr(function, "py_func", function)
-    return bool(plain.__module__.startswith(f"{__package__}."))
+    return bool(_plain(function).__module__.startswith(f"{__package__}."))
 
 
 def _name(function: Any) -> str:
-    return str(getattr(function, "py_func", function).__name__)
-
-
-def _compiled(
-    function: F, key: str, counted: bool = True, before: Callable[[], object] = lambda: None, nogil: bool = False
-) -> F:  # fmt: skip
-    """A dispatcher with its code in folder `key`; before: called before it compiles."""
-    folder = str(_home() / key) if key else ""
-    # Rules of a replica allocate nothing.
-    options = {} if counted else {"_nrt": False}
-    model = "numpy" if folder else "python"  # rules from outside have no folder
-    with caching_in(folder):
-        made = njit(error_model=model, boundscheck=not folder, nogil=nogil, **options)(function)
-        if not folder or not keep(made, function, counted, before):
-            before()
-    # Shipped rules share a folder and call each other: a lock would block itself.
-    made.compile = undisturbed(_compiling("" if counted else folder)(made.compile), CALLED_BACK)
-    return made  # type: ignore[no-any-return]
+    return str(_plain(function).__name__)
 
 
 def uncompiled(error: Exception, answers: Iterable[Any]) -> str:
@@ -347,7 +324,7 @@ def _sources() -> str:
 
 def _identity(value: Any, seen: set[int]) -> str:
     """A rule's identity: code, constants, values of globals."""
-    plain = getattr(value, "py_func", value)
+    plain = _plain(value)
     if isinstance(plain, np.ndarray):  # repr is abbreviated
         return f"{plain.dtype} {plain.shape} {plain.tobytes().hex()}"
     if isinstance(plain, types.ModuleType):  # a rule may use any part of it
@@ -362,27 +339,25 @@ def _identity(value: Any, seen: set[int]) -> str:
         return plain.__qualname__
     seen.add(id(plain))
     h = hashlib.sha256()
-    _add_code(h, plain.__code__)
+    for code in _codes(plain.__code__):
+        constants = [constant for constant in code.co_consts if not isinstance(constant, types.CodeType)]
+        h.update(code.co_code + repr((code.co_names, constants)).encode())
     h.update(repr((plain.__defaults__, plain.__kwdefaults__)).encode())
-    for name in sorted(_names(plain.__code__) & plain.__globals__.keys()):
-        h.update(f"{name}={_identity(plain.__globals__[name], seen)}".encode())
+    for name, used in _globals(plain).items():
+        h.update(f"{name}={_identity(used, seen)}".encode())
     for cell in plain.__closure__ or ():
         h.update(_identity(cell.cell_contents, seen).encode())
     return f"{plain.__qualname__} {h.hexdigest()}"
 
 
-def _add_code(digest: Any, code: types.CodeType) -> None:
-    digest.update(code.co_code + repr(code.co_names).encode())
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            _add_code(digest, constant)
-        else:
-            digest.update(repr(constant).encode())
+def _codes(code: types.CodeType) -> list[types.CodeType]:
+    """A function's code and that of functions in it."""
+    within = (_codes(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return [code, *itertools.chain.from_iterable(within)]
 
 
 def _names(code: types.CodeType) -> set[str]:
-    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
-    return set(code.co_names).union(*(_names(c) for c in inner))
+    return {name for each in _codes(code) for name in each.co_names}
 
 
 @cache

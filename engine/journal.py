@@ -147,15 +147,14 @@ class StepTotals:
     prefix_hits: int = 0  # ... and found
 
     def merge(self, other: "StepTotals") -> None:
-        for name in ("step_latency", "itl", "host", "batch", "chunk"):
-            getattr(self, name).merge(getattr(other, name))
-        for name in (
-            "num_decode_steps", "num_prefill_steps", "prefill_time", "decode_time", "tokens", "evicted", "committed",
-            "forwards", "prefill_tokens", "preemptions", "page_time", "num_pages", "prefix_queries", "prefix_hits",
-        ):  # fmt: skip
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.max_waiting = max(self.max_waiting, other.max_waiting)
-        self.end = max(self.end, other.end)
+        for name, value in vars(other).items():
+            total = getattr(self, name)
+            if name in ("max_waiting", "end"):
+                setattr(self, name, max(total, value))
+            elif isinstance(value, int | float):
+                setattr(self, name, total + value)
+            else:  # a histogram
+                total.merge(value)
 
 
 # Not in the records: the trace's arrays are used without a copy.
@@ -286,7 +285,7 @@ def record_again(
     if len(journal.steps) == 0:
         return
     counters, filled = replica.counters, journal.filled[0]
-    num_rows, words = int(counters.num_rows), journal.words.shape[2]
+    num_rows, words = counters.num_rows, journal.words.shape[2]
     # The last record, just written field by field, would be slow to read.
     again = filled.rows - num_rows * (before + 1)
     for i in range(num_rows):

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from .jit import outer, plain, rule
 from .plain import Share
 from .records import F8, I8, Bool, Record, Table, columns_of, table
-from .state import COUNTERS, DECODE_STEP, MASKED, ROWS, Counters, Marks, Replica, Status
+from .state import COUNTERS, DECODE_STEP, MASKED, Counters, Marks, Replica, Status, step_slots
 
 _AT_ONCE = 4096  # steps
 DERIVED = {"stored": False}  # a field that a profile takes from its model
@@ -403,8 +403,7 @@ class Cost(NamedTuple):
 def blocks_done(replica: Replica) -> int:
     """Blocks of several positions that this step completes."""
     found = 0
-    for i in range(replica.counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         found += row_blocks_done(replica.status[slot], replica.committed[slot], int(replica.fixed.block))
     return found
 
@@ -452,8 +451,7 @@ def price(replica: Replica, cost: Cost) -> float:
     if len(cost.overhead) and counters.kind == DECODE_STEP and not counters.evicting:
         more = 0.0
         block = int(replica.fixed.block)
-        for i in range(counters.num_rows):
-            slot = replica.lists[ROWS, i]
+        for slot in step_slots(replica):
             sequence = replica.sequences[slot]
             length = int(sequence.prompt) + -(-(int(sequence.end) - int(sequence.prompt)) // block) * block
             more += cost.overhead[sequence.phase, 0] + cost.overhead[sequence.phase, 1] * length

@@ -1,9 +1,8 @@
 """What numba's documentation does not promise, in one place; tried with numba 0.60 and 0.68."""
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import cached_property, update_wrapper
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,18 +23,11 @@ from numba.extending import (
     overload_attribute,
     overload_method,
     register_model,
-    typeof_impl,
 )
-from numba.np.numpy_support import map_layout
 
-from .code_cache import is_own
 from .errors import cut
 
 JIT = not config.DISABLE_JIT
-# LLVM's callbacks into Python while it makes or loads code.
-CALLED_BACK = {
-    ll.ExecutionEngine._raw_object_cache_notify.__code__, ll.ExecutionEngine._raw_object_cache_getbuffer.__code__,
-}  # fmt: skip
 SIZE = hashlib.sha256().digest_size  # bytes
 
 
@@ -47,53 +39,6 @@ def settings() -> str:
 def cache_folder() -> Path | None:
     """NUMBA_CACHE_DIR, unless numba read it from a file in the current folder, possibly a stranger's."""
     return Path(config.CACHE_DIR) if config.CACHE_DIR and not Path(config._config_fname).exists() else None
-
-
-@contextmanager
-def caching_in(folder: str) -> Iterator[None]:
-    """Have functions decorated meanwhile keep code in this folder."""
-    before = config.CACHE_DIR
-    try:
-        config.CACHE_DIR = folder
-        yield
-    finally:
-        config.CACHE_DIR = before
-
-
-def compile_for(function: Any, arguments: tuple[Any, ...]) -> Any:
-    return function.compile(tuple(map(_type_of, arguments)))
-
-
-def _type_of(value: Any) -> Any:
-    """numba's type of an argument, without importing numpy.ma."""
-    if isinstance(value, tuple):
-        return numba.types.BaseTuple.from_types([_type_of(each) for each in value], type(value))
-    if not isinstance(value, np.ndarray):
-        return numba.typeof(value)
-    return numba.types.Array(
-        numba.from_dtype(value.dtype), value.ndim, map_layout(value), readonly=not value.flags.writeable
-    )
-
-
-class Rule:
-    """A rule that makes its dispatcher on first use: processes use few rules."""
-
-    def __init__(self, function: Callable[..., Any], made: Callable[[Any], Any]) -> None:
-        update_wrapper(self, function)
-        self.py_func, self._made = function, made
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self.dispatcher(*arguments)
-
-    @cached_property
-    def dispatcher(self) -> Any:
-        return self._made(self.py_func)
-
-
-@typeof_impl.register(Rule)
-def _(rule: Rule, _context: Any) -> Any:
-    """Type of a rule in a closure."""
-    return numba.types.Dispatcher(rule.dispatcher)
 
 
 # ---- rules that only rules call --------------------------------------------------------------------------------
@@ -307,41 +252,20 @@ else:
 # ---- compiled code on disk -------------------------------------------------------------------------------------
 
 
-def keep(made: Any, function: Callable[..., Any], counted: bool, before: Callable[[], object]) -> bool:
-    """Keep a dispatcher's code in the folder of `caching_in`; False if it is not writable.
-
-    counted: counts references, and rules call it. before: called before it compiles.
-    """
-    with suppress(RuntimeError):  # no folder
-        made._cache = _Cache(function, counted, before)
-        return True
-    return False
-
-
-# Older releases use an underscore.
-_LOCATOR = getattr(caching, "UserProvidedCacheLocator", None) or caching._UserProvidedCacheLocator
+def keep(made: Any, function: Callable[..., Any], folder: Path, allocates: bool, before: Callable[[], object]) -> None:
+    """Keep a dispatcher's code in a folder, which exists; before: called before it compiles."""
+    elsewhere, config.CACHE_DIR = config.CACHE_DIR, str(folder)
+    try:
+        made._cache = _Cache(function)
+    finally:
+        config.CACHE_DIR = elsewhere
+    made._cache.allocates, made._cache.before = allocates, before
 
 
-class _Tried(_LOCATOR):  # type: ignore[misc,valid-type]
-    """A folder tried once a process: hundreds of rules share it, and each trial writes a file."""
+class _Names(caching.CompileResultCacheImpl):  # type: ignore[misc]
+    """Only Python calls the code: of its LLVM module the names are enough."""
 
-    _writable: ClassVar[set[str]] = set()
-
-    def ensure_cache_path(self) -> None:
-        path = str(self.get_cache_path())
-        if path not in self._writable or not Path(path).is_dir():
-            super().ensure_cache_path()
-            self._writable.add(path)
-
-
-class _InItsFolder(caching.CompileResultCacheImpl):  # type: ignore[misc]
-    """Code kept only in `caching_in`'s folder."""
-
-    _locator_classes: ClassVar[list[Any]] = [_Tried]  # type: ignore[misc]
-
-
-class _Alone(_InItsFolder):
-    """Code that only Python calls: keeps only names of the LLVM module."""
+    _locator_classes: ClassVar[list[Any]] = caching.CompileResultCacheImpl._locator_classes[:1]  # type: ignore[misc]
 
     def reduce(self, data: Any) -> Any:
         (name, kind, (code, _)), *others = super().reduce(data)
@@ -353,21 +277,22 @@ class _Alone(_InItsFolder):
 class _Cache(caching.FunctionCache):  # type: ignore[misc]
     """Unreadable code is compiled again, unwritable code by the next process."""
 
-    def __init__(self, function: Callable[..., Any], counted: bool, before: Callable[[], object]) -> None:
-        self._impl_class = _InItsFolder if counted else _Alone
+    _impl_class = _Names
+    allocates: bool
+    before: Callable[[], object]
+
+    def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
-        self._counted, self._before = counted, before
-        held = self._cache_file
-        self._cache_file = _Files(held._cache_path, self._impl.filename_base, held._source_stamp)
+        self._cache_file = _Files(self._cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp())
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         # Stored code needs only numba's runtime; numba's method loads every compilable function, half a second.
-        if self._counted:
+        if self.allocates:
             rtsys.initialize(target_context)
         with suppress(Exception):  # a damaged file may raise anything
             if (found := self._load_overload(sig, target_context)) is not None:
                 return found
-        self._before()
+        self.before()
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
@@ -380,23 +305,15 @@ class _Files(caching.IndexDataCacheFile):  # type: ignore[misc]
 
     def _load_index(self) -> Any:
         with suppress(Exception):
-            _check_own(self._index_path)
             return super()._load_index()
         return {}
 
     def _dump(self, obj: Any) -> bytes:
-        held: bytes = super()._dump(obj)
-        return held + hashlib.sha256(held).digest()
+        data: bytes = super()._dump(obj)
+        return data + hashlib.sha256(data).digest()
 
     def _load_data(self, name: str) -> Any:
-        path = self._data_path(name)
-        _check_own(path)
-        data = Path(path).read_bytes()
+        data = Path(self._data_path(name)).read_bytes()
         if hashlib.sha256(data[:-SIZE]).digest() != data[-SIZE:]:
             raise OSError(f"{name} is damaged")  # handled as missing
         return super()._load_data(name)  # unpickling ignores the hash
-
-
-def _check_own(path: str) -> None:
-    if not is_own(Path(path)):
-        raise OSError(f"{path} is another user's")  # handled as missing

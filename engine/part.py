@@ -54,7 +54,7 @@ class Part:
     with its own __post_init__ calls this one first.
     """
 
-    neutral: ClassVar[frozenset[str]] = frozenset()  # fields that never change the tokens produced
+    neutral: ClassVar[frozenset[str]] = frozenset()  # see `Policy.neutral`
     columns: ClassVar[tuple[tuple[str, str], ...]] = ()  # added to state.SEQUENCE: name and dtype
 
     def __post_init__(self) -> None:
@@ -243,8 +243,6 @@ class PagedMemory(Part):
     page_size: typing.Annotated[int, Range(1), "tokens of a KV page, a multiple of the block length"] = 64
     num_pages: typing.Annotated[int | None, Range(1), "pages of the pool; none: as the profile's memory allows"] = None
 
-    neutral = frozenset({"page_size", "num_pages"})
-
     def pools(self, num_pages: int, window_bytes: int, kv_bytes: int) -> tuple[int, int]:
         """Pages of `num_pages` in use, and how many of them layers with a window reserve; 0: one pool.
 
@@ -341,7 +339,10 @@ class Policy:
 
     @property
     def neutral(self) -> frozenset[str]:
-        return frozenset().union(*(part.neutral for part in self.parts()))
+        """Fields that never change the tokens produced: those of shipped schedulers and memories, and named ones."""
+        kinds: list[Any] = [type(self.batching), type(self.memory)]
+        scheduling = ({each.name for each in dataclasses.fields(kind)} - _own_fields(kind) for kind in kinds)
+        return frozenset().union(*scheduling, *(part.neutral for part in self.parts()))
 
     @property
     def family(self) -> str:

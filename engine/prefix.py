@@ -166,7 +166,6 @@ class PrefixMemory(PagedMemory):
         bool, "reuse the pages of requests that begin alike (needs a trace with hash_ids or sessions)"
     ] = False
 
-    neutral = PagedMemory.neutral | {"prefix_caching"}
     columns = columns_of(SharedColumns)
 
     def check(self, policy: Policy) -> None:
@@ -204,8 +203,6 @@ class RetainedMemory(PrefixMemory):
         "tokens, a multiple of page_size: layers with a window also keep pages at these distances; 0: none",
     ] = 0
 
-    neutral = PrefixMemory.neutral | {"prefix_cache_retention_interval"}
-
     def check(self, policy: Policy) -> None:
         super().check(policy)
         if self.prefix_cache_retention_interval % self.page_size:
@@ -229,7 +226,7 @@ def _key(replica: Replica, policy: SharedState, request: int, page: int) -> int:
     It identifies all tokens up to the page's end; for EAGLE on vLLM, up to the next token, which the drafter's KV of
     the page depends on. Unnamed pages are the request's own.
     """
-    at, size, ahead = policy.cache.pool[0], int(replica.fixed.page), int(policy.fields.hash_ahead)
+    at, size, ahead = policy.cache.pool[0], replica.fixed.page, int(policy.fields.hash_ahead)
     end = (page + 1) * size + ahead
     if end > _num_named(policy, request):
         return -1 - ((int(request) << 32) + int(page))
@@ -275,7 +272,7 @@ def _num_named(policy: AnyPolicy, request: int) -> int:
 def _shareable(replica: Replica, policy: SharedState, request: int, tokens: int) -> int:
     """Full pages of the first `tokens` that the pool keeps: vLLM keeps all, others named ones."""
     most = int(tokens) if policy.fields.hashes_all else min(int(tokens), _num_named(policy, request))
-    return most // int(replica.fixed.page)
+    return most // replica.fixed.page
 
 
 @rule
@@ -296,7 +293,7 @@ def pages_found(replica: Replica, policy: AnyPolicy, request: int, tokens: int) 
         if policy.cache.entries[at].refs > 0:
             held += 1
         num += 1
-    return num * int(replica.fixed.page), held
+    return num * replica.fixed.page, held
 
 
 @rule
@@ -305,7 +302,7 @@ def pages_found_by_groups(replica: Replica, policy: SharedState, request: int, t
 
     vllm/v1/core/kv_cache_coordinator.py of 0.32.0, `find_longest_cache_hit`.
     """
-    size, groups = int(replica.fixed.page), _groups(replica, policy)
+    size, groups = replica.fixed.page, _groups(replica, policy)
     there, held = pages_found(replica, policy, request, tokens)
     if groups == 0 or num_arrived(replica, request) > 0:
         policy.cache.pool[0].junction = 0  # layers with a window receive only the prompt's end
@@ -326,7 +323,7 @@ def pages_found_by_groups(replica: Replica, policy: SharedState, request: int, t
 @rule
 def _last_lacking(replica: Replica, policy: AnyPolicy, request: int, last: int) -> int:
     """The last page in sight of a prefix's end that a group with a window lacks, or NONE."""
-    first = num_left(replica.fixed, last * int(replica.fixed.page))
+    first = num_left(replica.fixed, last * replica.fixed.page)
     for page in range(last - 1, first - 1, -1):
         for group in range(1, _groups(replica, policy) + 1):
             if _find(policy, _key(replica, policy, request, page), group) < 0:
@@ -344,8 +341,8 @@ def _findable(replica: Replica, policy: SharedState, slot: int, page: int) -> bo
     fixed, columns = replica.fixed, policy.columns[slot]
     if page < columns.found:
         return True
-    size = int(fixed.page)
-    seen, interval = -(-(int(fixed.keeps) - 1) // size), int(policy.fields.retention) // size
+    size = fixed.page
+    seen, interval = -(-(fixed.keeps - 1) // size), int(policy.fields.retention) // size
     if interval > 0 and (seen >= interval or page % interval >= interval - seen):
         return True
     # An equal prompt recomputes its last token.
@@ -365,7 +362,7 @@ def take_found(replica: Replica, policy: SharedState, slot: int, tokens: int) ->
         policy.columns[slot],
         policy.cache.pool[0],
     )
-    row, size = replica.requests[sequence.request], int(replica.fixed.page)
+    row, size = replica.requests[sequence.request], replica.fixed.page
     arrived = num_arrived(replica, int(sequence.request)) > 0
     pages = (int(row.found) if arrived else int(tokens)) // size
     own.gone = num_left(replica.fixed, tokens)
@@ -391,7 +388,7 @@ def take_found(replica: Replica, policy: SharedState, slot: int, tokens: int) ->
 @rule
 def refresh_found(replica: Replica, policy: AnyPolicy, request: int, tokens: int) -> None:
     """Make found but unused idle pages the newest, the last page first."""
-    for i in range(int(tokens) // int(replica.fixed.page) - 1, -1, -1):
+    for i in range(int(tokens) // replica.fixed.page - 1, -1, -1):
         at = _find(policy, _key(replica, policy, request, i), 0)
         if at >= 0 and policy.cache.entries[at].refs == 0:  # arrived pages have no entry yet
             _unlink(policy, at)
@@ -445,7 +442,7 @@ def find_ahead(replica: Replica, policy: SharedState, request: int, tokens: int,
         found = int(reusable(replica, policy, request, tokens)[0])
     num = 0
     for group in range(_groups(replica, policy) + 1):
-        for page in range(num_left(replica.fixed, tokens) if group > 0 else 0, found // int(replica.fixed.page)):
+        for page in range(num_left(replica.fixed, tokens) if group > 0 else 0, found // replica.fixed.page):
             entries[num] = _find(policy, _key(replica, policy, request, page), group)
             num += 1
     return found

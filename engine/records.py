@@ -45,6 +45,11 @@ def columns_of(record: type) -> tuple[tuple[str, str], ...]:
     return tuple((name, hint.__metadata__[0]) for name, hint in hints.items())
 
 
+def zeros_of(record: type) -> dict[str, Any]:
+    """Each field of plain numbers at 0 or False."""
+    return {name: kind() for name, kind in typing.get_type_hints(record).items()}
+
+
 def dtype_of(record: type) -> np.dtype[Any]:
     return np.dtype(list(columns_of(record)), align=True)
 

@@ -73,7 +73,7 @@ def choose(places: Any, figures: Any, queues: Any, sent: Sent, request: int, tok
     the least sum of figures, the first of equals.
     """
     if len(sent.replicas) == 0:
-        return least(places, figures)
+        return _least(places, figures, sent, 0)
     shortest, longest, at = 0, 0, int(places[0])
     for k in range(len(places)):
         waiting = queues[0][places[k]] + queues[1][places[k]]
@@ -87,19 +87,6 @@ def choose(places: Any, figures: Any, queues: Any, sent: Sent, request: int, tok
 
 
 @rule
-def least(places: Any, figures: Any) -> int:
-    """The first of the places with the least sum of figures."""
-    best, lowest = places[0], 0
-    for k in range(len(places)):
-        total = 0
-        for column in figures:
-            total += column[places[k]]
-        if k == 0 or total < lowest:
-            best, lowest = places[k], total
-    return int(best)
-
-
-@rule
 def _sent_most(places: Any, figures: Any, sent: Sent, request: int, tokens: int) -> int:
     """The replica that was sent most of a prompt's beginning; of equals, or without enough, the least loaded."""
     block, most = int(sent.numbers[0]), 0
@@ -107,11 +94,15 @@ def _sent_most(places: Any, figures: Any, sent: Sent, request: int, tokens: int)
         known = _known(sent, int(places[k]), request)
         sent.replicas[places[k]].known = known
         most = max(most, known)
-    if not most * block > sent.numbers[2] * tokens:
-        most = 0
+    return _least(places, figures, sent, most if most * block > sent.numbers[2] * tokens else 0)
+
+
+@rule
+def _least(places: Any, figures: Any, sent: Sent, known: int) -> int:
+    """The first place with the least sum of figures, of those that were sent `known` blocks; 0: of all."""
     best, lowest = -1, 0
     for k in range(len(places)):
-        if most > 0 and sent.replicas[places[k]].known != most:
+        if known > 0 and sent.replicas[places[k]].known != known:
             continue
         total = 0
         for column in figures:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .histogram import NUM_BINS
-from .jit import rule
+from .jit import inlined, rule
 from .records import F8, I2, I4, I8, U1, Bool, Record, Table, dtype_of, table
 
 MASKED, PENDING, CACHED = 0, 1, 2  # a mask; committed, KV stale; committed, KV right
@@ -261,6 +261,18 @@ class Replica(NamedTuple):
     bins: npt.NDArray[np.int64]  # [2, NUM_BINS] step latencies and gaps between emissions
     counts: npt.NDArray[np.int64]  # [2, most] decode steps by batch and by chunk
     growth: npt.NDArray[np.int32]  # [page] scratch: rows that take another page in each of the next steps
+
+
+@inlined
+def step_slots(replica: Replica) -> npt.NDArray[np.int32]:
+    """Slots of the step's rows, in order."""
+    return replica.lists[ROWS, : replica.counters.num_rows]
+
+
+@inlined
+def running_slots(replica: Replica) -> npt.NDArray[np.int32]:
+    """Slots of the running sequences, in order."""
+    return replica.lists[RUNNING, : replica.counters.num_running]
 
 
 @rule

@@ -13,6 +13,7 @@ from zlib import crc32
 import numpy as np
 
 from . import hooks
+from .admission import queued
 from .errors import PolicyError
 from .jit import copied, rule
 from .numba_parts import expecting, making_read_only, making_views, offers, opening_views, shows
@@ -129,8 +130,7 @@ def _oldest(view: Any) -> Any:
     replica, counters = inside(view)[0], inside(view)[0].counters
     earliest = counters.clock
     for i in range(counters.num_waiting):
-        request = replica.queue[(counters.queue_head + i) & (len(replica.queue) - 1), 0]
-        earliest = min(earliest, replica.arrival[request])
+        earliest = min(earliest, replica.arrival[queued(replica, i)[0]])
     return earliest
 
 
@@ -138,8 +138,8 @@ def _waiting(view: Any, i: Any) -> Any:
     replica = inside(view)[0]
     if not 0 <= i < replica.counters.num_waiting:
         raise IndexError("waiting(i) beyond the queue")
-    place = (replica.counters.queue_head + i) & (len(replica.queue) - 1)
-    return _request_at(replica, replica.queue[place, 0], replica.queue[place, 1])
+    request, slot = queued(replica, i)
+    return _request_at(replica, request, slot)
 
 
 def _running(view: Any, i: Any) -> Any:

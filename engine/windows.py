@@ -15,7 +15,7 @@ def in_sight(fixed: Fixed, start: int, end: int) -> int:
     """Pages up to `end` in layers with a window, for a first query at `start`; 0 without windows."""
     if fixed.keeps == 0:
         return 0
-    return shared(fixed, -(-int(end) // int(fixed.page)) - num_left(fixed, start))
+    return shared(fixed, -(-int(end) // fixed.page) - num_left(fixed, start))
 
 
 @rule
@@ -29,13 +29,13 @@ def have_room(fixed: Fixed, pages: int, seen: int) -> bool:
 @rule
 def num_left(fixed: Fixed, start: int) -> int:
     """Pages of a sequence before the window of a query at `start`."""
-    return max(0, int(start) - int(fixed.keeps) + 1) // int(fixed.page) if fixed.keeps > 0 else 0
+    return max(0, int(start) - fixed.keeps + 1) // fixed.page if fixed.keeps > 0 else 0
 
 
 @rule
 def window_groups(fixed: Fixed) -> int:
     """Groups of layers with a window: each takes a page for each page of the layers without."""
-    return -(-int(fixed.window_bytes) // int(fixed.kv_bytes)) if fixed.keeps > 0 else 0
+    return -(-fixed.window_bytes // fixed.kv_bytes) if fixed.keeps > 0 else 0
 
 
 @rule
@@ -44,12 +44,10 @@ def most_in_sight(fixed: Fixed, end: int, at_once: int) -> int:
     if fixed.keeps == 0:
         return 0
     # A window may begin within a page.
-    return shared(
-        fixed, min(-(-int(end) // int(fixed.page)), -(-(int(fixed.keeps) - 1 + int(at_once)) // int(fixed.page)) + 1)
-    )
+    return shared(fixed, min(-(-int(end) // fixed.page), -(-(fixed.keeps - 1 + int(at_once)) // fixed.page) + 1))
 
 
 @rule
 def shared(fixed: Fixed, pages: int) -> int:
     """Pages of the pool that `pages` pages of a window take."""
-    return -(-pages * int(fixed.window_bytes) // int(fixed.kv_bytes))
+    return -(-pages * fixed.window_bytes // fixed.kv_bytes)

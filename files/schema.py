@@ -49,21 +49,18 @@ class FileObject:
     def number(self, key: str, bounds: Range = NATURAL) -> float:
         return cast(float, self._plain(key, self.values.get(key), float, bounds))
 
-    def items(self, key: str, length: int | None = None) -> Sequence[Any]:
-        return self._items(key, self.values.get(key), length)
+    def items(self, key: str) -> Sequence[Any]:
+        return self._items(key, self.values.get(key))
 
-    def section(self, key: str, keys: Iterable[str] | None = None) -> "FileObject":
-        return self._section(key, self.values.get(key), keys)
+    def section(self, key: str) -> "FileObject":
+        return self._section(key, self.values.get(key))
 
-    def sections(self, key: str, keys: Iterable[str] | None = None) -> list["FileObject"]:
-        return [self._section(f"{key}[{i}]", value, keys) for i, value in enumerate(self.items(key))]
+    def sections(self, key: str) -> list["FileObject"]:
+        return [self._section(f"{key}[{i}]", value) for i, value in enumerate(self.items(key))]
 
     def first(self, *keys: str) -> str:
         """The first key with a value, else the first."""
         return next((key for key in keys if self.values.get(key) is not None), keys[0])
-
-    def is_null(self, key: str) -> bool:
-        return self.values[key] is None
 
     def get(self, key: str, hint: Any, bounds: Bounds = None) -> Any:
         """As a type: plain, a dataclass, or a list, tuple or dictionary of them."""
@@ -148,8 +145,8 @@ class FileObject:
             raise self._error(f"{self.path}: {self._key(key)} has {len(value)} values, expected {length}")
         return value
 
-    def _section(self, key: str, value: object, keys: Iterable[str] | None = None) -> "FileObject":
-        return FileObject(self.path, self._key(key), value, keys, error=self._error)
+    def _section(self, key: str, value: object) -> "FileObject":
+        return FileObject(self.path, self._key(key), value, error=self._error)
 
     def _key(self, key: str) -> str:
         return cut(f"{self.name}.{key}" if self.name else key)

@@ -29,7 +29,7 @@ from .residuals import DISTRIBUTIONS, LOAD, PRICES, RULE, TRAFFIC, Residuals, of
 from .sources.growing import AccessLog
 from .sources.sample import Buckets, Sample
 from .store import Lines
-from .windows import REQUESTS, SECONDS, Arrivals, Cutter, Scrape, Window, with_open
+from .windows import REQUESTS, SECONDS, Arrivals, Cutter, Scrape, Window, trace_of, with_open
 
 SCHEMA, VERSION = "dsim-follow", 1
 RECORDS = 2000  # in memory, about a week
@@ -189,7 +189,10 @@ class Follower:
     ) -> Record:  # fmt: skip
         last = window.samples[-1].histograms
         measured = {name: b for name in DISTRIBUTIONS if name in last and (b := window.histogram(name)) is not None}
-        twin = {name: _pooled(prediction, name) for name in measured}
+        twin = {}
+        for name in measured:
+            replayed = (replay.window.histogram(name) for replay in prediction.replays)
+            twin[name] = reduce(Buckets.plus, filter(None, replayed))
         slos = {}
         for text in self.followed.scenario.slos:
             slo = Slo.parse(text)
@@ -197,6 +200,7 @@ class Follower:
                 both = (measured[slo.metric], twin[slo.metric])
                 slos[text] = [share_within(buckets, slo.bound) for buckets in both]
         charts = {name: chart for name, chart in self.alarms.charts.items() if chart.num_windows}
+        crowded = window.gauge("running")[window.gauge("waiting") > 0]  # while requests waited
         return {
             "begin": window.begin, "end": window.end, "replicas": window.replicas, "requests": window.num_arrivals,
             "drawn": observed.arrivals is None, "extrapolating": prediction.extrapolating,
@@ -206,7 +210,7 @@ class Follower:
             "bands": self._bands,
             "traffic": {name: getattr(window, name) for name in LOAD},
             "gauges": {name: float(window.gauge(name)[1:].mean()) for name in ("running", "waiting", "kv_usage")},
-            "most_running": _most_running(window),
+            "most_running": float(crowded.max()) / window.replicas if len(crowded) else None,
             "measured": {name: buckets.mean for name, buckets in measured.items()},
             "predicted": {name: buckets.mean for name, buckets in twin.items()},
             "slos": slos,
@@ -310,14 +314,10 @@ class Follower:
 
     def traffic(self) -> Trace:
         """The arrivals of the windows in memory, as one trace."""
-        arrivals = [observed.arrivals_of(self._scenario.seed) for observed in self._observed]
-        begins = [observed.window.begin for observed in self._observed]
-        time = np.concatenate([a.time + begin for a, begin in zip(arrivals, begins, strict=True)])
-        inputs, outputs = (
-            np.concatenate([getattr(a, name) for a in arrivals]).astype(np.int64)
-            for name in ("input_length", "output_length")
-        )
-        return Trace("followed traffic", time - time[:1], inputs, outputs)
+        parts = [observed.arrivals_of(self._scenario.seed).copy() for observed in self._observed]
+        for part, observed in zip(parts, self._observed, strict=True):
+            part.time += observed.window.begin
+        return trace_of(np.concatenate(parts), "followed traffic")
 
     @property
     def unmeasured(self) -> str | None:
@@ -361,14 +361,3 @@ class Follower:
 def _residuals_of(record: Mapping[str, Any]) -> Residuals:
     pairs = record["residuals"].items()
     return {name: (float(residual), float(spread)) for name, (residual, spread) in pairs if residual is not None}
-
-
-def _most_running(window: Window) -> float | None:
-    """Most requests that ran at once on a replica while others waited; None if none waited."""
-    crowded = window.gauge("running")[window.gauge("waiting") > 0]
-    return float(crowded.max()) / window.replicas if len(crowded) else None
-
-
-def _pooled(prediction: Prediction, name: str) -> Buckets:
-    histograms = [b for replay in prediction.replays if (b := replay.window.histogram(name)) is not None]
-    return reduce(Buckets.plus, histograms)

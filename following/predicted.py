@@ -13,7 +13,7 @@ from ..traces import Trace
 from .alarms import SEEDS
 from .replayed import Replay, pace_of, replayed
 from .residuals import Residuals, figures_of, residuals_of
-from .windows import Arrivals, Window, drawn_arrivals, trace_of
+from .windows import Arrivals, Window, drawn_arrivals, trace_after
 
 BAND_DRAWS = 6  # profiles drawn from the profile's uncertainty, once for each version
 BEYOND = 1.1  # factor on the range of tokens that the profile was fitted to
@@ -33,7 +33,7 @@ class Observed:
         before = None if self.before is None else self.before.arrivals_of(seed)
         first = (self.before or self).window
         backlog = round(first.samples[0].num_open)
-        return trace_of(before, arrivals, first.duration if self.before else 0.0, backlog, "the last window")
+        return trace_after(before, arrivals, first.duration if self.before else 0.0, backlog, "the last window")
 
     def arrivals_of(self, seed: int) -> Arrivals:
         """The window's arrivals, without the run-in."""
@@ -80,7 +80,7 @@ def with_counters(window: Window, names: Collection[str]) -> Window:
 
 def _beyond(replays: list[Replay], profile: Profile) -> bool:
     """Whether the median step has more or fewer tokens than any that the profile was fitted to."""
-    tokens = np.concatenate([replay.steps.tokens for replay in replays])
+    tokens = np.concatenate([replay.steps["tokens"] for replay in replays])
     if not len(tokens) or profile.fit.num_points is None:  # without a fit no range is known
         return False
     low, high = profile.fit.domain

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -18,23 +18,15 @@ from .sources.sample import Buckets, Floats, Sample
 from .windows import Window
 
 COMPLETED = STATUSES.index("completed")
-# Of the journal's columns.
-READ = ("start", "latency", "num_forwards", "running", "prefill", "pages", "tokens", "batch")
 FEW_LOADS = 1.5  # least ratio of the most to the fewest running requests for which the pace is fitted as a line
-
-
-@dataclass(frozen=True)
-class Steps:
-    """The steps of a replay, in order of their ends."""
-
-    end: Floats  # s
-    latency: Floats
-    device: Floats  # part of the latency, without host time that is not hidden
-    forwards: Floats
-    rows: Floats  # denoising row forwards
-    running: Floats
-    pages: Floats
-    tokens: Floats
+# Steps in order of their ends (s), and the journal's columns of these. device: part of the latency, without host time
+# that is not hidden. rows: denoising row forwards.
+READ = {
+    "end": "start", "latency": "latency", "forwards": "num_forwards", "running": "running", "pages": "pages",
+    "tokens": "tokens",
+}  # fmt: skip
+STEP = np.dtype([(name, "f8") for name in (*READ, "device", "rows")])
+Steps: TypeAlias = Any  # an array of STEP
 
 
 class Recorder:
@@ -44,26 +36,25 @@ class Recorder:
         latency, policy = setting.profile.latency, setting.policy
         hidden = latency.overlap and policy.batching.hides_host
         self._host = (0.0, 0.0) if hidden else (latency.host_step, latency.host_request)
-        self._columns: list[dict[str, Any]] = []
+        self._parts: list[Steps] = [np.zeros(0, STEP)]
 
     def append(self, columns: Mapping[str, Any], lists: Mapping[str, Any]) -> None:
         """Store the columns that the follower reads."""
-        found = {name: np.asarray(columns[name], np.float64) for name in READ}
+        steps = np.zeros(len(columns["start"]), STEP)
+        for name, column in READ.items():
+            steps[name] = columns[column]
+        steps["end"] += steps["latency"]
         phases, offsets = lists["phases"]
         decodes = np.concatenate([[0], np.cumsum(np.asarray(phases) != Phase.PREFILL)])
-        host = self._host[0] * found["num_forwards"] + self._host[1] * found["batch"]
-        found["device"] = np.maximum(found["latency"] - host, 0.0)
-        found["rows"] = np.where(found["prefill"] > 0, 0.0, np.diff(decodes[np.asarray(offsets)]))
-        self._columns.append(found)
+        host = self._host[0] * steps["forwards"] + self._host[1] * np.asarray(columns["batch"])
+        steps["device"] = np.maximum(steps["latency"] - host, 0.0)
+        steps["rows"] = np.where(columns["prefill"], 0.0, np.diff(decodes[np.asarray(offsets)]))
+        self._parts.append(steps)
 
     def steps(self) -> Steps:
         """The steps of all columns, by their end."""
-        empty: dict[str, Any] = {name: np.zeros(0) for name in (*READ, "rows", "device")}
-        of = {name: np.concatenate([c[name] for c in self._columns or [empty]]) for name in empty}
-        end = of["start"] + of["latency"]
-        order = np.argsort(end, kind="stable")
-        names = ("latency", "device", "num_forwards", "rows", "running", "pages", "tokens")
-        return Steps(end[order], *(of[name][order] for name in names))
+        steps = np.concatenate(self._parts)
+        return steps[np.argsort(steps["end"], kind="stable")]
 
 
 @dataclass(frozen=True)
@@ -88,8 +79,8 @@ def replayed(scenario: Scenario, setting: Setting, trace: Trace, begins: float, 
     last = window.samples[-1].histograms
     ends = {name: buckets.ends for name, buckets in last.items()}
     samples = samples_of(result, trace, steps, at, ends, handles=window.samples[-1].engine == WITH_HANDLES)
-    inside = (steps.end > at[0]) & (steps.end <= at[-1])
-    return Replay(Window(tuple(samples)), Steps(*(column[inside] for column in vars(steps).values())))
+    inside = (steps["end"] > at[0]) & (steps["end"] <= at[-1])
+    return Replay(Window(tuple(samples)), steps[inside])
 
 
 def samples_of(
@@ -108,9 +99,9 @@ def samples_of(
     )
     begins = handles_of(arrival, finish, table["replica"], result.limits.max_batch) if handles else arrival
     tokens, prompt = table["num_tokens"].astype(np.float64), trace.input_length.astype(np.float64)
-    done = np.searchsorted(steps.end, times, side="right")
-    totals = {n: np.append(0.0, np.cumsum(getattr(steps, n)))[done] for n in ("rows", "device", "forwards")}
-    held = np.append(0.0, steps.pages)[done] / result.limits.num_pages
+    done = np.searchsorted(steps["end"], times, side="right")
+    totals = {n: np.append(0.0, np.cumsum(steps[n]))[done] for n in ("rows", "device", "forwards")}
+    held = np.append(0.0, steps["pages"])[done] / result.limits.num_pages
     over, begun, came = (_by(times, when) for when in (finish, scheduled, arrival))
     prompts = _by(times, scheduled, prompt)
     out = _handed_out(times, first, np.fmax(table["last_emission"], first), tokens)
@@ -203,10 +194,11 @@ def pace_of(steps: Sequence[Steps], per_forward: bool) -> Pace | None:
     per_forward: the time of a batch's forward. Otherwise the time of a denoising step including the prompts' steps
     around it, since a server that counts row forwards shows no more.
     """
-    load = np.concatenate([own.running for own in steps])
-    time = np.concatenate([own.device if per_forward else own.latency for own in steps])
-    weight = np.concatenate([own.forwards if per_forward else (own.rows > 0).astype(np.float64) for own in steps])
-    rows = np.concatenate([own.rows for own in steps])
+    every = np.concatenate(steps)
+    load, rows = every["running"], every["rows"]
+    time, weight = every["latency"], (rows > 0).astype(np.float64)
+    if per_forward:
+        time, weight = every["device"], every["forwards"]
     levels, of = np.unique(load[load > 0], return_inverse=True)
     if not len(levels) or not weight[load > 0].sum():
         return None

@@ -88,56 +88,59 @@ def state_of(follower: Follower) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@dataclass(eq=False)
 class Watcher:
     """Reads the servers and publishes the findings."""
 
-    def __init__(
-        self, follower: Follower, targets: Sequence[Target], folder: Path, tell: Tell, *, command: str = "",
-        clock: Callable[[], float] = time.time,
-    ) -> None:  # fmt: skip
-        self.follower, self._targets, self._folder, self._tell = follower, targets, folder, tell
-        self._command, self._clock = command, clock
+    follower: Follower
+    targets: Sequence[Target]
+    folder: Path
+    tell: Tell
+    command: str = ""
+    clock: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
         self._missing: set[str] = set()
         self.page, self.metrics = "", ""  # what the port serves
         self.publish()
 
     def once(self) -> dict[str, Any] | None:
         """Read every server once; return the record of the window that this completes, if any."""
-        with ThreadPoolExecutor(min(16, len(self._targets))) as pool:
-            samples = tuple(pool.map(self._sample, self._targets))
+        with ThreadPoolExecutor(min(16, len(self.targets))) as pool:
+            samples = tuple(pool.map(self._sample, self.targets))
         if not any(samples) and self.follower.last is None:
-            raise DsimError(f"{self._targets[0].url}: does not answer, expected the metrics of a server")
+            raise DsimError(f"{self.targets[0].url}: does not answer, expected the metrics of a server")
         record = self.follower.add(Scrape(self._time(samples), samples))
         if record is not None:
             self.publish()
-        self.metrics = exposition(self.follower, self._clock())
+        self.metrics = exposition(self.follower, self.clock())
         return record
 
     def run(self, until: Callable[[], bool] = lambda: False, sleep: Callable[[float], None] = time.sleep) -> None:
         """Read and judge until Ctrl-C, which leaves all files readable."""
-        due = self._clock()
+        due = self.clock()
         while True:
             record = self.once()
             if record is not None:
-                self._tell(line_of(record))
+                self.tell(line_of(record))
             if until():
                 return
-            due = max(due + self.follower.followed.interval, self._clock())
-            sleep(max(0.0, due - self._clock()))
+            due = max(due + self.follower.followed.interval, self.clock())
+            sleep(max(0.0, due - self.clock()))
 
     def publish(self) -> None:
         """Write the folder's files, and renew what the port serves."""
         from ..report.html import to_html
 
-        self.page = to_html(page_of(self.follower, self._command))
-        write_whole(self._folder / "report.html", self.page)
-        write_state(self._folder, self.follower.followed, self.follower)
-        self.metrics = exposition(self.follower, self._clock())
+        self.page = to_html(page_of(self.follower, self.command))
+        write_whole(self.folder / "report.html", self.page)
+        write_state(self.folder, self.follower.followed, self.follower)
+        self.metrics = exposition(self.follower, self.clock())
 
     def _time(self, samples: Sequence[Sample | None]) -> float:
         """The time of a reading (s since 1970), by a simulated server's clock if it has one."""
         simulated = [sample.time for sample in samples if sample is not None and SPEED in sample.settings]
-        return simulated[0] if simulated else self._clock()
+        return simulated[0] if simulated else self.clock()
 
     def _sample(self, target: Target) -> Sample | None:
         try:
@@ -146,7 +149,7 @@ class Watcher:
             if not isinstance(error, MissingError) and self.follower.last is None:
                 raise
             if target.url not in self._missing and self.follower.last is not None:
-                self._tell(str(error))
+                self.tell(str(error))
             self._missing.add(target.url)
             return None
         self._missing.discard(target.url)

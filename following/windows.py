@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from statistics import NormalDist
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -49,21 +50,20 @@ class Scrape:
         known = [sample for sample in self.samples if sample is not None]
         if not known:
             return None
-        found = replace(known[0], time=self.time)
-        for other in known[1:]:
-            found = replace(
-                found,
-                num_engines=found.num_engines + other.num_engines,
-                counters=_counted(found.counters, other.counters),
-                gauges={n: value + other.gauges[n] for n, value in found.gauges.items() if n in other.gauges},
-            )
-        means = {name: found.gauges[name] / len(known) for name in MEAN_GAUGES if name in found.gauges}
-        return replace(found, gauges=found.gauges | means, histograms=_merged(known))
-
-
-def _counted(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
-    """SGLang shows a counter from the first count on."""
-    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}
+        counters: dict[str, float] = {}
+        for sample in known:  # SGLang shows a counter from the first count on
+            for name, count in sample.counters.items():
+                counters[name] = counters.get(name, 0.0) + count
+        gauges = {}
+        for name in known[0].gauges:
+            if all(name in sample.gauges for sample in known):
+                total = sum(sample.gauges[name] for sample in known)
+                gauges[name] = total / (len(known) if name in MEAN_GAUGES else 1)
+        num_engines = sum(sample.num_engines for sample in known)
+        merged = _merged(known)
+        return replace(
+            known[0], time=self.time, num_engines=num_engines, counters=counters, gauges=gauges, histograms=merged
+        )
 
 
 def _merged(samples: Sequence[Sample]) -> dict[str, Buckets]:
@@ -190,16 +190,15 @@ class Cutter:
         return window
 
 
-@dataclass(frozen=True)
-class Arrivals:
-    """The requests of a window, in s since its begin."""
+COLUMNS = ("time", "input_length", "output_length")
+ARRIVAL = np.dtype([(name, "f8") for name in COLUMNS])
+Arrivals: TypeAlias = Any  # a window's requests: a record array of ARRIVAL, in s since the window's begin
 
-    time: Floats
-    input_length: Floats
-    output_length: Floats
 
-    def __len__(self) -> int:
-        return len(self.time)
+def arrivals_at(time: Floats, input_length: Any, output_length: Any) -> Arrivals:
+    """Requests in order of time."""
+    arrivals = np.rec.fromarrays([time, input_length, output_length], dtype=ARRIVAL)
+    return arrivals[np.argsort(time, kind="stable")]
 
 
 def drawn_arrivals(window: Window, seed: int) -> Arrivals:
@@ -216,7 +215,7 @@ def drawn_arrivals(window: Window, seed: int) -> Arrivals:
     time = np.sort(np.repeat(times[:-1], new) + place * gaps)
     prompts = _lengths(window.histogram("input_length"), window.input_length, prompt)
     answers = _lengths(window.histogram("output_length"), window.output_length, answer)
-    return Arrivals(time, prompts, answers)
+    return arrivals_at(time, prompts, answers)
 
 
 def with_open(logged: Arrivals, window: Window, seed: int) -> Arrivals:
@@ -231,12 +230,10 @@ def with_open(logged: Arrivals, window: Window, seed: int) -> Arrivals:
     more = np.diff(np.round(window.arrivals)) - np.histogram(logged.time, times)[0]
     newest = np.repeat(np.arange(len(more))[::-1], np.maximum(more, 0).astype(np.int64)[::-1])[:missing]
     place, of = chance.uniform(chance.key(seed, DRAW, round(window.begin), np.arange(2 * len(newest)))).reshape(2, -1)
-    chosen = (of * len(logged)).astype(np.int64)
+    chosen = logged[(of * len(logged)).astype(np.int64)]
     time = np.concatenate([logged.time, times[newest] + place * np.diff(times)[newest]])
-    order = np.argsort(time, kind="stable")
-    both = (logged.input_length, logged.output_length)
-    prompts, answers = (np.concatenate([column, column[chosen]])[order] for column in both)
-    return Arrivals(time[order], prompts, answers)
+    lengths = (np.concatenate([logged[name], chosen[name]]) for name in COLUMNS[1:])
+    return arrivals_at(time, *lengths)
 
 
 def _lengths(buckets: Buckets | None, mean: float, uniform: Floats) -> Floats:
@@ -271,21 +268,26 @@ def _quantiles(buckets: Buckets, uniform: Floats) -> Floats:
     return np.asarray(np.exp(found), np.float64)
 
 
-def trace_of(before: Arrivals | None, own: Arrivals, run_in: float, backlog: int, name: str) -> tuple[Trace, float]:
+def trace_of(requests: Arrivals, name: str) -> Trace:
+    """A trace that begins with the first request."""
+    time, prompts, answers = (requests[column] for column in COLUMNS)
+    return Trace(name, time - time[:1], prompts.astype(np.int64), answers.astype(np.int64))
+
+
+def trace_after(
+    before: Arrivals | None, own: Arrivals, run_in: float, backlog: int, name: str
+) -> tuple[Trace, float]:  # fmt: skip
     """A window's trace after its run-in, and when in it the window begins (s).
 
     run_in: the length of the window before (s); 0: there was none. backlog: requests in flight when the trace begins;
     this number of its first requests arrives at once.
     """
-    parts = [own] if before is None else [before, own]
-    shifts = [run_in] if before is None else [0.0, run_in]
-    time = np.concatenate([part.time + shift for part, shift in zip(parts, shifts, strict=True)])
-    lengths = [np.concatenate([getattr(part, n) for part in parts]) for n in ("input_length", "output_length")]
-    if backlog and len(time):
-        early = np.arange(backlog) % len(time)
-        time = np.concatenate([np.zeros(backlog), time])
-        lengths = [np.concatenate([column[early], column]) for column in lengths]
-    order = np.argsort(time, kind="stable")
-    first = float(time[order[0]])
-    columns = [column[order].astype(np.int64) for column in lengths]
-    return Trace(name, time[order] - first, columns[0], columns[1]), run_in - first
+    requests = own.copy()
+    requests.time += run_in
+    if before is not None:
+        requests = np.concatenate([before, requests])
+    early = requests[np.arange(backlog if len(requests) else 0) % max(1, len(requests))]
+    early["time"] = 0.0
+    requests = np.concatenate([early, requests])
+    requests = requests[np.argsort(requests["time"], kind="stable")]
+    return trace_of(requests, name), run_in - float(requests["time"][0])

@@ -6,17 +6,14 @@ Tensors on CUDA take Triton, all others the reference. `use` forces a path; `tak
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from importlib import import_module
-from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import torch
 
-P = ParamSpec("P")
-R = TypeVar("R")
 Path = Literal["reference", "triton"]
 
 taken: Counter[tuple[str, Path]] = Counter()  # calls by operation and path in this process
@@ -41,13 +38,3 @@ def path_for(tensor: torch.Tensor) -> Path:
     if choice == "auto":
         return "triton" if tensor.is_cuda else "reference"
     return choice
-
-
-def run(specification: Callable[P, R], tensor: torch.Tensor, *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call a specification, or the function of its name in the module `kernel` next to it (imported on first use)."""
-    operation, path = specification.__name__, path_for(tensor)
-    taken[operation, path] += 1
-    if path == "triton":
-        kernel = import_module(specification.__module__.removesuffix("reference") + "kernel")
-        specification = getattr(kernel, operation)
-    return specification(*args, **kwargs)

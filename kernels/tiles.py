@@ -2,6 +2,7 @@
 
 import triton
 import triton.language as tl
+from triton.language import constexpr
 
 CHUNK = tl.constexpr(128)  # sequences at a time; fixed, so that batch sizes share a kernel
 
@@ -12,7 +13,7 @@ def num_tiles(num_rows: int, num_sequences: int, block: int) -> int:
 
 
 @triton.jit
-def tile_of(start_ptr, num_sequences, i_tile, BLOCK: tl.constexpr):
+def tile_of(start_ptr, num_sequences, i_tile, BLOCK: constexpr):
     """A tile's sequence, the starts of sequence and tile, and the sequence's end.
 
     Sequence s begins at tile start[s] // BLOCK + s, so each may have a part-filled tile. A tile that begins at or after
@@ -31,7 +32,7 @@ def tile_of(start_ptr, num_sequences, i_tile, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def matrix_of(x_ptr, o_row, m_row, row, o_column, m_column, WIDEN: tl.constexpr):
+def matrix_of(x_ptr, o_row, m_row, row, o_column, m_column, WIDEN: constexpr):
     """Rows and columns of a matrix with rows `row` apart; zeros where masked."""
     m = m_row[:, None] & m_column[None, :]
     b = tl.load(x_ptr + o_row.to(tl.int64)[:, None] * row + o_column[None, :], mask=m, other=0.0)
@@ -41,14 +42,14 @@ def matrix_of(x_ptr, o_row, m_row, row, o_column, m_column, WIDEN: tl.constexpr)
 
 
 @triton.jit
-def rows_of(x_ptr, o_row, m_row, row, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr):
+def rows_of(x_ptr, o_row, m_row, row, D: constexpr, BLOCK_D: constexpr, WIDEN: constexpr):
     """Vectors of one head, [rows, BLOCK_D]; zeros where masked."""
     o_d = tl.arange(0, BLOCK_D)
     return matrix_of(x_ptr, o_row, m_row, row, o_d, o_d < D, WIDEN)
 
 
 @triton.jit
-def scores_of(b_q, p_k, m_k, scale, WIDEN: tl.constexpr):
+def scores_of(b_q, p_k, m_k, scale, WIDEN: constexpr):
     """Scores of queries on keys, [queries, keys]; masked keys score 0."""
     b_k = tl.load(p_k, mask=m_k, other=0.0)
     if WIDEN:
@@ -57,7 +58,7 @@ def scores_of(b_q, p_k, m_k, scale, WIDEN: tl.constexpr):
 
 
 @triton.jit
-def with_values(b_score, p_v, m_v, b_max, b_sum, b_acc, WIDEN: tl.constexpr):
+def with_values(b_score, p_v, m_v, b_max, b_sum, b_acc, WIDEN: constexpr):
     """Add a block of keys to a softmax's highest scores, sums and weighted values; scores in base 2."""
     b_new = tl.maximum(b_max, tl.max(b_score, 1))
     b_base = tl.where(b_new == float("-inf"), 0.0, b_new)

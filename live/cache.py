@@ -73,16 +73,14 @@ class PagedCache:
             self._count[slot] += more
 
     def release(self, slot: int) -> None:
-        held = self.table[slot, : int(self._count[slot])]
-        self._free.extend(held[held >= 0].tolist()[::-1])
-        held[:] = -1
+        self.release_before(slot, int(self._count[slot]) * self.page_size)
         self._count[slot] = 0
 
     def release_before(self, slot: int, position: int) -> None:
         """Free a slot's pages that end at or before `position`, out of every window."""
-        held = self.table[slot, : min(position // self.page_size, int(self._count[slot]))]
-        self._free.extend(held[held >= 0].tolist()[::-1])
-        held[:] = -1
+        pages = self.table[slot, : min(position // self.page_size, int(self._count[slot]))]
+        self._free.extend(pages[pages >= 0].tolist()[::-1])
+        pages[:] = -1
 
     def fill(self, seed: int) -> None:
         """Fill all pages with normal numbers: multiplying zeros draws less power."""

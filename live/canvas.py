@@ -234,6 +234,7 @@ class _Attention:
 
 @dataclass(slots=True, eq=False)
 class Canvas:
+    chance: KeyedChance
     likeliest: list[Ints] = field(default_factory=list)  # arg-max tokens of its last steps
     steps: int = 0
     done: bool = False
@@ -243,9 +244,9 @@ class Canvas:
         """The last step's likeliest tokens, not the drawn ones."""
         return self.likeliest[-1]
 
-    def turn(self, vocab: int, rule: Renoise, chance: KeyedChance) -> Turn:
+    def turn(self, vocab: int, rule: Renoise) -> Turn:
         left = max(0, rule.max_steps - self.steps) / rule.max_steps
-        return Turn(rule.t_min + (rule.t_max - rule.t_min) * left, chance.uniform(), chance.noise(vocab))
+        return Turn(rule.t_min + (rule.t_max - rule.t_min) * left, self.chance.uniform(), self.chance.noise(vocab))
 
     def settle(self, reading: Reading, rule: Renoise) -> None:
         """Count a step; decide whether it was the last (production-dllm-serving.md 1.2)."""

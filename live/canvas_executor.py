@@ -5,22 +5,22 @@ They are two forwards: layers scale them differently.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from ..engine.commits import LawDraws
-from ..engine.errors import ModelError, PolicyError
+from ..engine.errors import ModelError
 from ..engine.policies.canvas import Canvas as CanvasGranularity
 from ..engine.policy import Policy
-from ..engine.prefix import caches_prefixes
 from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
 from .canvas import Canvas, CanvasCache, KeyedChance, Turn
 from .canvas_model import CanvasConfig
-from .clock import DeviceClock
+from .forward import DeviceClock
 from .prompts import Prompts
+from .refused import refuse, shares_pages
 from .texts import Bools, Texts
 
 BLANK = 0  # fills positions without a token
@@ -28,24 +28,13 @@ BLANK = 0  # fills positions without a token
 
 def check_canvas(policy: Policy, config: CanvasConfig) -> None:
     """PolicyError unless the policy denoises canvases of the checkpoint's length."""
-    if not isinstance(policy.granularity, CanvasGranularity):
-        raise PolicyError(
-            f"{policy.name}: denoises no canvas, and {config.name} does nothing else: expected sglang-gemma or "
-            "vllm-diffusion"
-        )
-    if policy.block_length != config.canvas_length:
-        raise PolicyError(
-            f"{policy.name}: canvas_length is {policy.block_length}, and {config.name} was trained with "
-            f"{config.canvas_length}: expected that"
-        )
-    if caches_prefixes(policy):
-        raise PolicyError(f"{policy.name}: prefix_caching is true, and dsim live shares no pages: expected false")
-
-
-@dataclass(slots=True, eq=False)
-class Denoised:
-    canvas: Canvas
-    chance: KeyedChance
+    refuse(policy, {
+        f"denoises no canvas, and {config.name} does nothing else: expected sglang-gemma or vllm-diffusion":
+            not isinstance(policy.granularity, CanvasGranularity),
+        f"canvas_length is {policy.block_length}, and {config.name} was trained with {config.canvas_length}: expected "
+        "that": policy.block_length != config.canvas_length,
+        **shares_pages(policy),
+    })  # fmt: skip
 
 
 class CanvasExecutor(Texts):
@@ -62,7 +51,7 @@ class CanvasExecutor(Texts):
         self._seed = seed
         rule, most = cache.model.config.renoise, policy.unmasking.denoising_steps
         self._rule = rule if most is None else replace(rule, max_steps=min(most, rule.max_steps))
-        self._denoised: dict[int, Denoised] = {}  # by slot
+        self._denoised: dict[int, Canvas] = {}  # by slot
         self._device = cache.model.embedding.device
 
     def step(self, plan: StepPlan) -> StepOutcome:
@@ -107,10 +96,9 @@ class CanvasExecutor(Texts):
             if phase == Phase.DENOISE:
                 if slot not in self._denoised:
                     chance = KeyedChance(self._seed, request, start, self._block)
-                    self._denoised[slot] = Denoised(Canvas(), chance)
+                    self._denoised[slot] = Canvas(chance)
                     self._cache.begin(slot, chance.noise(vocab))
-                denoised = self._denoised[slot]
-                turns[slot] = denoised.canvas.turn(vocab, self._rule, denoised.chance)
+                turns[slot] = self._denoised[slot].turn(vocab, self._rule)
                 continue
             self._denoised.pop(slot, None)
             tokens = self._tokens[slot, keys - int(plan.num_tokens[i]) : keys]
@@ -120,7 +108,7 @@ class CanvasExecutor(Texts):
         if turns or idle:
             readings = self._cache.denoise(turns | idle)
             for slot in turns:
-                self._denoised[slot].canvas.settle(readings[slot], self._rule)
+                self._denoised[slot].settle(readings[slot], self._rule)
         return self._commit(plan)
 
     def _commit(self, plan: StepPlan) -> Bools:
@@ -129,12 +117,12 @@ class CanvasExecutor(Texts):
             committed = self._draws.draw(plan)
         else:
             done = [
-                plan.phases[i] == Phase.DENOISE and self._denoised[slot].canvas.done
+                plan.phases[i] == Phase.DENOISE and self._denoised[slot].done
                 for i, slot in enumerate(plan.slots.tolist())
             ]
             committed = np.array(done)[:, None] & plan.window & (plan.status == MASKED)
         for i in np.flatnonzero(committed.any(axis=1)).tolist():
             slot, start = int(plan.slots[i]), int(plan.block_start[i])
-            answer = self._denoised.pop(slot).canvas.answer
+            answer = self._denoised.pop(slot).answer
             self._tokens[slot, start : start + self._block] = answer
         return committed

@@ -18,12 +18,12 @@ from torch.nn.functional import linear
 from ..engine.errors import ModelError
 from ..files.read import cut, parsing
 from ..kernels.add_rms_norm import add_rms_norm, sandwich_norm
+from ..kernels.device import logits_of
 from ..kernels.grouped_experts import grouped_experts
 from ..kernels.qk_norm_rope import qk_norm_rope_scatter
 from ..kernels.route_experts import route_experts
 from ..kernels.swiglu import swiglu
 from .config_file import AS_IT_SAYS, ConfigJson, Given, check_plain, config_json
-from .experts import router_logits
 from .families import CANVAS
 from .model import Pages
 from .random_weights import drawn_experts, fill, of_rows
@@ -196,7 +196,7 @@ class CanvasModel:
 
     def _mixed(self, x: Tensor, i: int) -> Tensor:
         layer = self.layers[i]
-        logits = router_logits(x, layer.router)
+        logits = logits_of(x, layer.router)
         if self.drawn is not None:
             logits = of_rows(self.drawn[i], len(x))  # the router is still computed, for its time
         chosen, weights = route_experts(logits, None, self.config.top_k, expert_scale=layer.expert_scale)

@@ -101,7 +101,9 @@ def decoder_config(source: ConfigJson, given: Given = AS_IT_SAYS) -> ModelConfig
         check_plain(source)
     family = FAMILIES[architecture]
     section = FileObject(str(path), "", found, error=ModelError)
-    _check_fixed(section, family)
+    for key, wanted in family.fixed.items():
+        if section.values.get(key, wanted) != wanted:
+            raise section.error(key, section.values[key], shown(wanted))
     values = _values(section, family)
     heads, hidden = values["heads"], values["hidden"]
     values.setdefault("kv_heads", heads)
@@ -151,7 +153,7 @@ def _values(given: FileObject, family: Family) -> dict[str, Any]:
             values[ours] = bool(source.values[key])
         elif ours in NUMBERS:
             values[ours] = source.number(key, ABOVE_0)
-        elif not (source.is_null(key) and ours in FOLLOW):
+        elif not (source.values[key] is None and ours in FOLLOW):
             values[ours] = source.integer(key, WHOLE.get(ours, OTHERS))
     return values | dict(family.trained)
 
@@ -170,12 +172,6 @@ def _experts(path: Path, values: Mapping[str, Any]) -> Experts:
             f"{found.num} experts, and as many as {found.top_k} experts a token need"
         )
     return found
-
-
-def _check_fixed(given: FileObject, family: Family) -> None:
-    for key, wanted in family.fixed.items():
-        if given.values.get(key, wanted) != wanted:
-            raise given.error(key, given.values[key], shown(wanted))
 
 
 def _check_block(path: Path, values: dict[str, Any], given: Given) -> None:

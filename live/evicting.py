@@ -5,15 +5,13 @@ The rule runs on the host (engine/policies/focus.py), which waits for importance
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from ..engine.errors import PolicyError
 from ..engine.policies.focus import Focus
-from ..engine.policy import Policy
 from ..kernels.focus_importance import focus_importance
 from .model import Decoder, Layer, Pages
 
@@ -24,13 +22,6 @@ Array = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 Inputs = dict[str, Tensor]  # a batch on the device
-
-
-def check_evicts(policy: Policy) -> None:
-    """PolicyError if a policy evicts by importance, not as FOCUS."""
-    if policy.eviction.by_importance and not isinstance(policy.eviction, Focus):
-        kind = type(policy.eviction).__name__
-        raise PolicyError(f"{policy.name}: dsim live cannot evict as {kind} does: expected a kind of Focus")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +53,9 @@ class Retained:
     places: Array  # [R]
     query_start: Array  # [sequences + 1]
     seen: Bools  # [sequences, width], visible keys of the block
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        return {name: getattr(self, name) for name in Retained.__slots__}
 
 
 Attend = Callable[[int, Tensor, Inputs], Tensor]

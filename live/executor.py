@@ -3,28 +3,27 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..engine.chance import TOKEN, key
+from ..engine.chance import TOKEN, key, uniform
 from ..engine.commits import CommitDraws
-from ..engine.errors import ModelError, PolicyError
+from ..engine.errors import ModelError
 from ..engine.part import numbers_of
 from ..engine.policies.focus import Focus
-from ..engine.policies.sglang import Rounds
 from ..engine.policy import Policy
-from ..engine.prefix import caches_prefixes
 from ..engine.rows.blocks import visible
 from ..engine.state import MASKED
 from ..engine.step import Evicting, Phase, StepOutcome, StepPlan
 from .choice import choose
-from .config import ModelConfig
 from .evicting import Evict
 from .forward import Batch, Forward
 from .prompts import Prompts
+from .refused import check_whole_blocks
 from .texts import Bools, Texts
 
 Index = npt.NDArray[np.intp]
@@ -113,11 +112,6 @@ class ModelExecutor(Texts):
             ) from None
         return replace(outcome, latency=time.perf_counter() - begin, ends=self._ends(plan, outcome.committed))
 
-    def _in_chunks(self, plan: StepPlan) -> bool:
-        """Whether a prefill is one prompt, too long for a forward."""
-        whole = len(plan.num_keys) == 1 and plan.num_tokens[0] == plan.num_keys[0]
-        return bool(whole and not self._pieces and plan.window.any() and plan.num_keys[0] > self._longest)
-
     def _reach(self, plan: StepPlan) -> Ints:
         """Tokens of each row of a decode step with pages after it."""
         # Cached keys after the window are seen, too.
@@ -137,25 +131,21 @@ class ModelExecutor(Texts):
         return window
 
     def _prefill(self, plan: StepPlan) -> StepOutcome:
+        ends = plan.num_keys.astype(np.int64)
+        self._open(plan, ends)
+        num_sampled = self._block if plan.window.any() else 0
+        if self._pieces:  # an engine's graph sends whole blocks through the head; none commits
+            num_sampled = int(plan.num_tokens.min())
+        parts = [(ends - plan.num_tokens, ends)]
+        whole = len(ends) == 1 and plan.num_tokens[0] == ends[0]
+        if whole and not self._pieces and num_sampled and ends[0] > self._longest:  # a prompt too long for a forward
+            parts = list(pairwise(np.append(np.arange(0, ends[0], self._longest), ends)[:, None]))
         device = 0.0
-        if self._in_chunks(plan):
-            length = int(plan.num_keys[0])
-            self._open(plan, np.array([length]))
-            for begin in range(0, length, self._longest):
-                end = min(begin + self._longest, length)
-                last = self._block if end == length else 0
-                prepared = self._prefill_batch(plan, np.array([begin]), np.array([end]), last)
-                out = self._forward.run(prepared.batch)
-                device += out.device
-        else:
-            ends = plan.num_keys.astype(np.int64)
-            self._open(plan, ends)
-            num_sampled = self._block if plan.window.any() else 0
-            if self._pieces:  # an engine's graph sends whole blocks through the head; none commits
-                num_sampled = int(plan.num_tokens.min())
-            prepared = self._prefill_batch(plan, ends - plan.num_tokens, ends, num_sampled)
+        for begins, stops in parts:
+            last = num_sampled if stops[0] == ends[0] else 0
+            prepared = self._prefill_batch(plan, begins, stops, last)
             out = self._forward.run(prepared.batch)
-            device = out.device
+            device += out.device
         if self._pieces or not plan.window.any():  # part of a prompt: nothing to denoise
             return StepOutcome(0.0, np.zeros_like(plan.window), device)
         answers = _Answers(prepared.rows, prepared.columns, out.tokens, out.confidence)
@@ -191,7 +181,7 @@ class ModelExecutor(Texts):
             block_length=self._block,
             sampled=sampled,
             prefill=True,
-            keys=self._keys(plan.requests[row][sampled], positions[sampled], 0),
+            uniform=self._uniform(plan.requests[row][sampled], positions[sampled], 0),
         )
         rows, columns = np.divmod(np.arange(len(sampled)), max(1, num_sampled))
         return _Prepared(batch, rows, columns)
@@ -233,7 +223,7 @@ class ModelExecutor(Texts):
             sampled=sampled,
             evict=evict,
             own_head=self._masks_alone,
-            keys=self._keys(plan.requests[chosen], positions[sampled], 1 + evaluations.astype(np.int64)),
+            uniform=self._uniform(plan.requests[chosen], positions[sampled], 1 + evaluations.astype(np.int64)),
         )
         return _Prepared(batch, chosen, columns[sampled], drawn)
 
@@ -253,12 +243,12 @@ class ModelExecutor(Texts):
         committed = self._commit(plan, _Answers(rows, columns, out.tokens, out.confidence), drawn)
         return StepOutcome(0.0, committed, out.device, retained)
 
-    def _keys(
+    def _uniform(
         self, requests: npt.NDArray[np.int32], positions: Ints, step: int | Ints
-    ) -> npt.NDArray[np.uint64] | None:
-        """Random keys by request, position and step, [rows]."""
+    ) -> npt.NDArray[np.float64] | None:
+        """Random numbers by request, position and step, [rows]."""
         sampling = self._forward.sampling
-        return None if sampling is None else key(sampling.seed, TOKEN, requests, positions, step)
+        return None if sampling is None else uniform(key(sampling.seed, TOKEN, requests, positions, step))
 
     def _evict(self, plan: StepPlan, rows: Index, columns: Index) -> tuple[Evict | None, Bools | None]:
         """An eviction's input, and commits if the twin draws both."""
@@ -341,36 +331,3 @@ def steps_of(plan: StepPlan, masked: Bools) -> Ints:
     """Earlier steps of each row's block, by its most computed mask, [rows]."""
     steps: Ints = plan.evaluations.max(axis=1, where=masked, initial=0).astype(np.int64)
     return steps
-
-
-def check_policy(policy: Policy) -> None:
-    """PolicyError if no decoder's executor runs it."""
-    if not policy.granularity.on_a_grid:
-        raise PolicyError(f"{policy.name}: denoises canvases, which no mask model does: expected a DiffusionGemma")
-    if policy.batching.pieces and not isinstance(policy.batching, Rounds):
-        kind = type(policy.batching).__name__
-        raise PolicyError(
-            f"{policy.name}: dsim live prefills a prompt apart from others' steps, and {kind} beside them"
-        )
-    if caches_prefixes(policy):
-        raise PolicyError(f"{policy.name}: prefix_caching is true, and dsim live shares no pages: expected false")
-    if policy.unmasking.strategy == "law":
-        raise PolicyError(f"{policy.name}: strategy is law, which a twin draws by, and dsim live unmasks by confidence")
-
-
-def check_whole_blocks(policy: Policy, config: ModelConfig) -> None:
-    """PolicyError unless all steps compute whole blocks: rows predict the next position."""
-    if not policy.granularity.whole_block or policy.eviction.evicts:
-        raise PolicyError(
-            f"{policy.name}: leaves positions out of its steps, and the rows of {config.name} ({config.architecture}) "
-            "say the position after theirs: expected whole blocks, as lmdeploy-bd32"
-        )
-    if policy.unmasking.head == "masks":
-        raise PolicyError(
-            f"{policy.name}: head is masks, and the row before a mask says what {config.name} has there: expected all"
-        )
-    if policy.batching.pieces:
-        raise PolicyError(
-            f"{policy.name}: prefills a prompt in pieces, and a row of {config.name} says the position after its own, "
-            "which is of the next piece: expected lmdeploy-bd32"
-        )

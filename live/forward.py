@@ -1,5 +1,6 @@
 """One forward over many sequences' rows: host arrays in, sampled tokens and confidences out."""
 
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,15 +16,17 @@ from ..kernels.confidence import confidence_of_hidden
 from ..kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 from . import evicting
 from .cache import PagedCache
-from .clock import DeviceClock
 from .evicting import Array, Attend, Evict, Floats, Inputs, Retained
 from .model import Decoder, Layer, Pages
 from .sampling import Sampling, sample_of_hidden
 
-# What kernels need; others are int64.
-KINDS = dict.fromkeys(
-    ("positions", "query_start", "history", "page_table", "masked_start"), torch.int32
-) | dict.fromkeys(("listed", "seen"), torch.bool)
+# Dtypes of a step's arrays on the device; others are int64.
+KINDS = {
+    **dict.fromkeys(("positions", "query_start", "history", "page_table", "masked_start"), torch.int32),
+    **dict.fromkeys(("block_query_start", "block_start", "num_kept", "own_pages"), torch.int32),
+    **dict.fromkeys(("listed", "seen"), torch.bool),
+    **dict.fromkeys(("temperature", "uniform"), torch.float64),
+}
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -46,8 +49,17 @@ class Batch:
     evict: Evict | None = None  # None: no eviction
     prefill: bool = False
     own_head: bool = False  # only sampled rows pass the head, in their own graph
-    keys: npt.NDArray[np.uint64] | None = None  # [sampled], for drawn tokens; None: the likeliest
+    uniform: npt.NDArray[np.float64] | None = None  # [sampled], for drawn tokens; None: the likeliest
     spare: int = 0  # last sequences, only for padding rows
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """The arrays that the device needs; those by sequence first: their places do not depend on rows."""
+        arrays: dict[str, npt.NDArray[Any]] = {name: getattr(self, name) for name in ARRAYS}
+        if self.evict is not None:
+            arrays |= {"masked": self.evict.masked, "masked_start": self.evict.masked_start}
+        if self.uniform is not None:
+            arrays["uniform"] = self.uniform
+        return arrays
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +74,29 @@ class Sampled:
         if num := int(np.isnan(self.confidence).sum()):
             what = f"{num} of {len(self.confidence)} rows have no finite logit, or a NaN"
             raise ModelError(f"{what}: the weights or the device are damaged")
+
+
+class DeviceClock:
+    """Starts when created. Reads CUDA events, or the host's clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._took = time.perf_counter()
+        if self._cuda:
+            self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            self._begin.record()
+
+    def stop(self) -> None:
+        """Mark the end, after all launches so far."""
+        if self._cuda:
+            self._end.record()
+        self._took = time.perf_counter() - self._took
+
+    def seconds(self) -> float:
+        """Waits for the device."""
+        if self._cuda:
+            self._end.synchronize()
+        return self._begin.elapsed_time(self._end) / 1e3 if self._cuda else self._took
 
 
 class Forward:
@@ -85,7 +120,7 @@ class Forward:
     @torch.inference_mode()
     def run(self, batch: Batch) -> Sampled:
         """Compute a batch; write its KV."""
-        inputs = self._unflatten(*self._moved(*self._flatten(batch)))
+        inputs = self.inputs(batch.arrays())
         if batch.evict is not None:
             return self._run_evicting(inputs, batch)
         return self._timed(lambda: self._answers(inputs, batch))
@@ -117,20 +152,17 @@ class Forward:
             half, grown = evicting.through_two(self.model, inputs, self._pages, attend)
             growth.append(grown.cpu().numpy())  # waits for the device
             kept.append(evicting.keep(batch, growth[0]))
-            left = self._unflatten(*self._moved(*flattened_retained(kept[0])))
+            left = self.inputs(kept[0].arrays())
             hidden = evicting.finish_rows(self.model, half, inputs, left, self._pages, attend)
-            keys = inputs.get("keys")
-            return self._sample(hidden, None if keys is None else keys[left["rows"]])
+            uniform = inputs.get("uniform")
+            return self._sample(hidden, None if uniform is None else uniform[left["rows"]])
 
         return replace(self._timed(compute), rows=kept[0].rows, growth=growth[0])
 
     def _answers(self, inputs: Inputs, batch: Batch) -> tuple[Tensor, Tensor]:
         """Tokens and confidences."""
-        return self._compute(inputs, batch)
-
-    def _compute(self, inputs: Inputs, batch: Batch) -> tuple[Tensor, Tensor]:
         hidden = self._hidden(inputs, batch)
-        return self._sample(hidden[inputs["sampled"]], inputs.get("keys"))
+        return self._sample(hidden[inputs["sampled"]], inputs.get("uniform"))
 
     def _hidden(self, inputs: Inputs, batch: Batch) -> Tensor:
         """Final hidden states of all rows, normed."""
@@ -152,40 +184,20 @@ class Forward:
         sequences = sequences_of(inputs, batch.block_length, batch.spare)
         return ragged_paged_attention(q, keys, values, sequences)
 
-    def _sample(self, hidden: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Tokens and confidences; keys [rows]: to draw."""
+    def _sample(self, hidden: Tensor, uniform: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Tokens and confidences; uniform [rows]: to draw."""
         if self.sampling is not None or self.by_entropy:
             head, how = self.model.head_weight, self.sampling
-            return sample_of_hidden(hidden, head, keys, how, self.max_num_logits, self.by_entropy)
+            return sample_of_hidden(hidden, head, uniform, how, self.max_num_logits, self.by_entropy)
         return confidence_of_hidden(hidden, self.model.head_weight, self.temperature, self.max_num_logits)
 
-    def _moved(self, flat: Array, shapes: Shapes) -> tuple[Tensor, Shapes]:
-        held = torch.from_numpy(flat)
+    def inputs(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Inputs:
+        """Arrays on the device, copied at once."""
+        flat, shapes = flattened(arrays)
+        numbers = torch.from_numpy(flat)
         if self.device.type == "cuda":
-            held = held.pin_memory().to(self.device, non_blocking=True)
-        return held, shapes
-
-    @staticmethod
-    def _flatten(batch: Batch) -> tuple[Array, Shapes]:
-        """All arrays in one, and their shapes."""
-        # Arrays by sequence first: offsets do not depend on rows.
-        arrays: dict[str, npt.NDArray[Any]] = {name: getattr(batch, name) for name in ARRAYS}
-        if batch.evict is not None:
-            arrays |= {"masked": batch.evict.masked, "masked_start": batch.evict.masked_start}
-        if batch.keys is not None:
-            arrays["keys"] = batch.keys.view(np.int64)
-        return flattened(arrays), {name: array.shape for name, array in arrays.items()}
-
-    @staticmethod
-    def _unflatten(held: Tensor, shapes: Shapes, names: Collection[str] | None = None) -> Inputs:
-        """The arrays, or `names`, in kernels' dtypes."""
-        found, begin = {}, 0
-        for name, shape in shapes.items():
-            size = int(np.prod(shape))
-            if names is None or name in names:
-                found[name] = held[begin : begin + size].view(shape).to(KINDS.get(name, torch.int64))
-            begin += size + size % 2
-        return found
+            numbers = numbers.pin_memory().to(self.device, non_blocking=True)
+        return unflattened(numbers, shapes)
 
 
 def stacked(answers: tuple[Tensor, Tensor]) -> Tensor:
@@ -197,22 +209,23 @@ def sequences_of(inputs: Inputs, block_length: int, spare: int = 0) -> Sequences
     return Sequences(x["page_table"], x["query_start"], x["positions"], x["history"], x["listed"], block_length, spare)
 
 
-def flattened_retained(kept: Retained) -> tuple[Array, Shapes]:
-    """A step's retained rows in one array, and their shapes."""
-    arrays = {name: getattr(kept, name) for name in Retained.__slots__}
-    return flattened(arrays), {name: array.shape for name, array in arrays.items()}
+def flattened(arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[Array, Shapes]:
+    """Join arrays, each aligned to 16 bytes, which kernels are compiled for; and their shapes."""
+    sizes = [array.size + array.size % 2 for array in arrays.values()]
+    flat, begin = np.zeros(sum(sizes), np.int64), 0
+    for array, size in zip(arrays.values(), sizes, strict=True):
+        flat[begin : begin + array.size].view(array.dtype if array.itemsize == 8 else np.int64)[:] = array.reshape(-1)
+        begin += size
+    return flat, {name: array.shape for name, array in arrays.items()}
 
 
-def flattened(arrays: Mapping[str, npt.NDArray[Any]]) -> Array:
-    """Join arrays, each aligned to 16 bytes, which kernels are compiled for."""
-    flat, begin = np.zeros(flat_size(array.shape for array in arrays.values()), np.int64), 0
-    for array in arrays.values():
-        flat[begin : begin + array.size] = array.reshape(-1)
-        begin += array.size + array.size % 2
-    return flat
-
-
-def flat_size(shapes: Iterable[tuple[int, ...]]) -> int:
-    """The size of `flattened` arrays of these shapes."""
-    sizes = (int(np.prod(shape)) for shape in shapes)
-    return sum(size + size % 2 for size in sizes)
+def unflattened(numbers: Tensor, shapes: Shapes, names: Collection[str] | None = None) -> Inputs:
+    """The arrays that were joined, or those of `names`, in kernels' dtypes."""
+    inputs, begin = {}, 0
+    for name, shape in shapes.items():
+        size = int(np.prod(shape))
+        if names is None or name in names:
+            array, kind = numbers[begin : begin + size].view(shape), KINDS.get(name, torch.int64)
+            inputs[name] = array.view(kind) if kind == torch.float64 else array.to(kind)
+        begin += size + size % 2
+    return inputs

@@ -4,7 +4,7 @@ A request's own pages hold KV for later steps: of all positions with FastCache, 
 go to scratch pages, which every layer overwrites.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
 from typing import Any
@@ -33,13 +33,13 @@ from .choice import choose
 from .config import ModelConfig
 from .evicting import Array, Inputs
 from .executor import ModelExecutor, steps_of
-from .forward import Batch, Forward, flattened, sequences_of
+from .forward import Batch, Forward, sequences_of
 from .model import Decoder
 from .prompts import Prompts
+from .refused import refuse
 
 # One block of all positions: nothing is hidden.
 WHOLE = 1 << 30
-INT32 = ("block_query_start", "block_start", "num_kept", "own_pages")
 
 
 # By cache; an outside one is a subclass.
@@ -63,36 +63,24 @@ def passes_of(policy: Policy) -> frozenset[Phase]:
 def check_runs(policy: Policy, config: ModelConfig) -> None:
     """PolicyError unless the executor runs the policy on the model."""
     passes_of(policy)
-    cache, batching, page = cache_of(policy), policy.batching, policy.memory.page_size
-    if cache.keeps_outputs and not cache.votes:
-        raise PolicyError(f"{policy.name}: dsim live does not run dLLM-Cache: expected another cache, as maskkv")
-    if cache.votes and not batching.pads:
-        raise PolicyError(
-            f"{policy.name}: dsim live runs {type(cache).__name__} one request at a time: expected Static"
-        )
-    if cache.votes and cache.logits == "all":
-        raise PolicyError(
-            f"{policy.name}: logits is all, and MaskKV carries no prompt from step to step: expected block"
-        )
-    if cache.votes and config.shifted:
-        raise PolicyError(
-            f"{policy.name}: carries no prompt from step to step, and the rows of {config.name} say the position after "
-            "theirs: expected sparse-dllm"
-        )
-    multiple = RUN // gcd(RUN, config.kv_heads)
-    if cache.votes and page % multiple:
-        raise PolicyError(
-            f"{policy.name}: page_size is {page}, and pages of {config.name} (kv_heads {config.kv_heads}) are cut into "
-            f"runs of {RUN} keys: expected a multiple of {multiple}"
-        )
-    for layer in cache.boundary if cache.votes else ():
-        if not -config.layers <= layer < config.layers:
-            raise PolicyError(f"{policy.name}: boundary has layer {layer}, and {config.name} has {config.layers}")
-    if batching.pads and batching.max_batch != 1:
-        raise PolicyError(
-            f"{policy.name}: max_batch is {batching.max_batch}, and dsim live pads no batch: expected 1 (dllm-serve "
-            "runs several at once)"
-        )
+    cache: Any = policy.cache  # one of the kinds in PASSES, each with its own fields
+    batching, page = policy.batching, policy.memory.page_size
+    multiple, name = RUN // gcd(RUN, config.kv_heads), config.name
+    outside = [layer for layer in cache.boundary if not -config.layers <= layer < config.layers] if cache.votes else []
+    refuse(policy, {
+        "dsim live does not run dLLM-Cache: expected another cache, as maskkv": cache.keeps_outputs and not cache.votes,
+        f"dsim live runs {type(cache).__name__} one request at a time: expected Static":
+            cache.votes and not batching.pads,
+        "logits is all, and MaskKV carries no prompt from step to step: expected block":
+            cache.votes and cache.logits == "all",
+        f"carries no prompt from step to step, and the rows of {name} say the position after theirs: expected "
+        "sparse-dllm": cache.votes and config.shifted,
+        f"page_size is {page}, and pages of {name} (kv_heads {config.kv_heads}) are cut into runs of {RUN} keys: "
+        f"expected a multiple of {multiple}": cache.votes and page % multiple > 0,
+        f"boundary has layer {next(iter(outside), 0)}, and {name} has {config.layers}": bool(outside),
+        f"max_batch is {batching.max_batch}, and dsim live pads no batch: expected 1 (dllm-serve runs several at once)":
+            batching.pads and batching.max_batch != 1,
+    })  # fmt: skip
 
 
 def pages_of_use(policy: Policy, limits: Limits, requests: Sequence[Request]) -> tuple[int, int]:
@@ -101,7 +89,7 @@ def pages_of_use(policy: Policy, limits: Limits, requests: Sequence[Request]) ->
     most = min(limits.max_batch, len(requests))
     prompt = np.array([r.input_length for r in requests], np.int64)
     length = lengths(prompt, prompt + np.array([r.limit for r in requests]), policy.block_length)
-    cache = cache_of(policy)
+    cache: Any = policy.cache
     held = -(-cache.held(prompt, length, limits.state_tokens) // page)
     longest = min(int(length.max()), limits.context_limit)
     if cache.votes:  # the computed prompt, with a head's own runs
@@ -116,11 +104,6 @@ def lengths(prompt: Array, end: Array, block: int) -> Array:
     """Tokens of the prompt, and of the output in whole blocks."""
     whole: Array = prompt + -(-(end - prompt) // block) * block
     return whole
-
-
-def cache_of(policy: Policy) -> Any:
-    """The policy's cache: one of the kinds in PASSES, each with its own fields."""
-    return policy.cache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,12 +123,17 @@ class Pass(Batch):
 
     pack: Pack | None = None
 
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        pack = self.pack
+        more = {} if pack is None else {name: getattr(pack, name) for name in Pack.__slots__}
+        return Batch.arrays(self) | more
+
 
 class FullSequenceForward(Forward):
     def __init__(self, model: Decoder, cache: PagedCache, policy: Policy) -> None:
         # max_prefill_tokens also bounds rows of logits.
         super().__init__(model, cache, policy.unmasking.temperature or 1.0, policy.batching.max_prefill_tokens)
-        self._rule = cache_of(policy)
+        self._rule: Any = policy.cache
 
     def _answers(self, inputs: Inputs, batch: Batch) -> tuple[Tensor, Tensor]:
         assert isinstance(batch, Pass)
@@ -168,7 +156,7 @@ class FullSequenceForward(Forward):
             return ragged_paged_attention(q, cache.all_keys, cache.all_values, seen)
 
         hidden = self.model(inputs["tokens"], inputs["positions"], attend)
-        return self._sample(hidden[inputs["sampled"]], inputs.get("keys"))
+        return self._sample(hidden[inputs["sampled"]], inputs.get("uniform"))
 
     def _pack(self, layer: int, q: Tensor, k: Tensor, v: Tensor, key_start: Tensor, inputs: Inputs) -> None:
         choice = Choice(
@@ -177,21 +165,6 @@ class FullSequenceForward(Forward):
         )  # fmt: skip
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         pooled_topk_pack(q[inputs["block_rows"]], k, v, keys, values, choice)
-
-    @staticmethod
-    def _flatten(batch: Batch) -> tuple[Array, dict[str, tuple[int, ...]]]:
-        flat, shapes = Forward._flatten(batch)
-        assert isinstance(batch, Pass)
-        if (pack := batch.pack) is None:
-            return flat, shapes
-        more = {name: getattr(pack, name) for name in ("block_rows", *INT32)}
-        flat = np.concatenate([flat, flattened(more)])
-        return flat, shapes | {name: array.shape for name, array in more.items()}
-
-    @staticmethod
-    def _unflatten(held: Tensor, shapes: dict[str, tuple[int, ...]], names: Collection[str] | None = None) -> Inputs:
-        inputs = Forward._unflatten(held, shapes, names)
-        return inputs | {name: inputs[name].int() for name in INT32 if name in inputs}
 
 
 class FullSequenceExecutor(ModelExecutor):
@@ -206,7 +179,7 @@ class FullSequenceExecutor(ModelExecutor):
         by_entropy = config.by_entropy or policy.unmasking.strategy == "entropy"
         forward.by_entropy = by_entropy and policy.unmasking.scheduled(policy)
         super().__init__(forward, policy, prompts, None, policy.block_length)
-        self._rule = cache_of(policy)
+        self._rule: Any = policy.cache
         self._passes = passes_of(policy)
         self._cached: dict[int, int] = {}  # slot -> request whose keys a full or packing pass stored
         self._deciding = draws
@@ -260,7 +233,7 @@ class FullSequenceExecutor(ModelExecutor):
                 tokens=self._tokens[slots[row], positions].astype(np.int64), positions=positions, places=places,
                 query_start=query_start, page_table=table, history=history, listed=listed, block_length=WHOLE,
                 sampled=sampled, pack=pack,
-                keys=self._keys(plan.requests[order][row[sampled]], positions[sampled], 1 + step[row[sampled]]),
+                uniform=self._uniform(plan.requests[order][row[sampled]], positions[sampled], 1 + step[row[sampled]]),
             )
         )  # fmt: skip
         tokens, confidence = np.zeros(plan.window.shape, np.int64), np.zeros(plan.window.shape, np.float32)

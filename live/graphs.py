@@ -7,11 +7,12 @@ so that tests check padding, aliasing and choice.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,9 +21,8 @@ from ..engine.policies.focus import Focus
 from ..engine.policy import Policy
 from . import evicting
 from .cache import PagedCache
-from .clock import DeviceClock
 from .evicting import Array, Evict, Half, Inputs, Retained
-from .forward import Batch, Forward, Sampled, Shapes, flat_size, flattened_retained, stacked
+from .forward import Batch, DeviceClock, Forward, Sampled, Shapes, flattened, stacked, unflattened
 from .model import Decoder
 from .padding import (
     MAX_ROWS,
@@ -83,12 +83,64 @@ class Captured(NamedTuple):
     answers: Answers
 
 
+class Staged:
+    """Numbers on the device that graphs read, brought through pinned memory of the host."""
+
+    def __init__(self, device: torch.device, size: int = 0) -> None:
+        self.numbers = torch.zeros(size, dtype=torch.int64, device=device)
+        self._host = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def bring(self, flat: Array) -> None:
+        # The host has waited for the last copy's step.
+        self._host[: len(flat)] = torch.from_numpy(flat)
+        self.numbers[: len(flat)].copy_(self._host[: len(flat)], non_blocking=True)
+
+
+class Graphs:
+    """Captured launches by key, and the inputs that all of them read."""
+
+    def __init__(self, device: torch.device, record: Recorder | None = None) -> None:
+        self.by_key: dict[Key, Captured] = {}
+        self.num_captures = 0
+        self.seconds = 0.0  # of captures
+        self._device = device
+        self._record = record or (CudaRecorder() if device.type == "cuda" else recompute)
+        self._inputs = Staged(device)
+
+    def bring(self, flat: Array) -> None:
+        if len(flat) > len(self._inputs):
+            self.by_key.clear()  # they read the old tensor
+            self._inputs = Staged(self._device, max(len(flat), 2 * len(self._inputs)))
+        self._inputs.bring(flat)
+
+    def inputs(self, shapes: Shapes, names: Collection[str] | None = None) -> Inputs:
+        return unflattened(self._inputs.numbers, shapes, names)
+
+    def captured(
+        self, key: Key, arrays: Callable[[], Mapping[str, npt.NDArray[Any]]], compute: Callable[[Shapes], Answers]
+    ) -> Captured:  # fmt: skip
+        """Records the graph of a computation on inputs like `arrays`, on first use."""
+        if key not in self.by_key:
+            flat, shapes = flattened(arrays())
+            self.bring(flat)
+            self.num_captures += 1
+            begin = time.perf_counter()
+            self.by_key[key] = Captured(*self._record(lambda: compute(shapes)))
+            self.seconds += time.perf_counter() - begin
+        return self.by_key[key]
+
+    def drop(self, stale: Callable[[Key], bool]) -> None:
+        self.by_key = {key: graph for key, graph in self.by_key.items() if not stale(key)}
+
+
 class Between(NamedTuple):
     """What passes between an evicting step's graphs, with room for the largest."""
 
     half: Half
-    kept: Tensor  # the retained rows' arrays
-    staged: Tensor  # ... on the host
+    kept: Staged  # the retained rows' arrays
     sequences: int
 
     @classmethod
@@ -100,28 +152,11 @@ class Between(NamedTuple):
 
         turns = config.head_dim // 2
         half = Half(zeros(config.hidden), zeros(config.heads, config.head_dim), zeros(turns), zeros(turns))
-        size = flat_size([(rows,)] * 3 + [(sequences + 1,), (sequences, width)])
-        staged = torch.zeros(size, dtype=torch.int64, pin_memory=weight.is_cuda)
-        return cls(half, torch.zeros(size, dtype=torch.int64, device=weight.device), staged, sequences)
+        size = len(flattened(blank_retained(rows, sequences, width).arrays())[0])
+        return cls(half, Staged(weight.device, size), sequences)
 
     def bring(self, kept: Retained) -> None:
-        flat, _ = flattened_retained(kept)
-        self.staged[: len(flat)] = torch.from_numpy(flat)
-        self.kept[: len(flat)].copy_(self.staged[: len(flat)], non_blocking=True)
-
-
-STEP, LAYERS, HEAD = range(3)
-
-
-class GraphShape(NamedTuple):
-    """A graph that evicts nothing."""
-
-    kind: int  # STEP, LAYERS, or the HEAD after them
-    rows: int
-    sequences: int
-    width: int  # of the window
-    block_length: int
-    sampled: int = 0  # rows of a head
+        self.kept.bring(flattened(kept.arrays())[0])
 
 
 class GraphForward(Forward):
@@ -136,22 +171,16 @@ class GraphForward(Forward):
         limit = model.config.context_limit if longest is None else longest
         # One table width: wider costs nothing.
         self.pages = min(-(-limit // cache.page_size), cache.num_pages)
-        self.num_captures = 0
-        self.capture_seconds = 0.0
-        self._record = record or (CudaRecorder() if self.device.type == "cuda" else recompute)
-        self._graphs: dict[Key, Captured] = {}
-        self._held = torch.zeros(0, dtype=torch.int64, device=self.device)  # every graph's inputs
-        self._staged = torch.zeros(0, dtype=torch.int64)  # ... on the host
+        self.graphs = Graphs(self.device, record)
         self._between: dict[int, Between] = {}  # by the window's width
         # A separate head's input: hidden states, and rows to sample.
         self._states = torch.zeros(0, 0, device=self.device)
-        self._picked = torch.zeros(0, dtype=torch.int64, device=self.device)
-        self._staged_picks = torch.zeros(0, dtype=torch.int64)
+        self._picked = Staged(self.device)
 
     @property
     def captured_shapes(self) -> set[Key]:
         """Rows, sequences and width of captured steps without eviction."""
-        return {key[1:4] for key in self._graphs if key[0] == "step"}
+        return {key[1:4] for key in self.graphs.by_key if key[0] == "step"}
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Sampled:
@@ -163,12 +192,12 @@ class GraphForward(Forward):
         if batch.evict is not None:
             return self._replay_evicting(padded, batch)
         step = self._step(padded)
-        self._bring(self._flatten(padded)[0])
+        self.graphs.bring(flattened(padded.arrays())[0])
         return self._replayed([step], len(batch.tokens))
 
     def _is_eager(self, batch: Batch) -> bool:
         num_rows = len(batch.tokens)
-        if batch.keys is not None or batch.page_table.shape[1] > self.pages or self.by_entropy:
+        if batch.uniform is not None or batch.page_table.shape[1] > self.pages or self.by_entropy:
             return True
         if batch.prefill:
             return prefill_shape(num_rows, len(batch.history)) is None
@@ -191,40 +220,35 @@ class GraphForward(Forward):
             return
         rule = policy.eviction if isinstance(policy.eviction, Focus) else None
         masks_alone = policy.unmasking.head == "masks"
-        steps = [GraphShape(STEP, *shape, width, block) for shape in shapes]
+        steps = [blank(*shape, self.pages, width, block) for shape in shapes]
         longest = self.pages * self.cache.page_size
-        prefills = [GraphShape(LAYERS, *x, 1, block) for x in reachable_prefills(policy, max_batch, longest)]
-        through_layers = [*prefills, *(shape._replace(kind=LAYERS) for shape in steps if masks_alone)]
-        through_layers.sort(key=lambda shape: -shape.rows)
+        layers = [blank(*x, self.pages, 1, block) for x in reachable_prefills(policy, max_batch, longest)]
         heads = {bucket(block * n) for n in range(1, min(max_batch, PREFILL_SEQUENCES[-1]) + 1)}
+        halves: list[Batch] = []
+        if rule is not None:  # all rows are masks
+            evicts = [Evict(rule, batch.sampled, batch.query_start, lambda growth: growth > 0) for batch in steps]
+            halves = [replace(batch, evict=evict) for batch, evict in zip(steps, evicts, strict=True)]
+        # Make room before graphs read it.
+        room = max(len(flattened(batch.arrays())[0]) for batch in [*steps, *layers, *halves])
+        self.graphs.bring(np.zeros(room, np.int64))
         if masks_alone:
             heads |= {bucket(n) for n in range(1, shapes[0][0] + 1)}
-        largest = through_layers[0]._replace(kind=HEAD)
-        of_head = [largest._replace(sampled=n) for n in sorted(heads, reverse=True) if n <= largest.rows]
-        halves = [] if rule is None else [blank_evicting(self._blank(shape), rule) for shape in steps]
-        # Make room before graphs read it.
-        room = max(len(self._flatten(b)[0]) for b in [*map(self._blank, [*steps, *prefills]), *halves])
-        self._bring(np.zeros(room, np.int64))
-        for shape in [*steps[: 0 if masks_alone else most], *through_layers[:most], *of_head[:most]]:
-            padded = self._blank(shape)
-            if shape.kind == HEAD:
-                self._head(padded, shape.sampled)
-            elif shape.kind == LAYERS:
-                self._layers(padded)
-            else:
-                self._step(padded)
+            layers, steps = sorted([*layers, *steps], key=lambda batch: -len(batch.tokens)), []
+        for batch in steps[:most]:
+            self._step(batch)
+        for batch in layers[:most]:
+            self._layers(batch)
+        for num in sorted((n for n in heads if n <= len(layers[0].tokens)), reverse=True)[:most]:
+            self._head(layers[0], num)
         if not halves:
             return
         between = self._room(max(rows for rows, _ in shapes), max(sequences for _, sequences in shapes), width)
-        for padded in halves[:most]:
-            self._half(padded)
-        widest = {len(padded.history): padded for padded in reversed(halves)}
+        for batch in halves[:most]:
+            self._half(batch)
+        widest = {len(batch.history): batch for batch in reversed(halves)}
         for left, sequences in reachable_after(shapes)[:most]:
             between.bring(blank_retained(left, sequences, width))
             self._rest(widest[sequences], left)
-
-    def _blank(self, shape: GraphShape) -> Batch:
-        return blank(shape.rows, shape.sequences, self.pages, shape.width, shape.block_length)
 
     def _replayed(self, graphs: list[Captured], num: int) -> Sampled:
         """Launch graphs; answers are the last one's first `num` rows."""
@@ -243,17 +267,14 @@ class GraphForward(Forward):
     def _replay_with_head(self, padded: Batch, sampled: Array) -> Sampled:
         num = len(sampled)
         graphs = [self._layers(padded), *([self._head(padded, bucket(num))] if num else [])]
-        self._bring(self._flatten(padded)[0])
-        self._staged_picks[:num] = torch.from_numpy(sampled)
-        self._staged_picks[num : bucket(num)] = 0
-        self._picked.copy_(self._staged_picks, non_blocking=True)
+        self.graphs.bring(flattened(padded.arrays())[0])
+        self._picked.bring(np.pad(sampled, (0, bucket(num) - num)))
         return self._replayed(graphs, num)
 
     def _replay_evicting(self, padded: Batch, batch: Batch) -> Sampled:
         assert batch.evict is not None
-        flat, _ = self._flatten(padded)
         half, between = self._half(padded), self._between[padded.listed.shape[1]]
-        self._bring(flat)
+        self.graphs.bring(flattened(padded.arrays())[0])
         clock = DeviceClock(self.device)
         half.replay()
         growth = half.answers[0][: len(batch.evict.masked)].cpu().numpy()  # the only wait
@@ -266,9 +287,9 @@ class GraphForward(Forward):
 
     def _step(self, padded: Batch) -> Captured:
         def compute(shapes: Shapes) -> tuple[Tensor]:
-            return (stacked(self._compute(self._unflatten(self._held, shapes), padded)),)
+            return (stacked(self._answers(self.graphs.inputs(shapes), padded)),)
 
-        return self._captured(_key("step", padded), padded, compute)
+        return self.graphs.captured(_key("step", padded), padded.arrays, compute)
 
     def _layers(self, padded: Batch) -> Captured:
         """A step's layers, up to the head's hidden states."""
@@ -276,29 +297,28 @@ class GraphForward(Forward):
         states = self._states[: len(padded.tokens)]
 
         def compute(shapes: Shapes) -> tuple[Tensor]:
-            states.copy_(self._hidden(self._unflatten(self._held, shapes), padded))
+            states.copy_(self._hidden(self.graphs.inputs(shapes), padded))
             return (states,)
 
-        return self._captured(_key("layers", padded), padded, compute)
+        return self.graphs.captured(_key("layers", padded), padded.arrays, compute)
 
     def _head(self, padded: Batch, num: int) -> Captured:
         """The head over `num` rows, padding included."""
         self._make_states(len(padded.tokens))
 
         def compute(shapes: Shapes) -> tuple[Tensor]:
-            return (stacked(self._sample(self._states[self._picked[:num]], None)),)
+            return (stacked(self._sample(self._states[self._picked.numbers[:num]], None)),)
 
-        return self._captured(("head", num), padded, compute)
+        return self.graphs.captured(("head", num), padded.arrays, compute)
 
     def _make_states(self, rows: int) -> None:
         """Make room for `rows` hidden states; drop graphs that read the old."""
         if rows <= len(self._states):
             return
-        self._graphs = {key: graph for key, graph in self._graphs.items() if key[0] not in ("layers", "head")}
+        self.graphs.drop(lambda key: key[0] in ("layers", "head"))
         weight = self.model.embedding.weight
         self._states = torch.zeros(rows, self.model.config.hidden, dtype=weight.dtype, device=self.device)
-        self._picked = torch.zeros(rows, dtype=torch.int64, device=self.device)
-        self._staged_picks = torch.zeros(rows, dtype=torch.int64, pin_memory=self.device.type == "cuda")
+        self._picked = Staged(self.device, rows)
 
     def _half(self, padded: Batch) -> Captured:
         """An evicting step up to the choice; answers masks' growth of importance."""
@@ -306,31 +326,29 @@ class GraphForward(Forward):
         between = self._room(rows, sequences, width).half
 
         def compute(shapes: Shapes) -> tuple[Tensor]:
-            inputs, attend = self._unflatten(self._held, shapes), self._attending(padded)
+            inputs, attend = self.graphs.inputs(shapes), self._attending(padded)
             half, growth = evicting.through_two(self.model, inputs, self._pages, attend)
             for name in Half.__slots__:
                 getattr(between, name)[:rows].copy_(getattr(half, name))
             return (growth,)
 
-        return self._captured(_key("half", padded), padded, compute)
+        return self.graphs.captured(_key("half", padded), padded.arrays, compute)
 
     def _rest(self, padded: Batch, left: int) -> Captured:
         """The retained rows, `left` with padding."""
         evict, (sequences, width) = padded.evict, padded.listed.shape
         assert evict is not None
         between = self._room(left, sequences, width)
-        shapes_of_kept: Shapes = {
-            "rows": (left,), "positions": (left,), "places": (left,), "query_start": (sequences + 1,),
-            "seen": (sequences, width),
-        }  # fmt: skip
+        _, shapes_of_kept = flattened(blank_retained(left, sequences, width).arrays())
 
         def compute(shapes: Shapes) -> tuple[Tensor]:
-            inputs: Inputs = self._unflatten(self._held, shapes, {"history", "page_table", "listed"})
-            kept, attend = self._unflatten(between.kept, shapes_of_kept), self._attending(padded)
+            inputs = self.graphs.inputs(shapes, {"history", "page_table", "listed"})
+            kept, attend = unflattened(between.kept.numbers, shapes_of_kept), self._attending(padded)
             hidden = evicting.finish_rows(self.model, between.half, inputs, kept, self._pages, attend)
             return (stacked(self._sample(hidden, None)),)
 
-        return self._captured(("rest", left, sequences, width, padded.block_length, evict.rule), padded, compute)
+        key = "rest", left, sequences, width, padded.block_length, evict.rule
+        return self.graphs.captured(key, padded.arrays, compute)
 
     def _room(self, rows: int, sequences: int, width: int) -> Between:
         """Larger room drops the smaller one's graphs."""
@@ -339,33 +357,9 @@ class GraphForward(Forward):
             return have
         if have is not None:
             rows, sequences = max(rows, len(have.half.x)), max(sequences, have.sequences)
-            self._graphs = {
-                key: graph for key, graph in self._graphs.items() if key[0] not in ("half", "rest") or key[3] != width
-            }
+            self.graphs.drop(lambda key: key[0] in ("half", "rest") and key[3] == width)
         self._between[width] = Between.of(self.model, rows, sequences, width)
         return self._between[width]
-
-    def _captured(self, key: Key, padded: Batch, compute: Callable[[Shapes], tuple[Tensor]]) -> Captured:
-        """Records the graph on first use."""
-        if key not in self._graphs:
-            flat, shapes = self._flatten(padded)
-            self._bring(flat)
-            self.num_captures += 1
-            begin = time.perf_counter()
-            self._graphs[key] = Captured(*self._record(lambda: compute(shapes)))
-            self.capture_seconds += time.perf_counter() - begin
-        return self._graphs[key]
-
-    def _bring(self, flat: Array) -> None:
-        if len(flat) > len(self._held):
-            # Graphs read the old tensor.
-            self._graphs = {}
-            size = max(len(flat), 2 * len(self._held))
-            self._held = torch.zeros(size, dtype=torch.int64, device=self.device)
-            self._staged = torch.zeros(size, dtype=torch.int64, pin_memory=self.device.type == "cuda")
-        # The host has waited for the last copy's step.
-        self._staged[: len(flat)] = torch.from_numpy(flat)
-        self._held[: len(flat)].copy_(self._staged[: len(flat)], non_blocking=True)
 
 
 def _key(kind: str, padded: Batch) -> Key:
@@ -381,12 +375,6 @@ def blank(rows: int, sequences: int, pages: int, width: int, block_length: int) 
         page_table=np.full((sequences, pages), -1, np.int32), history=np.zeros(sequences, np.int64),
         listed=np.zeros((sequences, width), np.bool_), block_length=block_length, sampled=np.arange(rows), spare=1,
     )  # fmt: skip
-
-
-def blank_evicting(batch: Batch, rule: Focus) -> Batch:
-    """With an eviction of masks alone."""
-    rows = len(batch.tokens)
-    return replace(batch, evict=Evict(rule, np.arange(rows), batch.query_start, lambda growth: growth > 0))
 
 
 def blank_retained(rows: int, sequences: int, width: int) -> Retained:

@@ -43,14 +43,10 @@ def reachable_prefills(policy: Policy, max_batch: int, longest: int) -> list[Sha
     return sorted((shape for shape in found if shape is not None), reverse=True)
 
 
-def computes_whole_blocks(policy: Policy) -> bool:
-    """Whether decode steps compute whole blocks, or tokens, that see all their keys."""
-    return (policy.granularity.whole_block or policy.rows.commits == "tokens") and not policy.eviction.evicts
-
-
 def reachable(policy: Policy, max_batch: int) -> list[Shape]:
     """Padded shapes of decode steps of at most `max_batch` sequences and MAX_ROWS rows, largest first."""
-    least, most = (policy.block_length,) * 2 if computes_whole_blocks(policy) else (1, policy.width)
+    whole = (policy.granularity.whole_block or policy.rows.commits == "tokens") and not policy.eviction.evicts
+    least, most = (policy.block_length,) * 2 if whole else (1, policy.width)
     found = {
         padded_shape(rows, n)
         for n in range(1, max_batch + 1)

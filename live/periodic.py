@@ -5,6 +5,7 @@ and feed-forward by position of the response; a step computes some rows and read
 the prompt (3.5), which other steps leave out.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -21,13 +22,12 @@ from ..engine.policy import Policy
 from ..engine.rows.passes import RowPosition
 from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
-from ..kernels.mask_vote import mask_vote
 from ..kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 from .cache import PagedCache
+from .evicting import Inputs
 from .executor import steps_of
-from .forward import Forward, Sampled
-from .full_sequence import WHOLE, FullSequenceExecutor, cache_of, lengths
-from .head_runs import Runs, Seen, places
+from .forward import Sampled
+from .full_sequence import WHOLE, FullSequenceExecutor, FullSequenceForward, lengths
 from .model import Decoder, Layer
 from .prompts import Prompts
 
@@ -46,6 +46,18 @@ def least_alike(fresh: Tensor, old: Tensor, num: int) -> Tensor:
     return (alike * GRID).round().sort(stable=True).indices[:num].sort().values
 
 
+def votes_of(q: Tensor, k: Tensor, prompt: int) -> Tensor:
+    """The attention [kv_heads, keys] that each key gets from the masks, all positions after the prompt (3.2, 3.4).
+
+    Summed over the query heads of a KV head, which share a budget. One KV head at a time bounds memory.
+    """
+    votes = []
+    for queries, keys in zip(q[prompt:].chunk(k.shape[1], dim=1), k.unbind(1), strict=True):
+        scores = queries.float() @ keys.float().T * k.shape[2] ** -0.5  # [masks, heads, keys]
+        votes.append(scores.softmax(-1).sum((0, 1)))
+    return torch.stack(votes)
+
+
 @torch.inference_mode()
 def importance_of(model: Decoder, prompts: Prompts) -> Floats:
     """1 - cos of each layer's input before and after attention, [layers], mean over prompts' tokens (eq. 8)."""
@@ -61,6 +73,58 @@ def importance_of(model: Decoder, prompts: Prompts) -> Floats:
             found[layer.index] += 1.0 - float(cosine_similarity(x.float(), after.float(), dim=1).mean())
             x = after + layer.feed_forward(after)
     return np.maximum(found / SAMPLES, 0.0)
+
+
+# Heads may keep different keys, so a request's pages are cut into runs of RUN rows of one KV head: the attention kernel
+# sees a run as a page, and a head as a sequence. Layers keep different numbers of keys, and share one supply of runs
+# (full-sequence-diffusion.md 3.3, 3.4).
+class Runs:
+    """The runs of some pages of `all_keys`, to be taken."""
+
+    def __init__(self, cache: PagedCache, pages: Ints) -> None:
+        _, page_size, kv_heads, _ = cache.all_keys.shape
+        in_page = page_size * kv_heads // RUN
+        self._runs = (pages[:, None] * in_page + np.arange(in_page)).reshape(-1)
+        self._used = 0
+
+    def take(self, rows: Sequence[int]) -> list[Ints]:
+        """Runs for lists of these numbers of rows."""
+        taken = []
+        for count in rows:
+            first, self._used = self._used, self._used + -(-count // RUN)
+            # The engine counts every run.
+            assert self._used <= len(self._runs), f"{self._used} runs wanted, and there are {len(self._runs)}"
+            taken.append(self._runs[first : self._used])
+        return taken
+
+
+def places(runs: Sequence[Ints], num: int) -> Ints:
+    """Places of rows 0 to `num` of each list, among one head's rows, [num, lists]."""
+    i = np.arange(num)
+    return np.stack([own[i // RUN] * RUN + i % RUN for own in runs], axis=1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seen:
+    """The keys that queries see, each KV head a sequence: the prompt's, then from the next run the response's."""
+
+    table: Tensor  # [kv_heads, runs] int32
+    history: Tensor  # [kv_heads] int32, keys of the prompt
+    listed: Tensor  # [kv_heads, RUN - 1 + response] bool
+
+    @classmethod
+    def of(
+        cls, prompt: Sequence[Ints], counts: Ints, response: Sequence[Ints], num: int, device: torch.device
+    ) -> "Seen":
+        """Each head's first counts[h] prompt rows, and `num` of its response."""
+        both = [np.concatenate(lists) for lists in zip(prompt, response, strict=True)]
+        table = np.full((len(both), max(1, *map(len, both))), -1, np.int32)
+        for row, runs in zip(table, both, strict=True):
+            row[: len(runs)] = runs
+        column = np.arange(RUN - 1 + num) - (-counts % RUN)[:, None]
+        listed = (column >= 0) & (column < num)
+        arrays = (table, counts.astype(np.int32), listed)
+        return cls(*(torch.from_numpy(array).to(device) for array in arrays))
 
 
 @dataclass(slots=True, eq=False)
@@ -94,11 +158,9 @@ class Step:
     num_changed: int  # of the response: all, or the most changed
 
 
-class PeriodicForward(Forward):
+class PeriodicForward(FullSequenceForward):
     def __init__(self, model: Decoder, cache: PagedCache, policy: Policy) -> None:
-        # max_prefill_tokens also bounds rows of logits.
-        super().__init__(model, cache, policy.unmasking.temperature or 1.0, policy.batching.max_prefill_tokens)
-        self._rule = cache_of(policy)
+        super().__init__(model, cache, policy)
         one_head = (-1, RUN, 1, model.config.head_dim)
         self._keys, self._values = cache.all_keys.view(one_head), cache.all_values.view(one_head)
         self.importance: Floats | None = None  # divides MaskKV's budget
@@ -141,20 +203,20 @@ class PeriodicForward(Forward):
                 )
             )  # fmt: skip
 
-    def advance(self, tokens: Ints, step: Step, sampled: Ints, keys: npt.NDArray[np.uint64] | None = None) -> Sampled:
-        """tokens: of positions from step.first on; sampled: rows of these; keys: to draw."""
-        drawn = [] if keys is None else [keys.view(np.int64)]
-        numbers = self._on_device(np.concatenate([tokens, sampled, *drawn]))
-        given, rows, chance = torch.tensor_split(numbers, [len(tokens), len(tokens) + len(sampled)])
-        return self._timed(lambda: self._answers_of(given, step, rows, chance if drawn else None))
+    def advance(self, tokens: Ints, step: Step, sampled: Ints, uniform: Floats | None = None) -> Sampled:
+        """tokens: of positions from step.first on; sampled: rows of these; uniform: numbers to draw by."""
+        arrays = {"tokens": tokens, "sampled": sampled} | ({} if uniform is None else {"uniform": uniform})
+        inputs = self.inputs(arrays)
+        return self._timed(lambda: self._answers_of(inputs, step))
 
     @torch.inference_mode()
-    def _answers_of(self, tokens: Tensor, step: Step, sampled: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor]:
-        x, cos, sin = self.model.enter(tokens, torch.arange(step.first, self._length, device=self.device))
+    def _answers_of(self, inputs: Inputs, step: Step) -> tuple[Tensor, Tensor]:
+        positions = torch.arange(step.first, self._length, device=self.device)
+        x, cos, sin = self.model.enter(inputs["tokens"], positions)
         heads = self._heads_of(step)
         for layer, cache in zip(cast(list[Layer], list(self.model.layers)), self._layers, strict=True):
             x = self._layer(layer, cache, x, cos, sin, step, heads)
-        return self._sample(self.model.leave(x[sampled]), keys)
+        return self._sample(self.model.leave(x[inputs["sampled"]]), inputs.get("uniform"))
 
     def _heads_of(self, step: Step) -> tuple[Tensor, Tensor]:
         """Each head's start among queries, [kv_heads + 1], and positions, which do not matter."""
@@ -247,11 +309,9 @@ class PeriodicForward(Forward):
         counts = np.full(heads, budget)
         order = torch.arange(prompt, device=self.device).expand(heads, -1)
         if budget < prompt < length:
-            masked = torch.arange(prompt, length, device=self.device)
-            numbers = ([0, length - prompt], [0, length], [prompt])
-            masked_start, key_start, num_prompt = (self._on_device(np.array(x)).int() for x in numbers)
-            votes, to_prompt, to_masked = mask_vote(q, k, masked, masked_start, key_start, num_prompt)
-            preference = (to_prompt / (to_prompt + to_masked))[0].double().cpu().numpy()
+            votes = votes_of(q, k, prompt)
+            to_prompt, to_masked = votes[:, :prompt].sum(1), votes[:, prompt:].sum(1)
+            preference = (to_prompt / (to_prompt + to_masked)).double().cpu().numpy()
             counts = head_budgets(self._rule, preference, budget, prompt)
             order = votes[:, :prompt].sort(dim=1, descending=True, stable=True).indices
         runs = self._own.take(counts.tolist())
@@ -297,7 +357,7 @@ class PeriodicExecutor(FullSequenceExecutor):
         out = self._forward.advance(
             self._tokens[slot, first : length[0]].astype(np.int64),
             Step(first, of_prompt, of_response, changed), sampled,
-            self._keys(plan.requests, first + sampled, 1 + steps_of(plan, plan.window & (plan.status == MASKED))),
+            self._uniform(plan.requests, first + sampled, 1 + steps_of(plan, plan.window & (plan.status == MASKED))),
         )  # fmt: skip
         tokens, confidence = np.zeros(plan.window.shape, np.int64), np.zeros(plan.window.shape, np.float32)
         if plan.window[0, 0]:

@@ -14,21 +14,22 @@ from ..engine.policy import Policy
 from ..engine.rehearsal import rehearse
 from ..engine.request import Request
 from ..files.interrupt import asked_to_stop
-from ..kernels.compilations import num_compilations
+from ..kernels.device import num_compilations
 from .cache import PagedCache
 from .canvas import CanvasCache
 from .canvas_executor import CanvasExecutor
 from .canvas_graphs import GraphCanvasCache
 from .canvas_model import CanvasModel
-from .executor import ImportanceDelta, ModelExecutor, check_policy
+from .executor import ImportanceDelta, ModelExecutor
 from .forward import Forward
-from .full_sequence import FullSequenceExecutor, FullSequenceForward, cache_of, pages_of_use
+from .full_sequence import FullSequenceExecutor, FullSequenceForward, pages_of_use
 from .graphs import GraphForward
 from .loop import serve
 from .model import Decoder
 from .padding import reachable
 from .periodic import PeriodicExecutor, PeriodicForward
 from .prompts import Prompts
+from .refused import check_policy
 from .sampling import Sampling
 from .warm import warm_experts, warm_kernels
 
@@ -62,10 +63,10 @@ class Kept:
     def seconds_to_capture(self, policies: Sequence[Policy], max_batch: int) -> float:
         """Seconds that missing captures will take, by past ones; 0 without any."""
         found = self._forward
-        if found is None or not found.num_captures:
+        if found is None or not found.graphs.num_captures:
             return 0.0
         missing = {(*shape, p.width) for p in policies for shape in reachable(p, max_batch)} - found.captured_shapes
-        return len(missing) * found.capture_seconds / found.num_captures
+        return len(missing) * found.graphs.seconds / found.graphs.num_captures
 
     def canvases(self, model: CanvasModel, num_pages: int, page: int, longest: int) -> GraphCanvasCache:
         """A captured cache with `num_pages` or more free pages of each kind, for sequences up to `longest` tokens."""
@@ -145,7 +146,8 @@ class Serving:
         if policy.family == "full-sequence":
             num_pages, scratch = pages_of_use(policy, limits, requests)
             cache = PagedCache(config, num_pages, page, str(weight.device), weight.dtype, scratch)
-            full = PeriodicForward if cache_of(policy).votes else FullSequenceForward
+            kind: Any = policy.cache  # of those that the executor runs
+            full = PeriodicForward if kind.votes else FullSequenceForward
             return full(model, cache, policy)
         longest = min(max(r.input_length + r.limit for r in requests), limits.context_limit)
         longest = -(-longest // policy.block_length) * policy.block_length
@@ -163,7 +165,7 @@ class Serving:
             return CanvasExecutor(forward, policy, self.prompts, draws, self.seed, self.eos)
         check_policy(policy)
         assert not isinstance(draws, TokenDraws | LawDraws), "of policies refused above"
-        if isinstance(forward, PeriodicForward | FullSequenceForward):
+        if isinstance(forward, FullSequenceForward):
             assert not self.eos, "a full-sequence policy denoises a canvas of fixed length"
             assert self.watch is None, "a full-sequence policy evicts nothing"
             if isinstance(forward, PeriodicForward):
@@ -267,7 +269,9 @@ def _until_it_fails(append: Append, failures: list[Exception]) -> Append:
 
 def made_ready(forward: Computes) -> int:
     """Kernels compiled and graphs captured so far."""
-    return num_compilations() + (forward.num_captures if isinstance(forward, GraphForward | GraphCanvasCache) else 0)
+    return num_compilations() + (
+        forward.graphs.num_captures if isinstance(forward, GraphForward | GraphCanvasCache) else 0
+    )
 
 
 def open_executor(serving: Serving, largest: Sequence[Request], warm_up: Prompts) -> ModelExecutor | CanvasExecutor:

@@ -6,9 +6,10 @@ from torch import Tensor
 from ..engine.policy import Policy
 from ..kernels.confidence import confidence_of_hidden
 from ..kernels.grouped_experts import grouped_experts
-from ..kernels.ragged_paged_attention import Sequences, ragged_paged_attention
-from .experts import MixedFeedForward
-from .forward import Forward
+from ..kernels.ragged_paged_attention import ragged_paged_attention
+from .forward import Forward, sequences_of
+from .graphs import blank
+from .model import MixedFeedForward
 
 # An expert's mean rows at which tiles change: kernels/grouped_experts/kernel.py.
 EXPERT_ROWS = (32 / 3, 64 / 3, 128 / 3)
@@ -50,10 +51,7 @@ def warm_experts(gate_up: Tensor, down: Tensor, top_k: int, activation: str, mos
 
 def _attend(forward: Forward, queries: int, pages: int, width: int) -> None:
     config, (keys, values) = forward.model.config, forward.attended
-    device, heads = keys.device, config.heads // config.kv_heads * keys.shape[2]
-    q = torch.zeros(queries, heads, config.head_dim, dtype=keys.dtype, device=device)
-    table = torch.full((1, pages), -1, dtype=torch.int32, device=device)
-    start = torch.tensor([0, queries], dtype=torch.int32, device=device)
-    nowhere = torch.zeros(queries, dtype=torch.int32, device=device)
-    listed = torch.zeros((1, width), dtype=torch.bool, device=device)
-    ragged_paged_attention(q, keys, values, Sequences(table, start, nowhere, nowhere[:1], listed, 1))
+    heads = config.heads // config.kv_heads * keys.shape[2]
+    q = torch.zeros(queries, heads, config.head_dim, dtype=keys.dtype, device=keys.device)
+    inputs = forward.inputs(blank(queries, 1, pages, width, 1).arrays())
+    ragged_paged_attention(q, keys, values, sequences_of(inputs, 1))

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -39,7 +39,11 @@ def load(model: str, device: str, dtype: torch.dtype, seed: int = 0, given: Give
     if is_trained(model, given):
         return _read(folder_of(model, given), config, device, dtype)
     decoder = random_model(config, device, dtype, seed)
-    draw_experts(decoder, seed)
+    if config.experts is not None:  # rows draw their experts, not the router
+        tables = drawn_experts(config.experts.num, config.layers, seed, device)
+        for table, layer in zip(tables, cast(list[Layer], list(decoder.layers)), strict=True):
+            if hasattr(layer, "experts"):
+                layer.experts.drawn = table
     return decoder
 
 
@@ -106,18 +110,6 @@ def random_model(config: ModelConfig, device: str, dtype: torch.dtype, seed: int
         for name, weight in model.named_parameters():
             fill(weight, name, config.layers, generator)
     return model
-
-
-def draw_experts(model: Decoder, seed: int) -> None:
-    """Make rows draw their experts (`drawn_experts`), not use the router."""
-    config, mixed = model.config, model.config.experts
-    if mixed is None:
-        return
-    tables = drawn_experts(mixed.num, config.layers, seed, str(model.embedding.weight.device))
-    for table, layer in zip(tables, model.layers, strict=True):
-        assert isinstance(layer, Layer)
-        if hasattr(layer, "experts"):
-            layer.experts.drawn = table
 
 
 def _read(folder: Path, config: ModelConfig, device: str, dtype: torch.dtype) -> Decoder:

@@ -42,6 +42,14 @@ class Outcome(Generic[R]):
     is_stored: bool = False  # not run
     trace: str | None = None  # of other exceptions
 
+    def result(self) -> R:
+        """The value. DsimError for a cell that dsim refuses or a worker lost for good; RuntimeError for a bug."""
+        if self.trace is not None:
+            raise RuntimeError(f"in a worker:\n{self.trace}")
+        if self.error is not None:
+            raise DsimError(self.error)
+        return cast(R, self.value)
+
 
 class Pool:
     """Where cells run: this process, all cores or a Ray cluster, which a `with` block joins and leaves.
@@ -73,42 +81,29 @@ class Pool:
 
         `function` and cells are pickled. Cells of a lost worker run again. Close the generator to stop early.
         """
-        self._last = outcomes = self._begin(function, cells)
-        return outcomes
-
-    def _begin(self, function: Callable[[C], R], cells: Mapping[str, C]) -> Generator[Outcome[R], None, None]:
-        if self._ray is not None:
-            return _on_ray(function, cells, self._jobs)
-        from joblib import cpu_count  # most commands run no cells in parallel
+        from joblib import cpu_count
 
         jobs = min(self._jobs or cpu_count(), len(cells))
-        if jobs < 2:
-            return _in_process(function, cells)
-        self._workers = max(self._workers, jobs)
-        return _on_cores(function, cells, self._workers)
+        if self._ray is not None:
+            self._last = outcomes = _on_ray(function, cells, self._jobs)
+        elif jobs < 2:
+            self._last = outcomes = (attempt(function, key, cell) for key, cell in cells.items())
+        else:
+            self._workers = max(self._workers, jobs)
+            self._last = outcomes = _on_cores(function, cells, self._workers)
+        return outcomes
 
 
 def in_order(outcomes: Generator[Outcome[R], None, None]) -> Generator[R, None, None]:
-    """Yield the values of cells 0, 1, 2 ... until the first failure.
-
-    DsimError for a cell that dsim refuses or a worker lost for good; RuntimeError with the traceback for a bug.
-    """
+    """Yield the values of cells 0, 1, 2 ... until the first failure (see `Outcome.result`)."""
     early: dict[str, Outcome[R]] = {}
     num_yielded = 0
     with closing(outcomes):
         for outcome in outcomes:
             early[outcome.key] = outcome
             while str(num_yielded) in early:
-                yield _value(early.pop(str(num_yielded)))
+                yield early.pop(str(num_yielded)).result()
                 num_yielded += 1
-
-
-def _value(outcome: Outcome[R]) -> R:
-    if outcome.error is None:
-        return cast(R, outcome.value)
-    if outcome.trace is not None:
-        raise RuntimeError(f"in a worker:\n{outcome.trace}")
-    raise DsimError(outcome.error)
 
 
 def attempt(function: Callable[[C], R], key: str, cell: C) -> Outcome[R]:
@@ -120,11 +115,6 @@ def attempt(function: Callable[[C], R], key: str, cell: C) -> Outcome[R]:
         if line := fault_in_code(error):
             return Outcome(key, error=line, refused=True)
         return Outcome(key, error=f"{type(error).__name__}: {_line(error)}", trace=traceback.format_exc())
-
-
-def _in_process(function: Callable[[C], R], cells: Mapping[str, C]) -> Generator[Outcome[R], None, None]:
-    for key, cell in cells.items():
-        yield attempt(function, key, cell)
 
 
 @contextmanager
@@ -184,7 +174,16 @@ def _join(address: str) -> Callable[[], None]:
     if ray.is_initialized():  # by a notebook
         return lambda: None
     if address != "auto":
-        _check_answers(address, ray.util.get_node_ip_address())
+        host, colon, port = address.removeprefix("ray://").rpartition(":")
+        if not colon or not host or not port.isdigit():
+            raise DsimError(f"ray is {cut(address)}, expected HOST:PORT of a Ray cluster, or auto")
+        if host in ("localhost", "127.0.0.1", "::1") and "ray://" not in address:
+            host = ray.util.get_node_ip_address()  # as Ray reads it
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT).close()
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise DsimError(f"{address}: no Ray cluster answers there: {reason}") from None
     probe = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level=40)"
     try:
         answer = subprocess.run(
@@ -205,19 +204,6 @@ def _ray() -> Any:
         return importlib.import_module("ray")
     except ImportError:
         raise DsimError("ray is given, and Ray is not installed: pip install '.[cluster]' in a clone of dsim") from None
-
-
-def _check_answers(address: str, own_address: str) -> None:
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not colon or not host or not port.isdigit():
-        raise DsimError(f"ray is {cut(address)}, expected HOST:PORT of a Ray cluster, or auto")
-    # Ray reads localhost as this machine's address.
-    target = own_address if host in ("localhost", "127.0.0.1", "::1") and "ray://" not in address else host
-    try:
-        socket.create_connection((target.strip("[]"), int(port)), CONNECT_TIMEOUT).close()
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise DsimError(f"{address}: no Ray cluster answers there: {reason}") from None
 
 
 def _on_ray(function: Callable[[C], R], cells: Mapping[str, C], jobs: int | None) -> Generator[Outcome[R], None, None]:

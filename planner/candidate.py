@@ -52,8 +52,11 @@ def scenario_at(scenario: Scenario, point: Point) -> Scenario:
         values = dict(parts.get(spec.name, {}))
         count = values.pop(REPLICAS, count)
         pools.append(str(replace(spec, count=int(count), policy=with_fields(spec.policy, values))))
-    links = tuple(_link_with(link, parts.get(LINK, {})) for link in scenario.links)
-    return replace(scenario, pools=tuple(pools), links=links, **plain)
+    links, moved = [], parts.get(LINK, {})
+    for link in scenario.links:
+        words = [word for word in link.split(",") if word.partition("=")[0] not in moved]
+        links.append(with_fields(",".join(words), moved))
+    return replace(scenario, pools=tuple(pools), links=tuple(links), **plain)
 
 
 def _check_parts(parts: Mapping[str, Mapping[str, Any]], pools: list[str], has_links: bool) -> None:
@@ -66,11 +69,6 @@ def _check_parts(parts: Mapping[str, Mapping[str, Any]], pools: list[str], has_l
                 )
             if name == REPLICAS and not (type(value) is int and 1 <= value <= MAX_REPLICAS):
                 raise DsimError(f"{part}.{REPLICAS} is {quoted(value)}, expected whole numbers of at least 1")
-
-
-def _link_with(link: str, values: Mapping[str, Any]) -> str:
-    words = [word for word in link.split(",") if word.partition("=")[0] not in values]
-    return ",".join([*words, *(f"{name}={spelt(value)}" for name, value in values.items())])
 
 
 def grid(choices: Mapping[str, Iterable[Any]]) -> list[dict[str, Any]]:
@@ -99,12 +97,17 @@ def fields_of(scenario: Scenario) -> dict[str, Any]:
         values = settings_of(parse(scenario.policy, code))
         return {REPLICAS: scenario.replicas} | {f"{POLICY}.{name}": value for name, value in values.items()}
     specs = PoolSpec.parse_all(scenario.pools)
-    values = {REPLICAS: "+".join(str(spec.count) for spec in specs), DECIDER: scenario.decider}
+    values = {REPLICAS: _counts(scenario), DECIDER: scenario.decider}
     for spec in specs:
         values |= {f"{spec.name}.{name}": value for name, value in settings_of(parse(spec.policy, code)).items()}
     for link in scenario.links[:1]:
         values |= {f"{LINK}.{name}": getattr(Link.parse(link), name) for name in LINK_FIELDS}
     return values
+
+
+def _counts(scenario: Scenario) -> str:
+    """Of its pools, such as `1+3`."""
+    return "+".join(str(spec.count) for spec in PoolSpec.parse_all(scenario.pools))
 
 
 def changed_fields(spec: str, allow_code: AllowedCode = NO_CODE) -> dict[str, str]:
@@ -150,6 +153,15 @@ def decoding_pools(scenario: Scenario) -> list[PoolSpec]:
     return [spec for spec in specs if spec.name not in sources]
 
 
+def refusal(check: Callable[..., object], *arguments: Any) -> DsimError | None:
+    """Why a check refuses its arguments."""
+    try:
+        check(*arguments)
+    except DsimError as error:
+        return error
+    return None
+
+
 def nearest_first(
     equals: Iterable[T], num_changes: Callable[[T], int], distance: Callable[[T], float] = lambda _: 0.0
 ) -> list[T]:
@@ -167,11 +179,10 @@ class Candidate:
     @classmethod
     def at(cls, scenario: Scenario, point: Point, columns: Mapping[str, str] | None = None) -> "Candidate":
         moved, code = scenario_at(scenario, point), scenario.allow_code
-        if not moved.pools:
-            return cls(replace(moved, policy=plain_spec(moved.policy, code)), columns or {})
         specs = PoolSpec.parse_all(moved.pools)
         pools = tuple(str(replace(spec, policy=plain_spec(spec.policy, code))) for spec in specs)
-        return cls(replace(moved, pools=pools), columns or {})
+        policy = moved.policy if pools else plain_spec(moved.policy, code)
+        return cls(replace(moved, policy=policy, pools=pools), columns or {})
 
     @property
     def preset(self) -> str:
@@ -188,10 +199,7 @@ class Candidate:
     @property
     def replicas(self) -> int | str:
         """Of pools `1+3`."""
-        scenario = self.scenario
-        if not scenario.pools:
-            return scenario.replicas
-        return "+".join(str(spec.count) for spec in PoolSpec.parse_all(scenario.pools))
+        return _counts(self.scenario) or self.scenario.replicas
 
     @property
     def policies(self) -> list[Policy]:
@@ -207,28 +215,25 @@ class Candidate:
         return tuple(text for spec in specs for text in beyond_tested(spec, self.scenario.allow_code))
 
     @property
-    def words(self) -> FleetWords:
-        return FleetWords(**{f.name: getattr(self.scenario, f.name) for f in fields(FleetWords) if f.name != "startup"})
-
-    @property
     def arguments(self) -> list[str]:
         """Options of `dsim replay`."""
-        scenario, words = self.scenario, self.words
+        scenario = self.scenario
         if not scenario.pools:
             more = ["--replicas", str(scenario.replicas)] if scenario.replicas > 1 else []
             return ["--policy", scenario.policy, *more]
-        options = [word for pool in words.pools for word in ("--pool", pool)]
-        options += [word for link in words.links for word in ("--link", link)]
+        options = [word for pool in scenario.pools for word in ("--pool", pool)]
+        options += [word for link in scenario.links for word in ("--link", link)]
         for name in ("router", DECIDER):
-            if getattr(words, name) != getattr(FleetWords, name):
-                options += [f"--{name}", getattr(words, name)]
+            if getattr(scenario, name) != getattr(FleetWords, name):
+                options += [f"--{name}", getattr(scenario, name)]
         return options
 
     def file(self) -> tuple[str, str]:
         """The name and text of a file for `--policy` or `--fleet`."""
         scenario = self.scenario
         if scenario.pools:
-            return "fleet.toml", self.words.toml()
+            words = {f.name: getattr(scenario, f.name) for f in fields(FleetWords) if f.name != "startup"}
+            return "fleet.toml", FleetWords(**words).toml()
         return "policy.toml", policy_toml(scenario.policy, scenario.replicas, scenario.allow_code)
 
     def num_changes(self, default: "Candidate") -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import PRESETS, name_of, parse, preset_of
@@ -11,9 +12,8 @@ from ..profiler.models import known_model
 from ..profiler.placed import placed
 from ..profiler.profile import Profile, as_run_by, load, shipped_for
 from ..results.scenario import Scenario
-from ..traces import Trace
 from ..traces.prefixes import num_named
-from .candidate import plain_spec
+from .candidate import plain_spec, refusal
 from .deploy import engine_of_preset, engine_of_profile, not_served, times_another
 from .plan_result import Fleet
 from .quality import Quality, QualityTable, quality_of
@@ -88,7 +88,12 @@ def candidates_of(
     named and without a profile of its own engine. as_given: search no settings. change_answers: also search settings
     that change answers. DsimError if no candidate remains.
     """
-    policies_by_profile = _on_profiles(policies, _default_profiles(scenario, policies, profiles))
+    if profiles is None and not name_their_profiles(policies):
+        # A shipped profile of the one model that a log names; else the default.
+        models = {known_model(name) for name in set(map(str, scenario.source().extras.get("model", ())))}
+        model = models.pop() if len(models) == 1 else None
+        profiles = [load([*(shipped_for(model.name) if model else []), Scenario.profile][0])]
+    policies_by_profile = _on_profiles(policies, profiles or ())
     devices = {profile.device.name for profile, _ in policies_by_profile}
     engines = {engine_of_profile(profile) for profile, _ in policies_by_profile}
     longest, code = scenario.longest(), scenario.allow_code
@@ -105,24 +110,17 @@ def candidates_of(
         if elsewhere and engine_of_preset(preset) in engines:
             return None
         check = searchable(profile, scenario.workload, longest)
-        answers = {} if as_given else changing_answers(text, profile, scenario.workload, code)
+        answers: dict[str, list[Any]] = {}
         specs: list[str] = []
         if not as_given:
+            answers = changing_answers(text, profile, scenario.workload, code)
             changes = answers if change_answers else {}
             specs = settings_to_try(text, profile, check, code, shared_prefixes, changes)
-        refused = ""
-        try:
-            check(policy)
-        except DsimError as error:
-            refused = str(error).removeprefix(f"{cut(policy.name)}: ")
-        spec = plain_spec(text, code) if text.endswith(".toml") else text
-        quality = quality_of(policy, profile.model.name, quality_table)
-        qualities = {setting: quality_of(parse(setting, code), profile.model.name, quality_table) for setting in specs}
-        settings = {
-            setting: quality_of_setting
-            for setting, quality_of_setting in qualities.items()
-            if _is_enough(quality_of_setting, min_quality)
-        }
+        refused = str(refusal(check, policy) or "").removeprefix(f"{cut(policy.name)}: ")
+        spec, model = plain_spec(text, code) if text.endswith(".toml") else text, profile.model.name
+        quality = quality_of(policy, model, quality_table)
+        qualities = {setting: quality_of(parse(setting, code), model, quality_table) for setting in specs}
+        settings = {setting: each for setting, each in qualities.items() if not each.shortfall(min_quality)}
         candidate = PlanCandidate(
             policy=spec, profile=profile, place=place, quality=quality, price=prices(profile),
             changing=tuple(answers), searches_changing=change_answers, is_research=not (policies or preset.engine),
@@ -132,35 +130,33 @@ def candidates_of(
             reason = f"{profile.name} has the step times of {cut(profile.implementation)}"
         if not reason and not specs:
             reason = refused
-        if (
-            not reason
-            and min_quality is not None
-            and not (settings or (not specs and _is_enough(quality, min_quality)))
-        ):
+        if not reason and not settings and (specs or quality.shortfall(min_quality)):
             observed = f"unknown: {quality.notes[0]}" if quality.relative is None else str(quality)
-            reason = f"quality {observed}, expected at least {100 * min_quality:g} %"
+            reason = f"quality {observed}, expected at least {100 * (min_quality or 0.0):g} %"
         if not reason and (len(settings) > 1 or refused):
             policy_of_best = next(iter(settings))
             candidate = replace(candidate, policy=policy_of_best, settings=settings, original=spec, refused=refused)
         return candidate, reason
 
-    candidates: list[PlanCandidate] = []
-    left_out: list[Fleet] = []
-    for profile, specs in policies_by_profile:
-        place = ""
-        if len(policies_by_profile) > 1:
-            place = profile.device.name if len(devices) == len(policies_by_profile) else profile.name
-        for text in specs:
-            match considered(text, profile, place):
-                case (candidate, ""):
-                    candidates.append(candidate)
-                case (candidate, reason):
-                    left_out.append(replace(candidate.row(), dropped=reason))
-    if not policies and not research and not candidates:
-        return candidates_of(
-            scenario, policies, profiles, prices, min_quality=min_quality, quality_table=quality_table,
-            as_given=as_given, change_answers=change_answers, research=True,
-        )  # fmt: skip
+    def consider_all() -> tuple[list[PlanCandidate], list[Fleet]]:
+        candidates: list[PlanCandidate] = []
+        left_out: list[Fleet] = []
+        for profile, specs in policies_by_profile:
+            place = ""
+            if len(policies_by_profile) > 1:
+                place = profile.device.name if len(devices) == len(policies_by_profile) else profile.name
+            for text in specs:
+                match considered(text, profile, place):
+                    case (candidate, ""):
+                        candidates.append(candidate)
+                    case (candidate, reason):
+                        left_out.append(replace(candidate.row(), dropped=reason))
+        return candidates, left_out
+
+    candidates, left_out = consider_all()
+    if not (policies or research or candidates):
+        research = True
+        candidates, left_out = consider_all()
     if all(candidate.is_research for candidate in candidates):
         candidates = [replace(candidate, is_research=False) for candidate in candidates]
     if not candidates:
@@ -179,25 +175,6 @@ def heaviest_law_first(profile: Profile) -> Profile:
 
 def name_their_profiles(policies: Sequence[str]) -> bool:
     return bool(policies) and all(placed(policy)[1] is not None for policy in policies)
-
-
-def _default_profiles(
-    scenario: Scenario, policies: Sequence[str], profiles: Sequence[Profile] | None
-) -> Sequence[Profile]:
-    if profiles is not None:
-        return profiles
-    return [] if name_their_profiles(policies) else [load(_profile_of(scenario.source()))]
-
-
-def _profile_of(trace: Trace) -> str:
-    """A shipped profile of the one model that a log names; else the default."""
-    models = {known_model(name) for name in set(map(str, trace.extras.get("model", ())))}
-    model = models.pop() if len(models) == 1 else None
-    return [*(shipped_for(model.name) if model else []), Scenario.profile][0]
-
-
-def _is_enough(quality: Quality, least: float | None) -> bool:
-    return least is None or (quality.relative or 0.0) >= least
 
 
 def _on_profiles(policies: Sequence[str], profiles: Sequence[Profile]) -> list[tuple[Profile, list[str]]]:

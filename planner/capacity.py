@@ -7,8 +7,8 @@ Student's interval is narrow.
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache, cached_property, partial
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -19,7 +19,7 @@ from ..files.read import quoted
 from ..report.capacity import CURVE_NEAR, CURVE_REPLICATIONS
 from ..report.page import Page
 from ..report.result import Result, frame_of
-from ..results.metrics import STATS, Columns, latencies, rows_of, statistic
+from ..results.metrics import STATS, Columns, latencies, statistic
 from ..results.scenario import MAX_REPLICAS, Scenario, Setup, classes, replicas_of, setup_of
 from ..results.slo import Slo
 from ..results.spread import Uncertain
@@ -36,7 +36,7 @@ from .measured import MeasuredRun
 from .memo import FILES as STORE_FILES
 from .memo import STORE, Memo
 from .race import LIMIT
-from .replicate import Criterion, Interval, Reading, criteria_of, interval, judge, measure, replication
+from .replicate import CONFIDENCE, Criterion, Interval, Reading, criteria_of, interval, measure, replication
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,7 +54,6 @@ FIRST = 8  # replications before the first check; half if they agree
 TO_LEARN = 2  # replications that give the others start and slope
 BY_FAR = 0.25  # of the precision, accepted by an early check; more would stop too early too often
 MOST = 64  # replications
-CONFIDENCE = 0.95  # of the interval
 MAX_REPLICAS_TRIED = 64
 PILOT_DOUBT = 0.5  # relative, of a pilot's slope
 SHARPNESS = 0.5  # width of a capacity's bracket, by the precision or the spread
@@ -130,7 +129,7 @@ class Capacity(Result):
     setup: Setup  # its profile: those of all pools
     binding_share: float  # share of replications
     limiting_setting: str  # what sets a limiting pool's size
-    binds: str  # a limiting pool's largest part of memory, or bounding setting (memory.py)
+    binds: str  # a limiting pool's largest part of memory, or bounding setting (limits.py)
     memory: Mapping[str, int]  # bytes, by content
     shares: Mapping[str, float]  # of busy time at capacity (limits.py)
     bounds: dict[str, float]  # by criterion: ms, or share of arrivals
@@ -166,42 +165,6 @@ Progress = Callable[[int, Interval | None, int], None]  # replays done, interval
 
 
 @dataclass(frozen=True)
-class CapacityOptions:
-    """Precision of a capacity search, price of a GPU, and where to run.
-
-    SLOs of a class without a statistic must be met together by a share `attainment` of arrivals. `num_requests` (per
-    replay) has a default. `jobs`, `ray`: see `Pool`. `command`: of the setup.
-    """
-
-    precision: float = 0.02
-    attainment: float = 0.99
-    num_requests: int | None = None
-    max_replications: int = MOST
-    gpu_hour: float | None = None
-    currency: str = "USD"
-    curve: bool = True
-    jobs: int | None = None
-    ray: str | None = None
-    command: str = ""
-    progress: Progress | None = None
-    memo: Memo = field(default_factory=Memo)
-
-    def __post_init__(self) -> None:
-        if not 0.001 <= self.precision <= 0.5:
-            raise DsimError(f"precision is {100 * self.precision:g}%, expected 0.1% to 50%")
-        if not 0 < self.attainment <= 1:
-            raise DsimError(f"attainment is {100 * self.attainment:g}%, expected above 0% and up to 100%")
-        if self.max_replications < 2:
-            raise DsimError(f"max replications is {self.max_replications}, expected at least 2")
-        if self.gpu_hour is not None and not 0 <= self.gpu_hour < math.inf:
-            raise DsimError(f"GPU hour is {self.gpu_hour}, expected a price of 0 or more")
-
-    def search(self, scenario: Scenario) -> "CapacitySearch":
-        scenario.check_fits()
-        return search_of(scenario, self.precision, self.attainment, self.num_requests)
-
-
-@dataclass(frozen=True)
 class CapacitySearch:
     """A search's picklable input."""
 
@@ -223,7 +186,7 @@ class CapacitySearch:
 
         def measured(rate: float) -> Json:
             scenario, requests = drawn()
-            return vars(measure(scenario, self.criteria, requests, rate))
+            return vars(measure(scenario, self.criteria, requests, rate)[0])
 
         def read(rate: float) -> Reading:
             return Reading(**memo.replay(lambda: self.inputs(index, rate, "a reading"), lambda: measured(rate)))
@@ -278,7 +241,7 @@ def sized(
 ) -> Capacity:
     """A fleet's capacity, or for a rate (req/s) the fewest replicas.
 
-    replicas: by default the policy file's, or 1. options: of CapacityOptions.
+    replicas: by default the policy file's, or 1. options: of Run.
     """
     if scenario.pools and replicas is not None:
         raise DsimError(f"pool is {scenario.pools[0]} and replicas is {replicas}, expected pools alone")
@@ -297,35 +260,36 @@ def sized(
     return fewest_replicas(scenario, rate, max_replicas=limit, **options)
 
 
-def capacity(scenario: Scenario, **options: Any) -> Capacity:
+def capacity(scenario: Scenario, *, jobs: int | None = None, ray: str | None = None, **options: Any) -> Capacity:
     """The highest rate at which the scenario's fleet meets all its `slos`, within `precision`, at 95 % confidence.
 
-    options: of CapacityOptions. DsimError for an SLO met at no rate or at every rate.
+    jobs, ray: see `Pool`. options: of Run. DsimError for an SLO met at no rate or at every rate.
     """
-    checked = CapacityOptions(**options)
-    with Pool(checked.jobs, checked.ray) as pool:
-        return Run(scenario, pool, checked).finish()
+    with Pool(jobs, ray) as pool:
+        run = Run(scenario, pool, **options)
+        run.start()
+        return run.finish()
 
 
 def fewest_replicas(
-    scenario: Scenario, rate: float, *, max_replicas: int = MAX_REPLICAS_TRIED, **options: Any
-) -> Capacity:
+    scenario: Scenario, rate: float, *, max_replicas: int = MAX_REPLICAS_TRIED, jobs: int | None = None,
+    ray: str | None = None, **options: Any,
+) -> Capacity:  # fmt: skip
     """The fewest replicas with a capacity of at least `rate` (req/s), by its interval's low end.
 
-    `one_fewer`: interval with one replica less. options: of CapacityOptions.
+    `one_fewer`: interval with one replica less. jobs, ray: see `Pool`. options: of Run.
     """
-    checked = CapacityOptions(**options)
     check_rate(rate, max_replicas)
     runs: dict[int, Run] = {}
     size = Fewest(most=max_replicas)
-    num_replays = 0
-    with Pool(checked.jobs, checked.ray) as pool:
+    options = {"memo": Memo(), **options}
+    with Pool(jobs, ray) as pool:
         while size.open:
-            run = Run(replace(scenario, replicas=size.at), pool, checked, rate, num_replays=num_replays)
-            runs[size.at] = run
-            num_replays = run.num_replays
+            fleet = replace(scenario, replicas=size.at)
+            run = runs[size.at] = Run(fleet, pool, target=rate, **options)
+            rates = run.start()
             # Capacity is nearly proportional to replicas.
-            size.decide(run.interval.low >= rate, math.ceil(size.at * rate / run.interval.value))
+            size.decide(rates.low >= rate, math.ceil(size.at * rate / rates.value))
         if size.replicas is None:
             largest = runs[max_replicas].interval
             raise DsimError(
@@ -333,7 +297,6 @@ def fewest_replicas(
                 f"expected at least {rate:g}: allow more, or relax the SLOs"
             )
         chosen = runs[size.replicas]
-        chosen.num_replays = num_replays
         return replace(chosen.finish(), one_fewer=runs[size.low].interval if size.low else None)
 
 
@@ -344,62 +307,92 @@ def check_rate(rate: float, max_replicas: int) -> None:
         raise DsimError(f"max replicas is {max_replicas}, expected 1 to {MAX_REPLICAS}")
 
 
+@dataclass
 class Run:
     """A fleet's search: a pilot finds the range, replications the value.
 
-    target: a rate; only find out on which side the capacity lies. num_replays: of earlier fleets.
+    `target`: a rate; only find out on which side the capacity lies. SLOs of a class without a statistic must be met
+    together by a share `attainment` of arrivals. `num_requests` (per replay) has a default. `command`, `currency`: of
+    the setup. `memo`: counts the replays.
     """
 
-    def __init__(
-        self,
-        scenario: Scenario,
-        pool: Pool,
-        options: CapacityOptions,
-        target: float | None = None,
-        num_replays: int = 0,
-    ) -> None:
-        self.scenario, self.pool, self.options, self.target = scenario, pool, options, target
-        self.search, self.num_replays = options.search(scenario), num_replays
-        self.crossings: list[Crossing] = []  # by replication
-        self._report()
-        [pilot] = options.memo.map(pool, _pilot, [self.search])
-        self.num_replays += pilot.num_replays
+    scenario: Scenario
+    pool: Pool
+    _: KW_ONLY
+    target: float | None = None  # req/s
+    precision: float = USUAL_PRECISION
+    attainment: float = 0.99
+    num_requests: int | None = None
+    max_replications: int = MOST
+    gpu_hour: float | None = None
+    currency: str = "USD"
+    curve: bool = True
+    command: str = ""
+    progress: Progress = lambda num_replays, interval, replicas: None
+    memo: Memo = field(default_factory=Memo)
+    crossings: list[Crossing] = field(default_factory=list)  # by replication
+
+    def __post_init__(self) -> None:
+        if not 0.001 <= self.precision <= 0.5:
+            raise DsimError(f"precision is {100 * self.precision:g}%, expected 0.1% to 50%")
+        if not 0 < self.attainment <= 1:
+            raise DsimError(f"attainment is {100 * self.attainment:g}%, expected above 0% and up to 100%")
+        if self.max_replications < 2:
+            raise DsimError(f"max replications is {self.max_replications}, expected at least 2")
+        if self.gpu_hour is not None and not 0 <= self.gpu_hour < math.inf:
+            raise DsimError(f"GPU hour is {self.gpu_hour}, expected a price of 0 or more")
+        self.scenario.check_fits()
+        self.search = search_of(self.scenario, self.precision, self.attainment, self.num_requests)
+
+    def start(self) -> Interval:
+        """The capacity, as exactly as its side of the target needs."""
+        self.report()
+        [pilot] = self.memo.map(self.pool, _pilot, [self.search])
         slope = None if pilot.slope is None else Slope(pilot.slope, PILOT_DOUBT, pilot.binding)
         # Later replications start at earlier ones' capacity and slope: most take one replay.
-        self._replicate(TO_LEARN, pilot.rate, 2 * PILOT_SHARPNESS, options.precision, slope)
+        self._replicate(TO_LEARN, pilot.rate, 2 * PILOT_SHARPNESS, self.precision, slope)
         self._extend(FIRST // 2)
-        if self.interval.half_width > BY_FAR * options.precision:
+        if self.interval.half_width > BY_FAR * self.precision:
             self._extend(FIRST)
-        self._sharpen(target)
+        self._sharpen(self.target)
+        return self.interval
 
     @property
     def interval(self) -> Interval:
-        return interval([crossing.rate for crossing in self.crossings], CONFIDENCE)
+        return interval([crossing.rate for crossing in self.crossings])
 
     def finish(self) -> Capacity:
         """The result, with its limit, curve and cost."""
-        search, options, criteria = self.search, self.options, self.search.criteria
+        search, criteria = self.search, self.search.criteria
         self._sharpen(None)
         rate = self.interval
         # The criterion that binds in most replications; of ties, the first.
         bindings = sorted(Counter(crossing.binding for crossing in self.crossings).items())
         binding, num_bound = max(bindings, key=lambda item: item[1])
         scaled: tuple[Criterion, ...] = ()
-        if options.curve and binding >= 0:
+        if self.curve and binding >= 0:
             scaled = tuple(criteria[binding].times(factor) for factor in SCALES)
         # The first replay, at capacity, also gives the limit.
         cells: list[tuple[float, int | None]] = [(rate.value, None)]
-        for share in GRID if options.curve else ():
+        for share in GRID if self.curve else ():
             indices = range(CURVE_REPLICATIONS if share >= CURVE_NEAR else 1)
             cells += [(share * rate.value, index) for index in indices if (share, index) != (1.0, 0)]
         answers: list[Any] = []
         wide = replace(search, criteria=criteria + scaled)
-        for answer in options.memo.map(self.pool, partial(_at_rate, wide), cells):
+
+        def at_rate(memo: Memo, cell: tuple[float, int | None]) -> Any:
+            rate, index = cell
+            if index is not None:
+                return wide.requests(index, memo)(rate)
+            return memo.replay(lambda: wide.inputs(0, rate, "limits and reading"), lambda: _at_capacity(wide, rate))
+
+        for answer in self.memo.map(self.pool, at_rate, cells):
             answers.append(answer)
-            self.num_replays += 1
-            self._report()
+            self.report()
         first, *readings = answers
-        curve = _by_rate([Reading(**first["reading"]), *readings])
+        curve: dict[float, list[Reading]] = {}  # in the order of rates
+        for reading in sorted([Reading(**first["reading"]), *readings], key=lambda reading: reading.rate):  # stable
+            curve.setdefault(reading.rate, []).append(reading)
         bounds = []
         for index, criterion in enumerate(scaled, len(criteria)):
             judged = {*range(len(criteria)), index} - {binding}
@@ -411,9 +404,9 @@ class Run:
             pools.append(PoolPart(spec.name, spec.count, gpus, policy=spec.policy, profile=profile.name, **part))
         profiles = {setting.profile.name: setting.profile for _, setting in settings}
         cost = None
-        if options.gpu_hour is not None:
+        if self.gpu_hour is not None:
             gpus = search.scenario.num_gpus
-            hourly = gpus * options.gpu_hour
+            hourly = gpus * self.gpu_hour
             cost = Cost(gpus, hourly, search.scenario.per_million_tokens(hourly, self.target or rate.value))
         return Capacity(
             rate=rate,
@@ -427,17 +420,17 @@ class Run:
             shares=first["shares"],
             bounds={criterion.text: in_units(criterion, criterion.bound) for criterion in criteria},
             share_criteria=tuple(criterion.text for criterion in criteria if criterion.share is not None),
-            curve=tuple(_point(criteria, at_rate) for at_rate in curve.values()) if options.curve else (),
+            curve=tuple(_point(criteria, at_rate) for at_rate in curve.values()) if self.curve else (),
             replications=tuple(crossing.rate for crossing in self.crossings),
-            num_replays=self.num_replays,
+            num_replays=self.memo.num_replays,
             num_requests=search.num_requests,
             block=search.block,
-            precision=options.precision,
+            precision=self.precision,
             confidence=CONFIDENCE,
             rejected=max(crossing.rejected for crossing in self.crossings),
             policy=search.policy,
             setup=replace(
-                setup_of(self.scenario, options.command, options.gpu_hour, options.currency),
+                setup_of(self.scenario, self.command, self.gpu_hour, self.currency),
                 profile=", ".join(profiles),
                 estimated=any(profile.is_estimate for profile in profiles.values()),
             ),
@@ -449,45 +442,37 @@ class Run:
             doubted=tuple(first["doubted"]),
         )
 
-    def _report(self) -> None:
-        if self.options.progress is not None:
-            interval = self.interval if len(self.crossings) > 1 else None
-            self.options.progress(self.num_replays, interval, self.search.scenario.num_replicas)
+    def report(self) -> None:
+        rates = self.interval if len(self.crossings) > 1 else None
+        self.progress(self.memo.num_replays, rates, self.search.scenario.num_replicas)
 
     def _sharpen(self, target: float | None) -> None:
         """Add replications until the interval is narrow, or on one side of the target."""
-        precision, most = self.options.precision, self.options.max_replications
-        while (num := len(self.crossings)) < most:
+        while (num := len(self.crossings)) < self.max_replications:
             now = self.interval
             aside = target is not None and not now.low <= target <= now.high
-            if now.half_width <= precision or (num >= FIRST and aside):
+            if now.half_width <= self.precision or (num >= FIRST and aside):
                 return
             # The half-width falls with the root of the number. At most double it; keep it even.
-            enough = math.ceil(num * (now.half_width / precision) ** 2)
+            enough = math.ceil(num * (now.half_width / self.precision) ** 2)
             self._extend(max(num + 2, min(enough, 2 * num) + enough % 2))
 
     def _extend(self, num: int) -> None:
         """To `num` replications, or the most, by what the first ones show."""
-        precision = self.options.precision
         spread = float(np.log([crossing.rate for crossing in self.crossings]).std(ddof=1))
-        width, sharp = max(spread, precision / 2), max(precision, spread)
+        width, sharp = max(spread, self.precision / 2), max(self.precision, spread)
         self._replicate(num, self.interval.value, width, sharp, common_slope(self.crossings))
 
     def _replicate(self, num: int, centre: float, width: float, sharp: float, slope: Slope | None) -> None:
         """To `num` replications, or the most; arguments as of `find`."""
-        search = partial(_own_capacity, self.search, centre, width, SHARPNESS * sharp, slope)
-        new = range(len(self.crossings), min(num, self.options.max_replications))
-        for crossing in self.options.memo.map(self.pool, search, new):
+        search, new = self.search, range(len(self.crossings), min(num, self.max_replications))
+
+        def crossing_of(memo: Memo, index: int) -> Crossing:
+            return find(search.requests(index, memo), search.criteria, centre, width, SHARPNESS * sharp, slope)
+
+        for crossing in self.memo.map(self.pool, crossing_of, new):
             self.crossings.append(crossing)
-            self.num_replays += crossing.num_replays
-            self._report()
-
-
-def _own_capacity(
-    search: CapacitySearch, centre: float, width: float, sharp: float, slope: Slope | None, memo: Memo, index: int
-) -> Crossing:
-    """To a relative `sharp`."""
-    return find(search.requests(index, memo), search.criteria, centre, width, sharp, slope)
+            self.report()
 
 
 def _pilot(memo: Memo, search: CapacitySearch) -> Crossing:
@@ -498,9 +483,7 @@ def _pilot(memo: Memo, search: CapacitySearch) -> Crossing:
     if not idle.holds:
         raise never(search.criteria, idle)
     crossing = find(read, search.criteria, PILOT_GUESS * flood, PILOT_WIDTH, PILOT_SHARPNESS)
-    extra = 2
     if crossing.binding < 0:
-        extra = 3
         overrun = search.requests(PILOT, memo)(BEYOND * crossing.rate)
         if overrun.worst < 0:
             names = " and ".join(quoted(criterion.text) for criterion in search.criteria)
@@ -510,15 +493,7 @@ def _pilot(memo: Memo, search: CapacitySearch) -> Crossing:
                 f"{crossing.rate:.3g} req/s at which the queue of {search.num_requests} requests begins to grow "
                 "without end: expected a bound that can bind"
             )
-    return replace(crossing, num_replays=crossing.num_replays + extra)
-
-
-def _at_rate(search: CapacitySearch, memo: Memo, cell: tuple[float, int | None]) -> Any:
-    """A rate's reading in replication `index`; without an index `_at_capacity`."""
-    rate, index = cell
-    if index is not None:
-        return search.requests(index, memo)(rate)
-    return memo.replay(lambda: search.inputs(0, rate, "limits and reading"), lambda: _at_capacity(search, rate))
+    return crossing
 
 
 def _at_capacity(search: CapacitySearch, rate: float) -> Json:
@@ -526,25 +501,17 @@ def _at_capacity(search: CapacitySearch, rate: float) -> Json:
 
     With pools, shares and limit are the busiest one's.
     """
-    scenario, at_1 = replication(search.scenario, 0, search.num_requests, search.block)
-    requests = at_1.time_scaled(1 / rate)
+    scenario, requests = replication(search.scenario, 0, search.num_requests, search.block)
     shares = PoolShares(scenario.fleet())
-    records = scenario.simulate_whole(requests, shares.append)
-    reading = judge(search.criteria, requests, records, rate, scenario.missing_passes)
+    reading, records, window = measure(scenario, search.criteria, requests, rate, shares.append)
     limits = shares.limits(records.totals.preemptions / len(requests))
     end = records.totals.end
     busiest = shares.busiest(end)
     limit, pools = limits[busiest], []
     if scenario.pools:
         limit = replace(limit, name=f"{limit.name} of pool {shares.pools[busiest].name}")
-        for k, limit_of_pool in enumerate(limits):
-            part = {
-                "busy": shares.busy(k, end),
-                "limited_by": limit_of_pool.name,
-                "limiting_setting": limit_of_pool.setting,
-            }
-            pools.append(part)
-    window = rows_of(records.table.columns, replicate.judged(len(requests)))
+        for k, each in enumerate(limits):
+            pools.append({"busy": shares.busy(k, end), "limited_by": each.name, "limiting_setting": each.setting})
     return {
         "shares": shares.by_pool[busiest].shares(), "limit": asdict(limit), "reading": vars(reading), "pools": pools,
         "latency": latency_ms(window, CLIENT_METRICS), "doubted": shares.doubted(),
@@ -558,14 +525,6 @@ def latency_ms(requests: Columns, metrics: Sequence[str]) -> Latency:
         name: None if np.isnan(values[name]).all() else {s: statistic(1e3 * values[name], s) for s in STATS[1:]}
         for name in metrics
     }
-
-
-def _by_rate(readings: Sequence[Reading]) -> dict[float, list[Reading]]:
-    """In the order of rates."""
-    by_rate: dict[float, list[Reading]] = {}
-    for reading in sorted(readings, key=lambda reading: reading.rate):  # stable
-        by_rate.setdefault(reading.rate, []).append(reading)
-    return by_rate
 
 
 def _point(criteria: Sequence[Criterion], readings: Sequence[Reading]) -> Point:

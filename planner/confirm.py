@@ -1,19 +1,17 @@
 """Confirm a search's best settings on fresh luck and held-out traffic, paired with the default."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from .candidate import Candidate, nearest_first
 from .objective import Part, ReplayOutcome
-from .quality import Quality
 from .race import best_of
 from .replicate import Interval, student
-from .search import Judge, Search
+from .search import Search
 from .tuned import Finalist
 
-CONFIDENCE = 0.95
 REPLICATIONS = 10  # replays of the held-out part
 NUM_RERANKED, NUM_RERANKS = 4, 4  # settings, and replays of each
 NUM_CONFIRMED = 8  # of a Pareto front
@@ -22,14 +20,14 @@ NUM_CONFIRMED = 8  # of a Pareto front
 def chosen(search: Search) -> list[Candidate]:
     """Settings to confirm, best first: the best two, or spread over the front."""
     if len(search.objectives) == 1:
-        return _rerank(search, _to_rerank(search))
+        return _rerank(search)
     front = search.front()
     if len(front) <= NUM_CONFIRMED:
         return front
     return [front[round(i)] for i in np.linspace(0, len(front) - 1, NUM_CONFIRMED)]
 
 
-def confirm(search: Search, candidates: Sequence[Candidate], judge: Judge) -> dict[Candidate, Finalist]:
+def confirm(search: Search, candidates: Sequence[Candidate]) -> dict[Candidate, Finalist]:
     """Replay candidates and default on the same held-out traffic."""
     settings = [search.default, *(c for c in candidates if c != search.default)]
     outcomes: dict[Candidate, list[ReplayOutcome]] = {c: [] for c in settings}
@@ -41,7 +39,29 @@ def confirm(search: Search, candidates: Sequence[Candidate], judge: Judge) -> di
     search.progress("confirming", REPLICATIONS, REPLICATIONS, search.best_text())
     if search.default not in search.outcomes:
         [search.outcomes[search.default]] = search.measure([search.default], Part("search"))
-    return {c: _finalist(search, c, outcomes, judge(c)) for c in settings}
+    finalists = {}
+    for c, replays in outcomes.items():
+        values: dict[str, Interval] = {}
+        gains: dict[str, Interval | None] = {}
+        for i, (name, sign) in enumerate(zip(search.objectives, search.signs, strict=True)):
+            measured, base = ([outcome.values[i] for outcome in outcomes[each]] for each in (c, search.default))
+            values[name], gains[name] = estimate(measured), gain(measured, base, sign)
+        attainment = float(np.mean([outcome.attainment for outcome in replays]))
+        finalists[c] = Finalist(
+            policy=c.spec,
+            replicas=c.replicas,
+            pools=c.scenario.pools,
+            links=c.scenario.links,
+            decider=c.scenario.decider,
+            untested=c.untested,
+            quality=search.judge(c),
+            searched=dict(zip(search.objectives, search.outcomes[c].values, strict=True)),
+            values=values,
+            gains=gains,
+            meets_run_slos=float(np.mean([outcome.violation <= 0 for outcome in replays])),
+            attainment=None if math.isnan(attainment) else attainment,
+        )
+    return finalists
 
 
 def verdict(
@@ -79,7 +99,7 @@ def verdict(
 def estimate(values: Sequence[float], scale: float = 1.0) -> Interval:
     """Mean and Student's interval, divided by `scale`."""
     data = np.asarray(values, float) / scale
-    mean, half = float(data.mean()), student(data, CONFIDENCE)
+    mean, half = float(data.mean()), student(data)
     return Interval(mean, mean - half, mean + half)
 
 
@@ -98,19 +118,15 @@ def gain(values: Sequence[float], base: Sequence[float], sign: float) -> Interva
     return Interval(value, value + spread.low, value + spread.high)
 
 
-def _to_rerank(search: Search) -> list[Candidate]:
-    """The best setting and others of the best, those first that are as good and nearer to the engine's default.
+def _rerank(search: Search) -> list[Candidate]:
+    """The best two under fresh luck, on the search's part of the trace; of equals the nearest to the default.
 
-    A setting beyond the engine's tested range must be a tenth better.
+    Among the best setting and others of the best, those first that are as good and nearer to the engine's default. A
+    setting beyond the engine's tested range must be a tenth better.
     """
-    ranked = sorted(search.feasible(), key=lambda c: -search.worth(c, search.outcomes[c]))  # stable
-    best, *rest = ranked
-    equal = nearest_first(search.equals(best, rest), lambda c: c.num_changes(search.default))
-    return [best, *equal, *(c for c in rest if c not in equal)][:NUM_RERANKED]
-
-
-def _rerank(search: Search, few: list[Candidate]) -> list[Candidate]:
-    """The best two under fresh luck, on the search's part of the trace; of equals the nearest to the default."""
+    first, *rest = sorted(search.feasible(), key=lambda c: -search.worth(c, search.outcomes[c]))  # stable
+    equal = nearest_first(search.equals(first, rest), lambda c: c.num_changes(search.default))
+    few = [first, *equal, *(c for c in rest if c not in equal)][:NUM_RERANKED]
     if len(few) < 2:
         return few
     costs: dict[Candidate, list[float]] = {c: [] for c in few}
@@ -126,31 +142,3 @@ def _rerank(search: Search, few: list[Candidate]) -> list[Candidate]:
     equals = [able[i] for i in best_of([costs[c] for c in able])]
     best = nearest_first(equals, lambda c: c.num_changes(search.default), lambda c: float(np.mean(costs[c])))[0]
     return [best, *(c for c in order if c != best)][:2]
-
-
-def _finalist(
-    search: Search, candidate: Candidate, outcomes: Mapping[Candidate, Sequence[ReplayOutcome]], quality: Quality
-) -> Finalist:
-    replays, base = outcomes[candidate], outcomes[search.default]
-    values: dict[str, Interval] = {}
-    gains: dict[str, Interval | None] = {}
-    for i, (name, sign) in enumerate(zip(search.objectives, search.signs, strict=True)):
-        measured = [outcome.values[i] for outcome in replays]
-        values[name] = estimate(measured)
-        gains[name] = gain(measured, [outcome.values[i] for outcome in base], sign)
-    attainment = float(np.mean([outcome.attainment for outcome in replays]))
-    scenario = candidate.scenario
-    return Finalist(
-        policy=candidate.spec,
-        replicas=candidate.replicas,
-        pools=scenario.pools,
-        links=scenario.links,
-        decider=scenario.decider,
-        untested=candidate.untested,
-        quality=quality,
-        searched=dict(zip(search.objectives, search.outcomes[candidate].values, strict=True)),
-        values=values,
-        gains=gains,
-        meets_run_slos=float(np.mean([outcome.violation <= 0 for outcome in replays])),
-        attainment=None if math.isnan(attainment) else attainment,
-    )

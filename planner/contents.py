@@ -20,7 +20,7 @@ from ..traces.shipped import SHIPPED
 Json = dict[str, Any]
 
 NOT_ASKED = ("allow_code", "check_rules")
-OBJECTS = ("given_profile", "machine")  # fields that make a profile without a file
+OBJECTS = ("profile_object", "machine")  # fields that make a profile without a file
 
 
 def digest(question: Any) -> str:

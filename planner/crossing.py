@@ -34,7 +34,6 @@ class Crossing:
 
     rate: float  # req/s
     binding: int  # criterion broken just above; -1: the queue grows
-    num_replays: int
     rejected: float  # share
     slope: float | None = None  # of the binding criterion's severity
     near: tuple[tuple[float, float], ...] = ()  # log rates near the capacity, and severities
@@ -132,7 +131,6 @@ def _crossing(log_rate: float, binding: int, tries: Sequence[_Try], line: Slope 
     return Crossing(
         rate=math.exp(log_rate),
         binding=binding,
-        num_replays=len(tries),
         rejected=max(attempt.reading.rejected for attempt in tries),
         slope=line.value if line is not None and line.criterion == binding else None,
         near=tuple(near),

@@ -5,8 +5,6 @@ import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +117,8 @@ class Deployment:
 
     def files(self) -> dict[str, str]:
         """By name: script, compose file, manifest, and the engine's file, if any."""
+        import jinja2  # only launch files and pages need it
+
         on_host = max(1, min(self.replicas, HOST_GPUS // self.gpus))
         values = {
             "head": self._head(), "words": shlex.join([*self.command, self.port_flag]), "config": self.config_file,
@@ -126,7 +126,12 @@ class Deployment:
             "gpus": self.gpus, "replicas": self.replicas, "on_host": on_host, "hosts": -(-self.replicas // on_host),
             "product": self.product,
         }  # fmt: skip
-        texts = {name: _template(name).render(values) for name in LAUNCH_FILES}
+        world = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(Path(__file__).with_name("deploy_templates")), autoescape=False,
+            undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True,
+        )  # fmt: skip
+        world.filters["json"] = json.dumps
+        texts = {name: world.get_template(name).render(values) for name in LAUNCH_FILES}
         return texts | ({CONFIG: self.config_file} if self.config else {})
 
     def _head(self) -> str:
@@ -138,17 +143,6 @@ class Deployment:
         lines += [f"no flag sets: {text}" for text in self.unset]
         # One line each: these files are executed, and model names may hold line breaks.
         return "\n".join(f"# {' '.join(line.split())}" for line in lines)
-
-
-@cache
-def _template(name: str) -> Any:
-    import jinja2  # only launch files and pages need it
-
-    world = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True, autoescape=False
-    )
-    world.filters["json"] = json.dumps
-    return world.from_string((files(__package__) / "deploy_templates" / name).read_text(encoding="utf-8"))
 
 
 def deployment_of(
@@ -255,7 +249,12 @@ class _Flags:
                 if value != default or option == "--speculative-config":
                     objects.setdefault(option, {})[key] = value
             elif value != default or not self._engine.defaults_known:
-                self.write(_argument(flag, value), self._why(name, default))
+                if isinstance(value, bool):
+                    on, _, off = flag.partition("/")
+                    words = on if value else off
+                else:
+                    words = f"{flag} {value}"
+                self.write(words, self._why(name, default))
         for option, values in objects.items():
             self.words += [option, json.dumps(values)]
             self.differs[f"{option} {json.dumps(values)}"] = "as replayed; not the release's"
@@ -270,13 +269,6 @@ class _Flags:
         if not self._engine.defaults_known:
             return "as replayed; this release's default was not read"
         return f"as replayed; default {_yaml(default)}"
-
-
-def _argument(flag: str, value: Any) -> str:
-    if not isinstance(value, bool):
-        return f"{flag} {value}"
-    on, _, off = flag.partition("/")
-    return on if value else off
 
 
 def weights_of(profile: Profile) -> str:

@@ -39,14 +39,14 @@ TOLD = ("output_throughput", "ttft_ms.p50", "ttft_ms.p90", "e2el_ms.p90", "norm_
 
 Scores = tuple[tuple[str, float], ...]
 Values = dict[str, float]
-Progress = Callable[[int, int], None]
+Draw = tuple[Scenario, int]  # under a drawn profile, and the draw's number; 0: as predicted, or a cause alone
 
 
-def drawn(known: Sequence[Cause], index: int, seed: int) -> Scores:
+def drawn(unknowns: Sequence[Cause], index: int, seed: int) -> Scores:
     """Draw `index`: independent normal scores, keyed by causes' names and owners."""
     return tuple(
         (c.name, float(ndtri(chance.uniform(chance.key(seed, DRAW, index, *c.name.encode(), *c.owner.encode()))[0])))
-        for c in known
+        for c in unknowns
     )
 
 
@@ -56,19 +56,22 @@ def known_causes(scenario: Scenario) -> tuple[Cause, ...]:
     stated = {FRONT_END} if scenario.frontend is not None else set()
     # What a cache or an eviction approximates changes the yield: each is a reading of its own.
     parts = f"{type(setting.policy.cache).__name__} {type(setting.policy.eviction).__name__}"
-    found = tuple(
+    unknowns = tuple(
         replace(c, owner=f"{c.owner} {parts}") if c.name == YIELD else c
         for c in causes(setting.profile, setting.drawn)
         if c.name not in stated
     )
     if scenario.ends_at_eos or setting.policy.family == "full-sequence":
-        return found
-    return (*found, Cause(EOS, "unknown: half of the draws end answers where the scheduler does not foresee it", True))
+        return unknowns
+    return (
+        *unknowns,
+        Cause(EOS, "unknown: half of the draws end answers where the scheduler does not foresee it", True),
+    )
 
 
 def moved(scenario: Scenario, scores: Scores) -> Scenario:
-    own = tuple((name, score) for name, score in scores if name != EOS)
-    return replace(scenario, variation=own, eos=scenario.ends_at_eos or dict(scores).get(EOS, 0.0) > 0)
+    of_profile = tuple((name, score) for name, score in scores if name != EOS)
+    return replace(scenario, variation=of_profile, eos=scenario.ends_at_eos or dict(scores).get(EOS, 0.0) > 0)
 
 
 def ensemble(
@@ -78,21 +81,18 @@ def ensemble(
     *,
     judged: tuple[str, bool] | None = None,
     recommended: bool = False,
-    pool: Pool | None = None,
-    progress: Progress | None = None,
-    memo: Memo | None = None,
+    **where: Any,
 ) -> Uncertain:
     """Replay each scenario under `num` drawn profiles, and with each cause at ±1 standard deviation.
 
     Scenarios differ in policy and replicas only, or have names; they share each draw's luck and profile. requests: by
     default each scenario's own. judged: the deciding metric, and whether more is better; default: `deciding`.
-    recommended: ask whether the first scenario stays best, not the predicted best. Ctrl-C passes through.
+    recommended: ask whether the first scenario stays best, not the predicted best. where: pool, progress and memo of
+    `ask`. Ctrl-C passes through.
     """
     named = scenarios if isinstance(scenarios, Mapping) else _called(scenarios)
     metric, higher = judged or deciding(next(iter(named.values())))
-    uncertain, values = ask(
-        partial(_replay, requests, metric), named, num, (metric, higher), pool=pool, progress=progress, memo=memo
-    )
+    uncertain, values = ask(partial(_replay, requests, metric), named, num, (metric, higher), **where)
     if len(named) == 1:
         return uncertain
     ranked = [_ranked({name: v[i][metric] for name, v in values.items()}, higher) for i in range(num + 1)]
@@ -104,29 +104,21 @@ def ensemble(
 
 
 def capacities(
-    scenario: Scenario,
-    num: int,
-    *,
-    attainment: float,
-    num_requests: int,
-    rate: float | None = None,
-    pool: Pool | None = None,
-    progress: Progress | None = None,
-    memo: Memo | None = None,
+    scenario: Scenario, num: int, *, attainment: float, num_requests: int, rate: float | None = None, **where: Any
 ) -> Uncertain:
-    """A fleet's capacity under drawn profiles, each within about 5 %; rate: req/s to sustain.
+    """A fleet's capacity under drawn profiles, each within about 5 %; rate: req/s to sustain. where: see `ensemble`.
 
     0 if an SLO is met at no rate; if all are met until the queue grows, the rate at which it starts to.
     """
-    of = partial(_capacity, attainment, num_requests)
-    uncertain, values = ask(of, _called([scenario]), num, (CAPACITY, True), pool=pool, progress=progress, memo=memo)
+    replay = partial(_capacity, attainment, num_requests)
+    uncertain, values = ask(replay, _called([scenario]), num, (CAPACITY, True), **where)
     if rate is None:
         return uncertain
-    [own] = values.values()
+    [draws] = values.values()
     fleet = counted(scenario.replicas, "replica")
     answer = f"{fleet} sustain{'' if scenario.replicas > 1 else 's'} {rate:g} req/s"
-    survives = sum(v[CAPACITY] >= rate for v in own[1:]) / num
-    ratios = {ASKED_RATE: paired(own, [{CAPACITY: rate}] * len(own))}
+    survives = sum(v[CAPACITY] >= rate for v in draws[1:]) / num
+    ratios = {ASKED_RATE: paired(draws, [{CAPACITY: rate}] * len(draws))}
     return replace(uncertain, answer=answer, survives=survives, best=fleet, ratios=ratios)
 
 
@@ -151,45 +143,43 @@ def _called(scenarios: Sequence[Scenario]) -> dict[str, Scenario]:
 
 
 def ask(
-    evaluate: Callable[[Memo, Scenario], Values], scenarios: Mapping[str, Scenario], num: int,
-    judged: tuple[str, bool], *, pool: Pool | None, progress: Progress | None, memo: Memo | None = None,
-    luck: Callable[[Scenario, int], Scenario] = lambda scenario, _: scenario, moving: int | None = None,
+    evaluate: Callable[[Memo, Draw], Values], scenarios: Mapping[str, Scenario], num: int,
+    judged: tuple[str, bool], *, pool: Pool | None = None, memo: Memo | None = None,
+    progress: Callable[[int, int], object] = lambda done, total: None, moving: int | None = None,
 ) -> tuple[Uncertain, dict[str, list[Values]]]:  # fmt: skip
     """The intervals and each cause's effect, without an answer; by policy, predicted and drawn values.
 
-    judged: the deciding metric, and whether more is better. luck: the scenario of draw i, if more than the profile
-    differs. moving: the number of scenarios whose causes are moved one by one, by default all.
+    judged: the deciding metric, and whether more is better. moving: the number of scenarios whose causes are moved one
+    by one, by default all.
     """
     metric, higher = judged
     check_num(num)
-    known = {name: known_causes(s) for name, s in scenarios.items()}
-    alone = dict(list(known.items())[:moving])
-    work: dict[str, Scenario] = {}
+    unknowns = {name: known_causes(s) for name, s in scenarios.items()}
+    alone = dict(list(unknowns.items())[:moving])
+    work: dict[str, Draw] = {}
     for policy, scenario in scenarios.items():
-        work[f"{policy}|0"] = scenario
+        work[f"{policy}|0"] = scenario, 0
         for i in range(1, num + 1):
-            work[f"{policy}|{i}"] = moved(luck(scenario, i), drawn(known[policy], i, scenario.seed))
+            work[f"{policy}|{i}"] = moved(scenario, drawn(unknowns[policy], i, scenario.seed)), i
         for cause in alone.get(policy, ()):
             for sign in (-1, 1):
-                work[f"{policy}|{cause.name}|{sign}"] = moved(scenario, ((cause.name, float(sign)),))
-    found: dict[str, Values] = {}
+                work[f"{policy}|{cause.name}|{sign}"] = moved(scenario, ((cause.name, float(sign)),)), 0
+    answers: dict[str, Values] = {}
     with closing((memo or Memo()).run(pool or Pool(), evaluate, work)) as outcomes:
         for outcome in outcomes:
             if outcome.error is not None:
                 raise DsimError(f"in the ensemble: {outcome.error}")
-            assert outcome.value is not None
-            found[outcome.key] = outcome.value
-            if progress is not None:
-                progress(len(found), len(work))
-    values, effects = {p: [found[f"{p}|{i}"] for i in range(num + 1)] for p in scenarios}, {}
-    for policy, own in alone.items():
+            answers[outcome.key] = outcome.result()
+            progress(len(answers), len(work))
+    values, effects = {p: [answers[f"{p}|{i}"] for i in range(num + 1)] for p in scenarios}, {}
+    for policy, causes_alone in alone.items():
         moves = []
-        for c in own:
-            low, high = (found[f"{policy}|{c.name}|{sign}"][metric] for sign in (-1, 1))
+        for c in causes_alone:
+            low, high = (answers[f"{policy}|{c.name}|{sign}"][metric] for sign in (-1, 1))
             moves.append(Effect(cause=c.name, why=c.why, assumed=c.assumed, low=low, high=high))
         finite = [move for move in moves if math.isfinite(move.swing)]
         effects[policy] = tuple(sorted(finite, key=lambda move: (-move.swing, move.cause)))
-    intervals = {p: {name: interval([v[name] for v in own]) for name in own[0]} for p, own in values.items()}
+    intervals = {p: {name: interval([v[name] for v in draws]) for name in draws[0]} for p, draws in values.items()}
     uncertain = Uncertain(num=num, level=level(num), metric=metric, higher=higher, intervals=intervals, effects=effects)
     return uncertain, values
 
@@ -198,7 +188,7 @@ def check_num(num: int | None, scenarios: Iterable[Scenario] = ()) -> None:
     """DsimError if the scenarios have no ensemble of so many draws."""
     if num is not None and not 2 <= num <= MAX_DRAWS:
         raise DsimError(f"ensemble is {num}, expected 2 to {MAX_DRAWS} draws")
-    if num is not None and any(one.pools or one.scaler != FIXED for one in scenarios):
+    if num is not None and any(scenario.pools or scenario.scaler != FIXED for scenario in scenarios):
         raise DsimError(f"ensemble is {num} and the fleet has pools or a scaler, expected one pool of a fixed count")
 
 
@@ -246,8 +236,9 @@ def of_objective(objective: str) -> tuple[str, bool]:
     }[objective]  # fmt: skip
 
 
-def _replay(requests: Trace | None, metric: str, memo: Memo, scenario: Scenario) -> Values:
+def _replay(requests: Trace | None, metric: str, memo: Memo, draw: Draw) -> Values:
     """requests: by default the scenario's. At module level, for pickling."""
+    scenario, _ = draw
     metrics = list(dict.fromkeys((metric, *TOLD)))
 
     def values() -> Values:
@@ -262,10 +253,9 @@ def _replay(requests: Trace | None, metric: str, memo: Memo, scenario: Scenario)
     return dict(memo.replay(asked, values))
 
 
-def _capacity(attainment: float, num_requests: int, memo: Memo, scenario: Scenario) -> Values:
-    return {
-        CAPACITY: sustained(scenario, attainment=attainment, num_requests=num_requests, max_replications=2, memo=memo)
-    }
+def _capacity(attainment: float, num_requests: int, memo: Memo, draw: Draw) -> Values:
+    how = {"attainment": attainment, "num_requests": num_requests, "max_replications": 2, "memo": memo}
+    return {CAPACITY: sustained(draw[0], **how)}
 
 
 def _ranked(values: dict[str, float], higher: bool) -> list[str]:

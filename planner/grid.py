@@ -4,7 +4,7 @@ import math
 import os
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from .contents import Json, asked_of, digest
 
 MOST_CELLS = 100_000  # all are checked, stored and drawn
 POLICY = "policy."  # of `policy.chunk`, a field of the SPEC
-NOT_VARIED = ("allow_code", "check_rules", "pools", "links", "decider")
+NOT_VARIED = ("allow_code", "check_rules", "slower", "profile_object", "pools", "links", "decider")
 FILES = ("trace", "profile", "yields", "lengths")  # may name a file
 # Which requests, apart from the seed, and their SLOs' classes.
 OF_REQUESTS = (
@@ -79,7 +79,34 @@ def read_plan(config: str | Path | Mapping[str, Any], allow_code: AllowedCode = 
         raise DsimError(f"{where}: asks for {num_cells} cells, expected at most {MOST_CELLS}")
     points = [*(grid(choices) if choices else ()), *listed]
     varied = tuple(dict.fromkeys([*choices, *(name for point in listed for name in point)]))
-    return _check(where, folder, whole.text("title"), varied, [base | point for point in points], content, allow_code)
+    # Every cell is checked before any runs.
+    cells: dict[str, Cell] = {}
+    services: dict[Any, Scenario] = {}
+    ready: set[Any] = set()  # by OF_REQUESTS
+    of_service = [name for name in Scenario.__dataclass_fields__ if name not in (*OF_REQUESTS[1:], "seed")]
+    for i, point in enumerate((base | point for point in points), 1):
+        try:
+            scenario = scenario_of(folder, point, allow_code)
+            how, which = (tuple(getattr(scenario, name) for name in names) for names in (of_service, OF_REQUESTS))
+            if how not in services:
+                for _, setting in scenario.each_pool():
+                    setting.check()
+                services[how] = scenario
+            check_values(scenario)
+            if which not in ready:
+                scenario.requests()
+                ready.add(which)
+            key = key_of(scenario)
+        except DsimError as error:
+            shown = ", ".join(f"{name}={cut(_shown(point[name]))}" for name in varied if name in point)
+            raise type(error)(f"{where}: cell {i} ({shown}): {error}") from None
+        labels = {}
+        settings = settings_of(services[how].parsed_policy())
+        for name in varied:
+            value = point.get(name, getattr(scenario, name, None))
+            labels[name] = _shown(settings.get(name.removeprefix(POLICY)) if name.startswith(POLICY) else value)
+        cells.setdefault(key, Cell(key, labels, scenario))  # equal cells run once
+    return Plan(whole.text("title"), varied, tuple(cells.values()), content, tuple(services.values()))
 
 
 def key_of(scenario: Scenario) -> str:
@@ -103,8 +130,13 @@ def _flat(table: FileObject) -> Json:
 
 def value_of(place: str, name: str, value: Any) -> Any:
     """In the field's type."""
-    if "." in name:
-        return _policy_value(place, value)
+    if "." in name:  # a policy's
+        if isinstance(value, list | tuple):
+            return "/".join(str(item) for item in value)
+        if not isinstance(value, bool | int | float | str) or (isinstance(value, str) and "," in value):
+            expected = "a number, true or false, a word, or a list of numbers"
+            raise DsimError(f"{place} is {quoted(value)}, expected {expected}")
+        return value
     if name not in TYPES:
         settings = {field for preset in PRESETS.values() for field in settings_of(preset.policy)}
         hint = f" (did you mean {POLICY}{name}?)" if name in settings else did_you_mean(name, TYPES)
@@ -125,48 +157,6 @@ def value_of(place: str, name: str, value: Any) -> Any:
         raise DsimError(f"{place}: {error}") from None
     except ValueError as error:
         raise DsimError(f"{place} is {quoted(value)}, expected {error}") from None
-
-
-def _policy_value(place: str, value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return "/".join(str(item) for item in value)
-    if not isinstance(value, bool | int | float | str) or (isinstance(value, str) and "," in value):
-        raise DsimError(f"{place} is {quoted(value)}, expected a number, true or false, a word, or a list of numbers")
-    return value
-
-
-def _check(
-    where: str, folder: Path, title: str, varied: tuple[str, ...], points: Sequence[Point], config: Json,
-    allow_code: AllowedCode,
-) -> Plan:  # fmt: skip
-    """Check every cell before any runs."""
-    cells: dict[str, Cell] = {}
-    services: dict[Any, Scenario] = {}
-    ready: set[Any] = set()  # by OF_REQUESTS
-    of_service = [name for name in Scenario.__dataclass_fields__ if name not in (*OF_REQUESTS[1:], "seed")]
-    for i, point in enumerate(points, 1):
-        try:
-            scenario = scenario_of(folder, point, allow_code)
-            how, which = (tuple(getattr(scenario, name) for name in names) for names in (of_service, OF_REQUESTS))
-            if how not in services:
-                for _, setting in scenario.each_pool():
-                    setting.check()
-                services[how] = scenario
-            check_values(scenario)
-            if which not in ready:
-                scenario.requests()
-                ready.add(which)
-            key = key_of(scenario)
-        except DsimError as error:
-            values = ", ".join(f"{name}={cut(_shown(point[name]))}" for name in varied if name in point)
-            raise type(error)(f"{where}: cell {i} ({values}): {error}") from None
-        labels = {}
-        settings = settings_of(services[how].parsed_policy())
-        for name in varied:
-            value = point.get(name, getattr(scenario, name, None))
-            labels[name] = _shown(settings.get(name.removeprefix(POLICY)) if name.startswith(POLICY) else value)
-        cells.setdefault(key, Cell(key, labels, scenario))  # equal cells run once
-    return Plan(title, varied, tuple(cells.values()), config, tuple(services.values()))
 
 
 def scenario_of(folder: Path, values: Point, allow_code: AllowedCode = NO_CODE) -> Scenario:

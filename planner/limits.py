@@ -9,11 +9,14 @@ import numpy.typing as npt
 
 from ..engine.latency import Features, LatencyModel, step_times
 from ..profiler.profile import gb
-from ..profiler.step_kinds import KINDS_OF_STEPS, kinds_of
+from ..profiler.samples import KINDS_OF_STEPS, kinds_of
 from ..sim.fleet import Fleet
 from ..sim.setting import Setting
-from .memory import PAGES, ROWS, TOKENS, WINDOWED, largest, parts
 
+WEIGHTS, PAGES, WINDOWED, WORKSPACE, FREE = (
+    "weights", "KV pages", "windowed layers", "sampler workspace", "left free",
+)  # fmt: skip
+ROWS, TOKENS = "max rows", "tokens of a prefill"  # settings that may bind instead
 COMPUTE, KV_MEMORY, ACTIVATION, HOST = "compute", "KV memory", "activation budget", "host overhead"
 
 FULL = 0.9  # of the KV pool; above it, requests wait for pages
@@ -37,7 +40,7 @@ class Limit:
 
     name: str
     setting: str = ""
-    binds: str = ""  # the largest part of memory, or the bounding setting (memory.py)
+    binds: str = ""  # the largest part of memory, or the bounding setting (see `parts`)
     memory: Mapping[str, int] = field(default_factory=dict)  # bytes, by content
 
 
@@ -124,10 +127,7 @@ class PoolShares:
         """By pool. preemptions: per request, in decoding pools."""
         return [
             limited_by(
-                shares.shares(),
-                0.0 if self._fleet.prefills(pool) else preemptions,
-                pool.setting,
-                shares.in_windows,
+                shares.shares(), 0.0 if self._fleet.prefills(pool) else preemptions, pool.setting, shares.in_windows
             )
             for pool, shares in zip(self.pools, self.by_pool, strict=True)
         ]
@@ -159,6 +159,36 @@ def limited_by(shares: Mapping[str, float], preemptions: float, setting: Setting
         return Limit(ACTIVATION, f"max_prefill_tokens={budget}", TOKENS, memory)
     device = shares["decode"] + shares["prefill"]
     return Limit(COMPUTE if device >= shares["host"] else HOST, memory=memory)
+
+
+def parts(setting: Setting, in_windows: float = 0.0) -> dict[str, int]:
+    """Bytes by part with max_batch rows, without empty parts.
+
+    in_windows: share of pages in layers with a window (Shares.in_windows), unless they have a pool. The workspace
+    includes a step's logits.
+    """
+    policy, memory, limits = setting.policy, setting.memory, setting.limits
+    pool = limits.num_pages * policy.memory.page_size * memory.kv_bytes_per_token
+    of_windows = policy.memory.pools(limits.num_pages, limits.window_bytes, limits.kv_bytes)[1]
+    windowed = of_windows * policy.memory.page_size * memory.kv_bytes_per_token or round(in_windows * pool)
+    logits = memory.logit_bytes(
+        limits.max_batch,
+        limits.max_prefill_tokens or policy.batching.max_prefill_tokens,
+        policy.batching.logit_rows(policy, limits.max_batch),
+    )
+    sizes = {
+        WEIGHTS: memory.weight_bytes,
+        PAGES: pool - windowed,
+        WINDOWED: windowed,
+        WORKSPACE: limits.max_batch * memory.workspace_bytes + logits,
+    }
+    sizes[FREE] = max(0, memory.capacity_bytes - sum(sizes.values()))
+    return {name: size for name, size in sizes.items() if size}
+
+
+def largest(sizes: Mapping[str, int]) -> str:
+    """The part that binds when requests wait for pages."""
+    return max((name for name in sizes if name not in (WEIGHTS, FREE)), key=lambda name: sizes[name])
 
 
 def device_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:

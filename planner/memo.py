@@ -82,7 +82,12 @@ class Memo:
         if answer is None:
             if self.only_stored:
                 raise NotStored
-            answer = json.dumps(_attempted(compute))
+            try:
+                answer = json.dumps({"value": compute()})
+            except MachineError:  # no answer
+                raise
+            except DsimError as error:
+                answer = json.dumps({"refused": str(error)})
             self._write([(key, answer, _checksum(key, answer))])
         else:
             self.num_stored += 1
@@ -330,16 +335,6 @@ class StoreFolder:
 def _with_memo(function: Callable[[Memo, C], R], memo: Memo, cell: C) -> tuple[R, Memo]:
     copy = memo._copy()
     return function(copy, cell), copy
-
-
-def _attempted(compute: Callable[[], Any]) -> Json:
-    """The value, or why dsim refuses to compute it; an error of the machine is no answer."""
-    try:
-        return {"value": compute()}
-    except MachineError:
-        raise
-    except DsimError as error:
-        return {"refused": str(error)}
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -1,9 +1,8 @@
 """A setting's outcome on a part of the trace: objectives and missed SLOs."""
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import numpy as np
 
@@ -13,7 +12,6 @@ from ..results.metrics import SloVerdict, Summary
 from ..results.scenario import Scenario
 from ..results.slo import Slo
 from ..traces import Trace
-from .backend import Pool
 from .candidate import Candidate
 from .contents import Json, asked_of
 from .memo import Memo
@@ -48,41 +46,31 @@ class ReplayOutcome:
     latency: float = 0.0  # ms, p90 of norm_latency: breaks ties
 
 
-Evaluate = Callable[[Candidate, Part], ReplayOutcome]
-Inputs = Callable[[Candidate, Part], Json]  # an outcome's inputs
-
-
-Measure = Callable[[Sequence[tuple[Candidate, Part]]], list[ReplayOutcome]]  # in the same order
-
-
-def measure(
-    pool: Pool, memo: Memo, evaluate: Evaluate, inputs: Inputs | None, work: Sequence[tuple[Candidate, Part]]
-) -> list[ReplayOutcome]:
-    """Replay candidates in a pool, unless the memo has their outcomes."""
-    # Workers may have another current folder.
-    located = [(replace(candidate, scenario=candidate.scenario.located()), part) for candidate, part in work]
-    return list(memo.map(pool, partial(_evaluate, evaluate, inputs), located))
-
-
+@dataclass(frozen=True)
 class Evaluator:
-    """Replays a candidate on the search's part of the trace, or the held-out part."""
+    """Replays a candidate on the search's part of the trace, or the held-out part, unless the memo has the outcome."""
 
-    def __init__(self, objectives: tuple[str, ...], gpu_hour: float | None) -> None:
-        self.objectives, self.gpu_hour = objectives, gpu_hour
+    objectives: tuple[str, ...]
+    gpu_hour: float | None
 
-    def __call__(self, candidate: Candidate, part: Part) -> ReplayOutcome:
-        scenario = _scenario(candidate, part)
-        requests = traffic(scenario, part.kind == "confirm")
-        if part.share < 1:
-            requests = requests.head(max(1, round(part.share * len(requests))))
-        return self.outcome(scenario, scenario.run(requests), requests.rate)
+    def __call__(self, memo: Memo, cell: tuple[Candidate, Part]) -> ReplayOutcome:
+        candidate, part = cell
+        scenario, held_out = candidate.scenario, part.kind == "confirm"
+        if part.kind != "search":  # other luck
+            purpose = CONFIRM if held_out else RERANK
+            scenario = replace(scenario, seed=int(chance.key(scenario.seed, purpose, part.index)[0] >> np.uint64(2)))
 
-    def inputs(self, candidate: Candidate, part: Part) -> Json:
-        """The outcome's inputs."""
-        return asked_of(
-            _scenario(candidate, part), held_out=part.kind == "confirm", share=part.share, of=self.objectives,
-            gpu_hour=self.gpu_hour,
-        )  # fmt: skip
+        def inputs() -> Json:
+            return asked_of(scenario, held_out=held_out, share=part.share, of=self.objectives, gpu_hour=self.gpu_hour)
+
+        def outcome() -> Json:
+            requests = traffic(scenario, held_out)
+            if part.share < 1:
+                requests = requests.head(max(1, round(part.share * len(requests))))
+            return asdict(self.outcome(scenario, scenario.run(requests), requests.rate))
+
+        stored = memo.replay(inputs, outcome)
+        return ReplayOutcome(**{**stored, "values": tuple(stored["values"])})
 
     def outcome(self, scenario: Scenario, summary: Summary, offered: float) -> ReplayOutcome:
         """Objectives and missed SLOs of a run; offered: req/s."""
@@ -113,15 +101,6 @@ class Evaluator:
         return _number(summary.norm_latency_ms.p90, 1e9)
 
 
-def _scenario(candidate: Candidate, part: Part) -> Scenario:
-    """Confirmations and rankings have other luck than the search."""
-    scenario = candidate.scenario
-    if part.kind == "search":
-        return scenario
-    purpose = RERANK if part.kind == "rerank" else CONFIRM
-    return replace(scenario, seed=int(chance.key(scenario.seed, purpose, part.index)[0] >> np.uint64(2)))
-
-
 def traffic(scenario: Scenario, held_out: bool) -> Trace:
     """Unchanged for the search; held out, redrawn by the seed."""
     return _traffic(replace(scenario, policy="", replicas=1, pools=(), links=(), decider="always"), held_out)
@@ -137,13 +116,6 @@ def split(trace: Trace) -> tuple[Trace, Trace]:
             raise TraceError(f"{trace.name} leaves {num} requests for {what}, expected at least {MIN_REQUESTS}")
     assert parts[1] is not None
     return parts[0], parts[1]
-
-
-def _evaluate(evaluate: Evaluate, inputs: Inputs | None, memo: Memo, work: tuple[Candidate, Part]) -> ReplayOutcome:
-    if inputs is None:
-        return evaluate(*work)
-    stored = memo.replay(lambda: inputs(*work), lambda: asdict(evaluate(*work)))
-    return ReplayOutcome(**{**stored, "values": tuple(stored["values"])})
 
 
 def _miss(slo: Slo, verdict: SloVerdict) -> float:

@@ -1,27 +1,26 @@
 """The replays of a plan, each done once."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
-from ..engine.errors import DsimError
-from ..profiler.profile import Profile
-from ..results.metrics import attainment, of_class, rows_of
-from ..results.scenario import Scenario, class_column
+from ..results.metrics import attainment, of_class
 from .backend import Pool
+from .candidate import beyond_tested
 from .candidates import PlanCandidate
 from .capacity import MANY, PER_REPLICA, PILOT, WHOLE, CapacitySearch, latency_ms, search_of
 from .contents import Json
 from .crossing import find
 from .fewest import Fewest
-from .limits import BEYOND, Shares, limited_by
+from .limits import BEYOND, PoolShares
 from .memo import Memo
 from .pool_counts import PILOT_PER_REPLICA, severity_of
 from .race import Lane
-from .replicate import Reading, judge, judged, replication, to_judge
+from .replicate import Reading, measure, replication, to_judge
 from .settings import Tried, score
 
 PRECISION = 0.02  # of the searches, whose replays grow with it
@@ -30,76 +29,67 @@ OWN_WIDTH, OWN_SHARPNESS = 0.15, 0.04  # log rate, of the search for a fleet's c
 NEXT_WIDTH = 0.04  # ... if another replication's is known
 
 
-@dataclass(frozen=True)
-class Posed(Scenario):
-    """A scenario with a profile object, and steps `slower` times as long."""
-
-    given_profile: Profile | None = None
-    slower: float = 1.0
-
-    def file_profile(self) -> Profile:
-        return super().file_profile() if self.given_profile is None else self.given_profile
-
-    def loaded_profile(self) -> Profile:
-        profile = super().loaded_profile()
-        return profile if self.slower == 1.0 else replace(profile, latency=profile.latency.scaled(self.slower))
-
-
 @dataclass(eq=False)
 class Entrant:
-    """A candidate of a plan, and the searches whose replays are its own."""
+    """A candidate of a plan, the searches whose replays are its own, and its fleets in the race."""
 
     candidate: PlanCandidate
     search: CapacitySearch
     whole: CapacitySearch  # judges the whole trace, even if --num-requests is less
     on_whole: bool = False  # replays the whole trace now
     tried: Tried | None = None  # settings, if this one was chosen among them
+    lane: Lane = field(init=False)  # at the plan's rate
     later: list[Lane] = field(default_factory=list)  # after today, in the horizon
+
+    @property
+    def replicas(self) -> int:
+        return self.lane.replicas or 0
+
+    @cached_property
+    def untested(self) -> tuple[str, ...]:
+        """See `beyond_tested`."""
+        return beyond_tested(self.candidate.policy, self.search.scenario.allow_code)
 
 
 @dataclass(frozen=True)
 class Task:
-    """A setting's score, a pilot, a replay, or a fleet's capacity."""
+    """Work on an entrant: `setting_rate`, `pilot`, `fleet_replay` or `fleet_capacity`."""
 
-    kind: str  # of TASKS
-    candidate: int  # index of the entrant
+    work: Callable[[Memo, CapacitySearch, "Task"], Json]
+    entrant: Entrant | None  # None: in a worker
     rate: float  # req/s
-    replicas: int
+    replicas: int = 1
     slower: float = 1.0
-    index: int = 0  # replication; try: rung
+    index: int = 0  # replication; of a setting: rung
     whole: bool = False
-    severity: float | None = field(default=None, compare=False)  # own: at the rate, if already replayed
-    start: float | None = field(default=None, compare=False)  # own, try: first rate; None: the plan's
+    severity: float | None = field(default=None, compare=False)  # at the rate, if already replayed
+    start: float | None = field(default=None, compare=False)  # first rate of a search; None: the plan's
 
 
 class Replays:
     """Answers each task once."""
 
-    def __init__(self, entrants: Sequence[Entrant], pool: Pool, memo: Memo, on_progress: Callable[[], object]) -> None:
+    def __init__(self, pool: Pool, memo: Memo, on_progress: Callable[[], object]) -> None:
         self.num_replays = 0  # stored ones included
-        self._entrants, self._pool, self._memo, self._on_progress = entrants, pool, memo, on_progress
+        self._pool, self._memo, self._on_progress = pool, memo, on_progress
         self._answers: dict[Task, Json] = {}
 
     def __call__(self, tasks: Iterable[Task]) -> list[Json]:
         """Answers in the tasks' order; `error` if dsim refuses a task."""
         tasks = list(tasks)
         new = list(dict.fromkeys(task for task in tasks if task not in self._answers))
-        cells = {str(i): (self._search(task), task) for i, task in enumerate(new)}
+        cells: dict[str, tuple[CapacitySearch, Task]] = {}
+        for i, task in enumerate(new):
+            assert task.entrant is not None
+            search = task.entrant.whole if task.whole else task.entrant.search
+            cells[str(i)] = search, replace(task, entrant=None)
         with closing(self._memo.run(self._pool, _do, cells)) as outcomes:
             for outcome in outcomes:
-                if outcome.trace is not None:
-                    raise RuntimeError(f"in a worker:\n{outcome.trace}")
-                if outcome.error is not None and not outcome.refused:
-                    raise DsimError(outcome.error)
-                answer: Json = {"error": outcome.error} if outcome.value is None else outcome.value
+                answer: Json = {"error": outcome.error} if outcome.refused else outcome.result()
                 self._answers[new[int(outcome.key)]] = answer
                 self.num_replays += answer.get("replays", 0)
                 self._on_progress()
         return [self._answers[task] for task in tasks]
-
-    def _search(self, task: Task) -> CapacitySearch:
-        entrant = self._entrants[task.candidate]
-        return entrant.whole if task.whole else entrant.search
 
 
 def whole_search(search: CapacitySearch, attainment: float) -> CapacitySearch:
@@ -113,35 +103,32 @@ def whole_search(search: CapacitySearch, attainment: float) -> CapacitySearch:
 
 def fleet(search: CapacitySearch, replicas: int, slower: float = 1.0) -> CapacitySearch:
     """The search on `replicas`, with enough requests for each."""
-    scenario = replace(search.scenario, replicas=replicas)
-    if slower != 1.0:
-        assert isinstance(scenario, Posed)
-        scenario = replace(scenario, slower=slower)
+    scenario = replace(search.scenario, replicas=replicas, slower=slower)
     return replace(search, scenario=scenario, num_requests=max(search.num_requests, PER_REPLICA * replicas))
 
 
 def _do(memo: Memo, cell: tuple[CapacitySearch, Task]) -> Json:
     search, task = cell
-    return TASKS[task.kind](memo, search, task)
+    answer = task.work(memo, search, task)
+    return {**answer, "replays": memo.num_replays}
 
 
-def _pilot(memo: Memo, search: CapacitySearch, task: Task) -> Json:
+def pilot(memo: Memo, search: CapacitySearch, task: Task) -> Json:
     """Approximate replicas for the rate; null above `task.replicas`."""
-    num_replays, value = 0, math.nan
+    value = math.nan
     size = Fewest(most=task.replicas, stride=2.0)
     while size.open:
         short = search.shortened(max(search.shortened().num_requests, PILOT_PER_REPLICA * size.at))
         short = replace(short, scenario=replace(search.scenario, replicas=size.at))
         reading = short.requests(PILOT, memo)(task.rate)
-        num_replays += 1
         value = reading.values[int(np.argmax(reading.severities))]
         # A growing queue shows what one replica serves.
         growing = size.high is None and not reading.stable
         size.decide(reading.holds, math.ceil(size.at * task.rate / reading.throughput) if growing else None)
-    return {"replicas": size.replicas, "value": None if math.isnan(value) else value, "replays": num_replays}
+    return {"replicas": size.replicas, "value": None if math.isnan(value) else value}
 
 
-def _replay(memo: Memo, search: CapacitySearch, task: Task) -> Json:
+def fleet_replay(memo: Memo, search: CapacitySearch, task: Task) -> Json:
     """A fleet's criteria, limit, and what clients see."""
     sized = fleet(search, task.replicas, task.slower)
     answer: Json = memo.replay(lambda: sized.inputs(task.index, task.rate, "a fleet"), lambda: _of_fleet(sized, task))
@@ -150,14 +137,9 @@ def _replay(memo: Memo, search: CapacitySearch, task: Task) -> Json:
 
 def _of_fleet(search: CapacitySearch, task: Task) -> Json:
     scenario, requests = replication(search.scenario, task.index, search.num_requests, search.block)
-    setting = scenario.setting()
-    shares = Shares(setting) if task.index == 0 else None
-    timed = requests.time_scaled(1 / task.rate)
-    records = scenario.simulate_whole(timed, None if shares is None else shares.append)
-    reading = judge(search.criteria, timed, records, task.rate, scenario.missing_passes)
-    rows = judged(len(timed))
-    window = rows_of(records.table.columns, rows)
-    window["slo_class"] = class_column(timed)[rows]
+    shares = PoolShares(scenario.fleet()) if task.index == 0 else None
+    append = None if shares is None else shares.append
+    reading, records, window = measure(scenario, search.criteria, requests, task.rate, append)
     attained = {}
     for slo in (slo for criterion in search.criteria for slo in criterion.slos if slo.stat is None):
         share = attainment(of_class(window, slo), slo, missing_passes=scenario.missing_passes)
@@ -173,38 +155,29 @@ def _of_fleet(search: CapacitySearch, task: Task) -> Json:
         "replays": 1,
     }
     if shares is not None:
-        spent = shares.shares()
-        limit = limited_by(spent, records.totals.preemptions / len(timed), setting)
-        answer |= {"limited_by": limit.name, "limiting_setting": limit.setting, "assumed": spent[BEYOND]}
+        [limit], [of_fleet] = shares.limits(records.totals.preemptions / len(requests)), shares.by_pool
+        answer |= {"limited_by": limit.name, "limiting_setting": limit.setting, "assumed": of_fleet.shares()[BEYOND]}
         answer |= {"doubted": shares.doubted(), "latency_ms": latency_ms(window, CLIENT_METRICS)}
     return answer
 
 
-def _own(memo: Memo, search: CapacitySearch, task: Task) -> Json:
+def fleet_capacity(memo: Memo, search: CapacitySearch, task: Task) -> Json:
     """The highest rate that meets the SLOs, and the criterion broken above it."""
     sized = fleet(search, task.replicas, task.slower)
-    replay, severity, num_replays = sized.requests(task.index, memo), task.severity, 0
+    replay, severity = sized.requests(task.index, memo), task.severity
 
     def read(rate: float) -> Reading:
-        nonlocal num_replays
         if severity is not None and severity <= 0 and math.isclose(rate, task.rate, rel_tol=1e-9):
             return Reading(
                 rate=rate, values=(math.nan,), severities=(severity,), stable=True, throughput=rate, rejected=0.0
             )
-        num_replays += 1
         return replay(rate)
 
     width = OWN_WIDTH if task.start is None else NEXT_WIDTH
     crossing = find(read, sized.criteria, task.start or task.rate, width, OWN_SHARPNESS)
-    return {"rate": crossing.rate, "binding": crossing.binding, "replays": num_replays}
+    return {"rate": crossing.rate, "binding": crossing.binding}
 
 
-def _try(memo: Memo, search: CapacitySearch, task: Task) -> Json:
+def setting_rate(memo: Memo, search: CapacitySearch, task: Task) -> Json:
     """The rate that a replica serves, on replays of the rung's length."""
-    rate, num_replays = score(search, task.index, task.start or task.rate, memo)
-    return {"rate": rate, "replays": num_replays}
-
-
-TASKS: dict[str, Callable[[Memo, CapacitySearch, Task], Json]] = {
-    "try": _try, "pilot": _pilot, "replay": _replay, "own": _own
-}  # fmt: skip
+    return {"rate": score(search, task.index, task.start or task.rate, memo)}

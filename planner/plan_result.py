@@ -14,8 +14,7 @@ from .deploy import Deployment
 from .memo import FILES as STORE_FILES
 from .memo import STORE
 from .quality import Quality
-from .race import CONFIDENCE
-from .replicate import Interval
+from .replicate import CONFIDENCE, Interval
 from .settings import Tried
 
 if TYPE_CHECKING:

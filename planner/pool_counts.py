@@ -5,9 +5,9 @@ replicas while the others have plenty; larger fleets are then tried by cost, wit
 """
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,16 +16,7 @@ from ..engine.errors import DsimError
 from ..results.scenario import Scenario
 from ..sim.fleet import PoolSpec
 from .backend import Pool
-from .capacity import (
-    MAX_REPLICAS_TRIED,
-    PILOT,
-    Capacity,
-    CapacityOptions,
-    CapacitySearch,
-    Run,
-    check_rate,
-    means,
-)
+from .capacity import MAX_REPLICAS_TRIED, PILOT, Capacity, CapacitySearch, Run, check_rate, means
 from .memo import Memo
 from .race import FIRST, LIMIT, MOST, verdict
 from .replicate import Reading
@@ -36,39 +27,21 @@ Counts = tuple[int, ...]  # replicas, by pool
 
 
 def fewest_of_each_pool(
-    scenario: Scenario, rate: float, *, max_replicas: int = MAX_REPLICAS_TRIED, **options: Any
-) -> Capacity:
+    scenario: Scenario, rate: float, *, max_replicas: int = MAX_REPLICAS_TRIED, jobs: int | None = None,
+    ray: str | None = None, **options: Any,
+) -> Capacity:  # fmt: skip
     """The fewest GPUs in the scenario's pools with a capacity of at least `rate` (req/s), by its interval's low end.
 
-    The scenario's counts are a first guess. options: of CapacityOptions.
+    The scenario's counts are a first guess. jobs, ray: see `Pool`. options: of Run.
     """
-    checked = CapacityOptions(**options)
     check_rate(rate, max_replicas)
-    runs: dict[Counts, Run] = {}
-    in_runs = 0  # replays
-
-    def search_of(counts: Counts) -> CapacitySearch:
-        return checked.search(with_counts(scenario, counts))
-
-    def is_sure(counts: Counts) -> bool:
-        nonlocal in_runs
-        before = fleets.num_replays + in_runs
-        runs[counts] = Run(with_counts(scenario, counts), pool, checked, rate, num_replays=before)
-        in_runs += runs[counts].num_replays - before
-        return runs[counts].interval.low >= rate
-
-    def report(counts: Counts) -> None:
-        if checked.progress is not None:
-            checked.progress(fleets.num_replays + in_runs, None, sum(counts))
-
-    with Pool(checked.jobs, checked.ray) as pool:
+    options = {"memo": Memo(), **options}
+    with Pool(jobs, ray) as pool:
         gpus = [float(setting.profile.device.count) for _, setting in scenario.each_pool()]
-        fleets = FleetSearch(
-            search_of, gpus, rate, most=max_replicas, pool=pool, memo=checked.memo, is_sure=is_sure, report=report
-        )
+        run_of = cache(lambda counts: Run(with_counts(scenario, counts), pool, target=rate, **options))
+        fleets = FleetSearch(run_of, gpus, rate, max_replicas)
         counts = fleets.cheapest(tuple(min(spec.count, max_replicas) for spec in PoolSpec.parse_all(scenario.pools)))
-        chosen = runs[counts]
-        chosen.num_replays = fleets.num_replays + in_runs
+        chosen = run_of(counts)
         capacity = chosen.finish()
     pools = []
     for k, part in enumerate(capacity.pools):
@@ -89,20 +62,18 @@ def severity_of(reading: Reading) -> float:
 
 @dataclass
 class FleetSearch:
-    """The cheapest counts, at most `most` per pool, that meet the SLOs at a rate. prices: of a replica, by pool."""
+    """The cheapest counts, at most `most` per pool, whose runs meet the SLOs at a rate. prices: of a replica, by pool.
 
-    search_of: Callable[[Counts], CapacitySearch]
+    `run_of` returns the same run for the same counts.
+    """
+
+    run_of: Callable[[Counts], Run]
     prices: Sequence[float]
     rate: float
     most: int
-    pool: Pool
-    memo: Memo
-    is_sure: Callable[[Counts], bool] = lambda counts: True  # a last test
-    report: Callable[[Counts], object] = lambda counts: None  # called before and after replays
-    num_replays: int = 0
     readings: dict[Counts, list[Reading]] = field(default_factory=dict)  # of fleets raced
     _short: dict[Counts, bool] = field(default_factory=dict)
-    _too_few: list[Counts] = field(default_factory=list)  # too small, or refused by `is_sure`
+    _too_few: list[Counts] = field(default_factory=list)  # too small, or of a capacity that is not surely enough
 
     def cheapest(self, start: Counts) -> Counts:
         """start: a guess. DsimError if `most` per pool are too few."""
@@ -115,18 +86,21 @@ class FleetSearch:
                 )
             ample = tuple(min(2 * n, self.most) for n in ample)
         least = tuple(self._fewest(ample, k) for k in range(len(ample)))
-        counts = next((fleet for fleet in self._by_cost(least) if self._is_enough(fleet)), None)
+        counts = next(filter(self._is_enough, self._by_cost(least)), None)
         if counts is None:
             raise DsimError(f"no fleet of up to {self.most} replicas of a pool surely meets the SLOs")
         # Short replays may have misjudged the fewest.
-        while (smaller := next((fleet for fleet in _one_less(counts) if self._is_enough(fleet)), None)) is not None:
-            counts = smaller
-        return counts
+        while True:
+            smaller = (_fewer(counts, k) for k, num in enumerate(counts) if num > 1)
+            enough = next(filter(self._is_enough, smaller), None)
+            if enough is None:
+                return counts
+            counts = enough
 
     def _is_enough(self, counts: Counts) -> bool:
         if counts in self._too_few:
             return False
-        if self._meets(counts) and self.is_sure(counts):
+        if self._meets(counts) and self.run_of(counts).start().low >= self.rate:
             return True
         self._too_few.append(counts)
         return False
@@ -136,15 +110,15 @@ class FleetSearch:
 
     def _by_cost(self, least: Counts) -> Iterator[Counts]:
         """Possible fleets by cost, then by replicas of the first pool."""
-        heap, seen = [(self._cost(least), least)], {least}
+        heap, pushed = [(self._cost(least), least)], {least}
         while heap:
             _, counts = heapq.heappop(heap)
             if not any(all(n <= m for n, m in zip(counts, few, strict=True)) for few in self._too_few):
                 yield counts
             for k in range(len(counts)):
                 more = _fewer(counts, k, -1)
-                if more not in seen and max(more) <= self.most:
-                    seen.add(more)
+                if more not in pushed and max(more) <= self.most:
+                    pushed.add(more)
                     heapq.heappush(heap, (self._cost(more), more))
 
     def _fewest(self, ample: Counts, k: int) -> int:
@@ -158,45 +132,37 @@ class FleetSearch:
                 low = middle
         return high
 
+    def _replay(self, counts: Counts, search: CapacitySearch, indices: Iterable[int]) -> Iterator[Reading]:
+        run, rate = self.run_of(counts), self.rate
+
+        def read(memo: Memo, index: int) -> Reading:
+            return search.requests(index, memo)(rate)
+
+        run.report()
+        for reading in run.memo.map(run.pool, read, indices):
+            run.report()
+            yield reading
+
     def _meets_shortly(self, counts: Counts) -> bool:
         """Whether a short replay meets the SLOs."""
         if counts not in self._short:
-            self.report(counts)
-            search = self.search_of(counts)
+            search = self.run_of(counts).search
             num = max(search.shortened().num_requests, PILOT_PER_REPLICA * sum(counts))
             short = search.shortened(min(search.num_requests, num))
-            [reading] = self.memo.map(self.pool, partial(_read, short, self.rate), [PILOT])
-            self.num_replays += 1
+            [reading] = self._replay(counts, short, [PILOT])
             self._short[counts] = reading.holds
         return self._short[counts]
 
     def _meets(self, counts: Counts) -> bool:
-        self._replicate(counts, 1)
-        readings = self.readings[counts]
-        while (meets := verdict([severity_of(reading) for reading in readings], MOST)) is None:
-            self._replicate(counts, max(FIRST, len(readings) + 1))
-        return meets
-
-    def _replicate(self, counts: Counts, num: int) -> None:
-        """Replay up to `num` replications."""
-        readings = self.readings.setdefault(counts, [])
-        self.report(counts)
-        replays = partial(_read, self.search_of(counts), self.rate)
-        for reading in self.memo.map(self.pool, replays, range(len(readings), num)):
-            readings.append(reading)
-            self.num_replays += 1
-            self.report(counts)
+        search, readings, num = self.run_of(counts).search, self.readings.setdefault(counts, []), 1
+        while True:
+            readings.extend(self._replay(counts, search, range(len(readings), num)))
+            meets = verdict([severity_of(reading) for reading in readings], MOST)
+            if meets is not None:
+                return meets
+            num = max(FIRST, len(readings) + 1)
 
 
 def _fewer(counts: Counts, k: int, num: int = 1) -> Counts:
     """With `num` replicas less of pool k."""
     return (*counts[:k], counts[k] - num, *counts[k + 1 :])
-
-
-def _one_less(counts: Counts) -> list[Counts]:
-    """Fleets with one replica less of a pool that has several."""
-    return [_fewer(counts, k) for k, num in enumerate(counts) if num > 1]
-
-
-def _read(search: CapacitySearch, rate: float, memo: Memo, index: int) -> Reading:
-    return search.requests(index, memo)(rate)

@@ -35,6 +35,14 @@ class Quality:
     def __str__(self) -> str:
         return "unknown" if self.relative is None else f"{100 * self.relative:.1f} %"
 
+    def shortfall(self, least: float | None) -> str:
+        """Why it is not enough; empty: it is."""
+        if least is None or (self.relative or 0.0) >= least:
+            return ""
+        if self.relative is None:
+            return f"unknown: {self.notes[0]}"
+        return f"{self}, expected at least {100 * least:g} %"
+
 
 @dataclass(frozen=True)
 class Score:
@@ -108,11 +116,14 @@ def quality_of(policy: Policy, model: str, table: QualityTable | None = None) ->
     where = PUBLISHED if table.name == PUBLISHED else f"in {table.name}"
     if not points:
         return Quality(None, "", (f"no score is {where} for {name_of(policy.name)} on {model}",))
-    for point in points:
-        if _distance(point, factors) == set():
-            return Quality(point.relative, point.source, _notes(point))
     closest = min(points, key=lambda p: len(_distance(p, factors)))
     along = _distance(closest, factors)
+    if not along:
+        notes: tuple[str, ...] = ()
+        if len(closest.benchmarks) > 1:
+            worst, share = closest.worst
+            notes = (f"mean of {', '.join(closest.benchmarks)}; the worst is {worst}, {100 * share:.1f} %",)
+        return Quality(closest.relative, closest.source, notes)
     if len(along) == 1:
         (name,) = along
         line = [p for p in points if _distance(p, factors) <= along and name in p.factors]
@@ -231,20 +242,14 @@ def _between(line: list[_Point], name: str, value: float, where: str) -> Quality
     return Quality(relative, low.source, (f"on a line between {name} {values[i - 1]:g} and {values[i]:g}",))
 
 
-def _notes(point: _Point) -> tuple[str, ...]:
-    if len(point.benchmarks) < 2:
-        return ()
-    name, share = point.worst
-    return (f"mean of {', '.join(point.benchmarks)}; the worst is {name}, {100 * share:.1f} %",)
-
-
 def _distance(point: _Point, factors: Mapping[str, Any]) -> set[str]:
     """Fields that differ."""
-    return {name for name, value in point.factors.items() if not _equal(value, factors[name])}
-
-
-def _equal(a: Any, b: Any) -> bool:
-    return bool(abs(a - b) < NEAR) if _number(a) and _number(b) else bool(a == b)
+    fields = set()
+    for name, scored in point.factors.items():
+        value = factors[name]
+        if not (abs(scored - value) < NEAR if _number(scored) and _number(value) else scored == value):
+            fields.add(name)
+    return fields
 
 
 def _number(value: Any) -> bool:

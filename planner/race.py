@@ -19,7 +19,6 @@ FIRST = 3  # replications before the first interval
 MOST = 8  # replications of a fleet
 CLEAR = math.log(2)  # severity of twice a bound or the allowed misses: one replay decides
 LIMIT = math.log(1000)  # severity of an endlessly growing queue
-CONFIDENCE = 0.95
 NORMAL = 1.96  # standard deviations in half an interval
 STRIDE = 1.5  # growth of steps away from the first guess
 
@@ -114,7 +113,7 @@ def verdict(severities: Sequence[float], most: int, spread: float | None = None)
 
 def half_width(severities: Sequence[float], spread: float | None = None) -> float:
     """Student's, or the normal one of a known spread if narrower."""
-    half = student(np.array(severities), CONFIDENCE) if len(severities) >= FIRST else math.inf
+    half = student(np.array(severities)) if len(severities) >= FIRST else math.inf
     return half if spread is None else min(half, NORMAL * spread / math.sqrt(len(severities)))
 
 
@@ -124,7 +123,7 @@ def best_of(severities: Sequence[Sequence[float]]) -> list[int]:
     values = [np.array(own[:n]) for own in severities]
     leader = min(range(len(values)), key=lambda i: float(values[i].mean()))
     behind = [own - values[leader] for own in values]
-    return [i for i, gap in enumerate(behind) if i == leader or gap.mean() - student(gap, CONFIDENCE) <= 0]
+    return [i for i, gap in enumerate(behind) if i == leader or gap.mean() - student(gap) <= 0]
 
 
 def _second_price(lanes: Sequence[Lane]) -> float:

@@ -69,7 +69,7 @@ def record(
         for scenario in scenarios:
             name = scenario.label
             with watch(name) as progress:
-                append = None if writer is None else writer.steps(name).append
+                append = None if writer is None else partial(writer.append, name)
                 result, failure = serve(scenario, requests, append, progress)
             if failure is not None:  # requests that had not arrived are left out
                 result = replace(result, interrupted=True)

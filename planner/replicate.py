@@ -17,6 +17,7 @@ from ..sim.twin import Append, RunRecords
 from ..traces import Trace, prepare
 from ..traces.estimates import with_estimates
 
+CONFIDENCE = 0.95  # of intervals
 BLOCKS, LUCK = 211, 212  # purposes of draws
 WARMUP = 0.10  # share of arrivals not judged, as runs begin empty
 COOLDOWN = 0.05  # ... as none follow the last ones
@@ -164,29 +165,25 @@ def resample(num_rows: int, num_requests: int, block: int, seed: int, *, evenly:
 
 def measure(
     scenario: Scenario, criteria: Sequence[Criterion], requests: Trace, rate: float, append: Append | None = None
-) -> Reading:
-    """Replay at a rate and judge. requests: at 1 req/s. Interrupts pass through."""
-    timed = requests.time_scaled(1 / rate)
-    return judge(criteria, timed, scenario.simulate_whole(timed, append), rate, scenario.missing_passes)
+) -> tuple[Reading, RunRecords, Columns]:
+    """Replay at a rate and judge the requests between warm-up and cool-down; itl covers the whole run.
 
-
-def judge(
-    criteria: Sequence[Criterion], requests: Trace, result: RunRecords, rate: float, missing_passes: bool
-) -> Reading:
-    """Judge requests between warm-up and cool-down; itl covers the whole run."""
-    columns = result.table.columns
-    n = len(requests)
+    requests: at 1 req/s. Returns the reading, the run and the judged requests. Interrupts pass through.
+    """
+    result = scenario.simulate_whole(requests.time_scaled(1 / rate), append)
+    columns, n = result.table.columns, len(requests)
     inner = judged(n)
     window = rows_of(columns, inner)
     window["slo_class"] = class_column(requests)[inner]
-    judgements = [_judge(c, of_class(window, c.slos[0]), result, missing_passes) for c in criteria]
+    judgements = [_judge(c, of_class(window, c.slos[0]), result, scenario.missing_passes) for c in criteria]
     values, severities = zip(*judgements, strict=True)
     rejected = float((columns["status"] == REJECTED).mean())
     throughput = n * (1 - rejected) / float(np.nanmax(columns["finish"]))
     bounded = stable(columns) and not _waits_grow(columns) and not _fills(columns)
-    return Reading(
+    reading = Reading(
         rate=rate, values=values, severities=severities, stable=bounded, throughput=throughput, rejected=rejected
     )
+    return reading, result, window
 
 
 def _waits_grow(columns: Columns) -> bool:
@@ -209,19 +206,19 @@ def _fills(columns: Columns) -> bool:
     return int(ended.sum()) < LEAST_LEAVING * len(later)
 
 
-def interval(values: Sequence[float], confidence: float) -> Interval:
+def interval(values: Sequence[float]) -> Interval:
     """Geometric mean and Student's interval of the logs; infinite for one value."""
     logs = np.log(values)
-    mean, half = float(logs.mean()), student(logs, confidence)
+    mean, half = float(logs.mean()), student(logs)
     return Interval(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
 
 
-def student(values: npt.NDArray[np.float64], confidence: float) -> float:
+def student(values: npt.NDArray[np.float64]) -> float:
     """Half of Student's interval of the mean; infinite for one value."""
     n = len(values)
     if n < 2:
         return math.inf
-    return float(stdtrit(n - 1, (1 + confidence) / 2)) * float(values.std(ddof=1)) / math.sqrt(n)
+    return float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * float(values.std(ddof=1)) / math.sqrt(n)
 
 
 def _judge(criterion: Criterion, requests: Columns, result: RunRecords, missing_passes: bool) -> tuple[float, float]:
@@ -235,15 +232,12 @@ def _judge(criterion: Criterion, requests: Columns, result: RunRecords, missing_
         # Half a request keeps the severity finite; above 0 exactly if too many miss.
         return 1 - missed / n, math.log(max(missed, 0.5) / max(allowed, 0.5))
     slo = criterion.slos[0]
-    value = _statistic(slo, requests, result)
-    if math.isnan(value):
-        return value, -math.inf if missing_passes else math.inf
-    return value, math.log(value / (slo.bound * ROUNDING)) if value > 0 else -math.inf
-
-
-def _statistic(slo: Slo, requests: Columns, result: RunRecords) -> float:
     assert slo.stat is not None
     if slo.metric == "itl":
         gaps = result.totals.itl
-        return gaps.mean() if slo.stat == "mean" else gaps.quantile(int(slo.stat[1:]) / 100)
-    return statistic(latencies(requests)[slo.metric], slo.stat)
+        value = gaps.mean() if slo.stat == "mean" else gaps.quantile(int(slo.stat[1:]) / 100)
+    else:
+        value = statistic(latencies(requests)[slo.metric], slo.stat)
+    if math.isnan(value):
+        return value, -math.inf if missing_passes else math.inf
+    return value, math.log(value / (slo.bound * ROUNDING)) if value > 0 else -math.inf

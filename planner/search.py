@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,10 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from ..engine import chance
+from .backend import Pool
 from .candidate import Candidate
-from .objective import HIGHER, INFEASIBLE, OBJECTIVES, Measure, Part, ReplayOutcome
+from .memo import Memo
+from .objective import HIGHER, INFEASIBLE, OBJECTIVES, Part, ReplayOutcome
 from .quality import Quality
 from .settings import NEAR, UNTESTED
 from .space import Choice, Dimension, Space
@@ -24,7 +26,6 @@ EXPLORE, EXHAUSTED = 3, 100  # batches without a new setting: then random propos
 SAMPLER = 234  # purpose of draws
 
 Progress = Callable[[str, int, int, str], None]  # phase, done, total, best setting
-Judge = Callable[[Candidate], Quality]
 Refuse = Callable[[Candidate], str]  # why not to replay; empty: replay
 
 
@@ -45,28 +46,34 @@ class Attempt:
         return 0.0 if self.outcome is None else self.outcome.violation
 
 
+@dataclass(kw_only=True)
 class Search:
     """A study and the settings that it has seen."""
 
-    def __init__(
-        self, objectives: tuple[str, ...], space: Space, default: Candidate, measure: Measure, *, jobs: int, seed: int,
-        progress: Progress,
-    ) -> None:  # fmt: skip
-        self.objectives, self.space, self.default = objectives, space, default
-        self.progress = progress
-        self.num_replays = 0
-        self.signs = tuple(1.0 if name in HIGHER else -1.0 for name in objectives)
-        self.outcomes: dict[Candidate, ReplayOutcome] = {}
-        self.attempts: list[Attempt] = []
-        self._measure, self._jobs, self._seed = measure, jobs, seed
+    objectives: tuple[str, ...]
+    space: Space
+    default: Candidate
+    evaluate: Callable[[Memo, tuple[Candidate, Part]], ReplayOutcome]
+    judge: Callable[[Candidate], Quality]
+    pool: Pool
+    memo: Memo
+    jobs: int
+    seed: int
+    progress: Progress
+    num_replays: int = 0
+    outcomes: dict[Candidate, ReplayOutcome] = field(default_factory=dict)
+    attempts: list[Attempt] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.signs = tuple(1.0 if name in HIGHER else -1.0 for name in self.objectives)
         self._pruned: set[Candidate] = set()
         directions = [StudyDirection.MAXIMIZE if sign > 0 else StudyDirection.MINIMIZE for sign in self.signs]
         pruner = optuna.pruners.MedianPruner(n_startup_trials=8)
         self.study = optuna.create_study(directions=directions, pruner=pruner)
-        for preset in space.presets or ("",):
-            start = default if default.preset == preset else space.candidate(preset, {})
-            named = {"policy": preset} if len(space.presets) > 1 else {}
-            self.study.enqueue_trial(named | space.values_of(start))
+        for preset in self.space.presets or ("",):
+            start = self.default if self.default.preset == preset else self.space.candidate(preset, {})
+            named = {"policy": preset} if len(self.space.presets) > 1 else {}
+            self.study.enqueue_trial(named | self.space.values_of(start))
 
     def run(self, trials: int, refuse: Refuse, prune: float | None) -> None:
         """Try `trials` settings, or all of a smaller space."""
@@ -75,7 +82,7 @@ class Search:
             self.progress("searching", done, trials, self.best_text())
             self.study.sampler = self._sampler(idle)
             batch = []
-            for _ in range(min(self._jobs, trials - done)):
+            for _ in range(min(self.jobs, trials - done)):
                 trial = self.study.ask()
                 batch.append(Attempt(trial, self._suggest(trial)))
             self.attempts += batch
@@ -85,7 +92,9 @@ class Search:
 
     def measure(self, candidates: Sequence[Candidate], part: Part) -> list[ReplayOutcome]:
         self.num_replays += len(candidates)
-        return self._measure([(candidate, part) for candidate in candidates])
+        # Workers may have another current folder.
+        cells = [(replace(candidate, scenario=candidate.scenario.located()), part) for candidate in candidates]
+        return list(self.memo.map(self.pool, self.evaluate, cells))
 
     def ranked(self) -> list[tuple[Candidate, ReplayOutcome]]:
         """Settings replayed whole, by the first objective, then latency, then trial."""
@@ -124,25 +133,24 @@ class Search:
                 front.setdefault(point, candidate)
         return list(front.values())
 
-    def trials(self, judge: Judge) -> tuple[Trial, ...]:
+    def trials(self) -> tuple[Trial, ...]:
         """Without repeated ones."""
-        return tuple(self._row(i, a, judge) for i, a in enumerate(self.attempts) if a.state != "repeated")
-
-    def _row(self, index: int, attempt: Attempt, judge: Judge) -> Trial:
-        candidate, outcome = attempt.candidate, attempt.outcome
-        refused = attempt.state == "refused"
-        return Trial(
-            trial=index,
-            policy=candidate.spec,
-            replicas=candidate.replicas,
-            state=attempt.state,
-            values={} if outcome is None else dict(zip(self.objectives, outcome.values, strict=True)),
-            attainment=None if outcome is None or math.isnan(outcome.attainment) else outcome.attainment,
-            violation=None if attempt.state == "pruned" else attempt.violation,
-            reason=attempt.reason,
-            quality=None if refused else judge(candidate).relative,
-            fields=dict(candidate.columns),
-        )
+        trials = []
+        for index, attempt in enumerate(self.attempts):
+            candidate, state, outcome = attempt.candidate, attempt.state, attempt.outcome
+            if state == "repeated":
+                continue
+            values, attainment = {}, None
+            if outcome is not None:
+                values = dict(zip(self.objectives, outcome.values, strict=True))
+                attainment = None if math.isnan(outcome.attainment) else outcome.attainment
+            trials.append(Trial(
+                trial=index, policy=candidate.spec, replicas=candidate.replicas, state=state, values=values,
+                attainment=attainment, violation=None if state == "pruned" else attempt.violation,
+                reason=attempt.reason, quality=None if state == "refused" else self.judge(candidate).relative,
+                fields=dict(candidate.columns),
+            ))  # fmt: skip
+        return tuple(trials)
 
     def _num_tried(self) -> int:
         """Finished attempts with a replay."""
@@ -186,7 +194,7 @@ class Search:
 
     def _sampler(self, idle: int) -> optuna.samplers.BaseSampler:
         """Seeded by the number of finished trials."""
-        seed = int(chance.key(self._seed, SAMPLER, len(self.attempts))[0] >> np.uint64(33))
+        seed = int(chance.key(self.seed, SAMPLER, len(self.attempts))[0] >> np.uint64(33))
         if idle > EXPLORE:  # TPE repeats known settings
             return optuna.samplers.RandomSampler(seed=seed)
 
@@ -194,7 +202,7 @@ class Search:
             return (self.attempts[trial.number].violation,)
 
         return optuna.samplers.TPESampler(
-            seed=seed, multivariate=True, group=True, constant_liar=self._jobs > 1, constraints_func=constraints
+            seed=seed, multivariate=True, group=True, constant_liar=self.jobs > 1, constraints_func=constraints
         )
 
     def _suggest(self, trial: optuna.Trial) -> Candidate:

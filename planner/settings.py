@@ -6,7 +6,7 @@ to which one replica meets the SLOs.
 
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,12 +14,13 @@ from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.errors import DsimError
 from ..engine.policy import Policy, name_of, named_fields, parse, preset_of, settings_of
 from ..profiler.profile import Profile
-from .candidate import changed_fields, grid, nearest_first, plain_spec, spelt, with_fields
+from .candidate import changed_fields, grid, nearest_first, plain_spec, refusal, spelt, with_fields
 from .capacity import PILOT, CapacitySearch
 from .crossing import find
 from .memo import Memo
-from .replicate import Reading
 from .space import fitted_at
+
+T = TypeVar("T")
 
 RUNGS = (400, 1600)  # requests of a replay, by rung
 GOES_ON = 0.25  # share that reaches the next rung
@@ -76,15 +77,13 @@ def settings_to_try(
         moved = {name: spelt(value) for name, value in point.items() if value != values[name]}
         specs.append(with_fields(name_of(spec), changed | moved))
 
-    def can(setting: str) -> bool:
-        try:
-            tried = parse(setting, allow_code)
-            check(tried)
-        except DsimError:
-            return False
-        return profile.latency.host_step > 0 or tried.batching.hides_host == policy.batching.hides_host
+    def check_setting(setting: str) -> None:
+        tried = parse(setting, allow_code)
+        check(tried)
+        if not profile.latency.host_step and tried.batching.hides_host != policy.batching.hides_host:
+            raise DsimError("the step times contain the host's")
 
-    unique = [setting for setting in dict.fromkeys(specs) if can(setting)]
+    unique = [setting for setting in dict.fromkeys(specs) if refusal(check_setting, setting) is None]
     if len(unique) > MOST:  # evenly over the grid, the SPEC first
         unique = [unique[i] for i in np.linspace(0, len(unique) - 1, MOST).round().astype(int)]
     return sorted(unique, key=lambda setting: setting.count(","))  # fewest changes first
@@ -103,14 +102,14 @@ def changing_answers(
 
 # Yields settings, a rung, and the first rate (None: the plan's); receives each setting's rate; returns the best
 # setting, the last rung's scores, and how many are as good.
-Halving = Generator[tuple[Sequence[int], int, float | None], Sequence[float], tuple[int, dict[int, float], int]]
+Halving = Generator[tuple[Sequence[T], int, float | None], Sequence[float], tuple[T, dict[T, float], int]]
 
 
-def halve(settings: Sequence[int], untested: Collection[int] = ()) -> Halving:
+def halve(settings: Sequence[T], untested: Collection[T] = ()) -> Halving[T]:
     """The best setting; the first one is the policy as given. untested: beyond the engine's tested range."""
     running = list(settings)
     start: float | None = None
-    rates: dict[int, float] = {}
+    rates: dict[T, float] = {}
     for rung in range(len(RUNGS)):
         first = yield running[:1], rung, start
         start = first[0] or start
@@ -129,19 +128,11 @@ def halve(settings: Sequence[int], untested: Collection[int] = ()) -> Halving:
     return best, rates, sum(i != best and rate * NEAR >= worth[best] for i, rate in worth.items())
 
 
-def score(search: CapacitySearch, rung: int, start: float, memo: Memo) -> tuple[float, int]:
-    """One replica's rate within the SLOs on the rung's replays, and their number; 0 if none or a request does not
-    fit."""
+def score(search: CapacitySearch, rung: int, start: float, memo: Memo) -> float:
+    """One replica's rate within the SLOs on the rung's replays; 0 if none or a request does not fit."""
     short = search.shortened(min(search.num_requests, RUNGS[rung]))
-    ask = replace(short, scenario=replace(search.scenario, replicas=1)).requests(PILOT, memo)
-    replays = 0
-
-    def read(rate: float) -> Reading:
-        nonlocal replays
-        replays += 1
-        return ask(rate)
-
+    read = replace(short, scenario=replace(search.scenario, replicas=1)).requests(PILOT, memo)
     try:
-        return find(read, search.criteria, start, WIDTH, SHARPNESS).rate, replays
+        return find(read, search.criteria, start, WIDTH, SHARPNESS).rate
     except DsimError:
-        return 0.0, replays
+        return 0.0

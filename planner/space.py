@@ -36,6 +36,7 @@ from .candidate import (
     Candidate,
     decoding_pools,
     fields_of,
+    refusal,
     scenario_at,
     spelt,
     with_fields,
@@ -147,18 +148,12 @@ class _Part:
         idle = {f.name for f in unmasking}
         return [*(name for name in settings_of(self.policy) if name not in idle), REPLICAS]
 
-    def refusal(self, name: str, value: Any) -> DsimError | None:
-        """Why the part cannot run with a field's value."""
-        if name == REPLICAS:
-            is_count = isinstance(value, int) and value > 0
-            return (
-                None if is_count else DsimError(f"replicas is {quoted(value)}, expected a whole number of at least 1")
-            )
-        try:
+    def check_value(self, name: str, value: Any) -> None:
+        """DsimError if the part cannot run with a field's value."""
+        if name != REPLICAS:
             self.check(parse(with_fields(self.spec, {name: value}), self.code))
-        except DsimError as error:
-            return error
-        return None
+        elif not (isinstance(value, int) and value > 0):
+            raise DsimError(f"replicas is {quoted(value)}, expected a whole number of at least 1")
 
     def vary(self, fields: Mapping[str, Any], where: str, refusals: "Refusals | None" = None) -> dict[str, Dimension]:
         """Dimensions by dotted name, without values that the part cannot run.
@@ -172,19 +167,16 @@ class _Part:
                     raise _no_field(f"{where}: [{self.spec}] has no field", name, self.fields)
                 continue
             dimension = dimension_of(name, values, where)
-            fitting = []
-            for value in dimension.probes():
-                refusal = self.refusal(name, value)
-                if refusal is None:
-                    fitting.append(value)
-                elif refusals is None:
-                    raise DsimError(f"{where}: {refusal}")
-                place = name, spelt(value)
-                if refusals is not None and (refusal is None or place not in refusals):
-                    refusals[place] = refusal
+            faults = [(value, refusal(self.check_value, name, value)) for value in dimension.probes()]
+            fitting = tuple(value for value, fault in faults if fault is None)
+            for value, fault in faults:
+                if refusals is None and fault is not None:
+                    raise DsimError(f"{where}: {fault}")
+                if refusals is not None:
+                    refusals[name, spelt(value)] = fault and refusals.get((name, spelt(value)), fault)
             if isinstance(dimension, Choice) and fitting:
-                dimensions[f"{self.name}.{name}"] = Choice(tuple(fitting))
-            elif len(fitting) == len(dimension.probes()):
+                dimensions[f"{self.name}.{name}"] = Choice(fitting)
+            elif len(fitting) == len(faults):
                 dimensions[f"{self.name}.{name}"] = dimension
         return dimensions
 
@@ -224,7 +216,7 @@ def _default_table(scenario: Scenario, check: Check, also: Sequence[str]) -> dic
     full = [name for name in names if PRESETS[name].policy.family == "full-sequence"]
     names = [name for name in names if name not in full] + full[::-1] + [name for name in also if name not in PRESETS]
     presets = {name: preset_of(name, allow_code=scenario.allow_code) for name in names}
-    able = {name: preset for name, preset in presets.items() if _can_run(check, preset.policy)}
+    able = {name: preset for name, preset in presets.items() if refusal(check, preset.policy) is None}
     if not able:
         check(PRESETS[BASELINES[profile.family]].policy)
     return {POLICY: list(able), **{name: _own_space(preset, fitted) or {} for name, preset in able.items()}}
@@ -246,7 +238,11 @@ def _of_presets(scenario: Scenario, table: Mapping[str, Any] | None, where: str,
     is_default = table is None
     table = _default_table(scenario, check, also) if table is None else table
     names = _presets(table, where, check)
-    tables = {name: value for name, value in table.items() if _is_preset_table(name, value)}
+    tables = {
+        name: value for name, value in table.items()
+        # `[chunk]` is the preset, `chunk = ...` the field.
+        if (name in PRESETS or is_file(name)) and isinstance(value, Mapping) and not {"low", "high"} & set(value)
+    }  # fmt: skip
     shared = {name: value for name, value in table.items() if name not in tables and name != POLICY}
     for name in tables:
         if name not in names:
@@ -258,10 +254,9 @@ def _of_presets(scenario: Scenario, table: Mapping[str, Any] | None, where: str,
         part = _Part(name, name, check, scenario.allow_code)
         try:
             check(part.policy)
-        except CodeError as error:
-            raise CodeError(f"{where}: {error}") from None
         except DsimError as error:
-            raise type(error)(f"{where}: {name}: {error}") from None
+            place = where if isinstance(error, CodeError) else f"{where}: {name}"
+            raise type(error)(f"{place}: {error}") from None
         fields = tables.get(name)
         if fields is None and name not in PRESETS:  # it declares its values
             fields = _own_space(preset_of(name, allow_code=part.code), {})
@@ -272,9 +267,8 @@ def _of_presets(scenario: Scenario, table: Mapping[str, Any] | None, where: str,
     for name in shared:
         if name not in known_fields:
             raise _no_field(f"{where}: there is no field", name, list(known_fields))
-    for refusal in refusals.values():
-        if refusal is not None:
-            raise DsimError(f"{where}: {refusal}")
+    for fault in filter(None, refusals.values()):
+        raise DsimError(f"{where}: {fault}")
     return Space(scenario, dimensions)
 
 
@@ -282,7 +276,7 @@ def _presets(table: Mapping[str, Any], where: str, check: Check) -> list[str]:
     """The presets that a table names; without names all that declare a space and can run."""
     if POLICY not in table:
         spaced = [name for name, preset in PRESETS.items() if preset.space is not None]
-        return [name for name in spaced if _can_run(check, PRESETS[name].policy)] or spaced
+        return [name for name in spaced if refusal(check, PRESETS[name].policy) is None] or spaced
     names = table[POLICY]
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, list) or not names:
@@ -292,11 +286,6 @@ def _presets(table: Mapping[str, Any], where: str, check: Check) -> list[str]:
             hint = did_you_mean(str(name), PRESETS)
             raise DsimError(f"{where}: no preset is named {quoted(name)}{hint}; there are {', '.join(PRESETS)}")
     return names
-
-
-def _is_preset_table(name: str, value: Any) -> bool:
-    """`[chunk]` is the preset, `chunk = ...` the field."""
-    return (name in PRESETS or is_file(name)) and isinstance(value, Mapping) and not {"low", "high"} & set(value)
 
 
 def _of_pools(
@@ -425,10 +414,8 @@ def guarded(space: Space, judge: Judge, minimum: float) -> Space:
     """Without presets and values below the minimum quality, or of unknown quality."""
 
     def excluded(policy: Policy) -> str:
-        quality = judge(policy)
-        if quality.relative is None:
-            return f"its quality is unknown: {quality.notes[0]}"
-        return f"its quality is {quality}, expected at least {100 * minimum:g} %" if quality.relative < minimum else ""
+        shortfall = judge(policy).shortfall(minimum)
+        return shortfall and f"its quality is {shortfall}"
 
     code = space.scenario.allow_code
     notes: list[str] = []
@@ -513,14 +500,6 @@ def _declared(part: Part, policy: Policy) -> dict[str, Any]:
             table[f.name] = [False, True]
     table.pop("block_length", None)  # from the profile's commit models
     return table
-
-
-def _can_run(check: Check, policy: Policy) -> bool:
-    try:
-        check(policy)
-    except DsimError:
-        return False
-    return True
 
 
 def _no_field(problem: str, name: str, fields: Sequence[str]) -> DsimError:

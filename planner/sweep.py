@@ -17,6 +17,7 @@ from ..results.metrics import flat, no_nan
 from ..results.scenario import Scenario
 from ..results.spread import Uncertain
 from .backend import Outcome, Pool
+from .candidate import spelt
 from .contents import Json, asked_of
 from .ensemble import check_num
 from .ensemble import ensemble as run_ensemble
@@ -111,10 +112,7 @@ def sweep(
         implementations=tuple(dict.fromkeys(profile.implementation for profile in profiles)), config=plan.config,
         command=command, notes=tuple(profile_notes(plan.services)), services=plan.services,
     )  # fmt: skip
-    with (
-        StoreFolder(None if out is None else Path(out), SWEEP, force=force) as folder,
-        Pool(jobs, ray) as pool,
-    ):
+    with StoreFolder(None if out is None else Path(out), SWEEP, force=force) as folder, Pool(jobs, ray) as pool:
         folder.begin()
         folder.write_files({"sweep.json": begun.to_text()})
         outcomes, interrupted = folder.finish(
@@ -168,7 +166,7 @@ def _write(folder: StoreFolder, done: Sweep) -> None:
     pq.write_table(_arrow(done.results), parquet, compression="zstd")
     columns = list(done.results[0])
     rows = [
-        [_text(row[name]) if isinstance(row[name], bool) else row[name] for name in columns] for row in done.results
+        [spelt(row[name]) if isinstance(row[name], bool) else row[name] for name in columns] for row in done.results
     ]
     folder.put({
         "results.csv": csv_of([columns, *rows]),
@@ -208,21 +206,15 @@ def _alike(values: list[Any]) -> list[Any]:
     kinds = {type(value) for value in values if value is not None}
     if len(kinds) < 2:
         return values
-    to: Callable[[Any], Any] = float if kinds == {int, float} else _text
+    to: Callable[[Any], Any] = float if kinds == {int, float} else spelt
     return [None if value is None else to(value) for value in values]
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _arrow(rows: tuple[Json, ...]) -> Any:
     import pyarrow as pa
 
-    kinds = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
-    arrays = {}
-    for name in rows[0] if rows else ():
-        values = [row[name] for row in rows]
-        default = str if name == "error" else float
-        arrays[name] = pa.array(values, kinds[next((type(value) for value in values if value is not None), default)])
+    arrays = {name: pa.array([row[name] for row in rows]) for name in (rows[0] if rows else ())}
+    for name, array in arrays.items():
+        if array.type == pa.null():
+            arrays[name] = array.cast(pa.string() if name == "error" else pa.float64())
     return pa.table(arrays)

@@ -2,10 +2,8 @@
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +24,10 @@ from .contents import asked_of, digest
 from .ensemble import check_num, ensemble, of_objective
 from .memo import FILES as STORE_FILES
 from .memo import STORE, KeptError, StoreFolder
-from .objective import OBJECTIVES, Evaluate, Evaluator, measure, traffic
+from .objective import OBJECTIVES, Evaluator, traffic
 from .quality import Quality, load_table, parse_share, quality_factors, quality_of
 from .record import doubts_of, profile_notes
-from .search import Judge, Progress, Refuse, Search, quiet
+from .search import Progress, Refuse, Search, quiet
 from .space import guarded, searchable, space_of
 from .tuned import Tuned
 
@@ -56,7 +54,6 @@ def tune(
     num_draws: int | None = None,
     jobs: int = 1,
     ray: str | None = None,
-    evaluate: Evaluate | None = None,
     folder: StoreFolder | None = None,
     command: str = "",
     traffic_words: Sequence[str] = (),
@@ -66,9 +63,8 @@ def tune(
 
     policy: to beat. space: see `space_of`. min_quality: relative to the full cache. gpus: budget of the pools.
     num_draws: of the profile, for an ensemble of the compared settings. jobs: settings replayed at once. ray: see
-    `Pool`. evaluate: replaces the replay. folder: gets the replays and the results. command, traffic_words: for the
-    page, the latter words of `dsim replay` for the traffic. The same seed and jobs give the same result anywhere,
-    interrupted or not.
+    `Pool`. folder: gets the replays and the results. command, traffic_words: for the page, the latter words of `dsim
+    replay` for the traffic. The same seed and jobs give the same result anywhere, interrupted or not.
     """
     progress = progress or (lambda *_: None)
     folder = folder or StoreFolder(None, TUNE)
@@ -94,24 +90,26 @@ def tune(
     )  # fmt: skip
     if least is not None and varied.presets:
         varied = guarded(varied, lambda policy: quality_of(policy, model, table), least)
-    share, inputs = None, None
-    if evaluate is None:
-        evaluate = replays = Evaluator(tuple(objectives), gpu_hour)
-        inputs = replays.inputs
-        if len(objectives) == 1 and len(traffic(scenario, False)) >= PRUNE_FROM:
-            share = PRUNE_SHARE
-    with ExitStack() as stack:
-        pool = stack.enter_context(Pool(jobs, ray))
-        stack.enter_context(quiet())
+    prunes = len(objectives) == 1 and len(traffic(scenario, False)) >= PRUNE_FROM
+    with Pool(jobs, ray) as pool, quiet():
         search = Search(
-            tuple(objectives), varied, default, partial(measure, pool, folder.memo, evaluate, inputs), jobs=jobs,
-            seed=scenario.seed, progress=progress,
+            objectives=tuple(objectives), space=varied, default=default, judge=judge, pool=pool, memo=folder.memo,
+            evaluate=Evaluator(tuple(objectives), gpu_hour), jobs=jobs, seed=scenario.seed, progress=progress,
         )  # fmt: skip
         folder.begin("search", question)
-        search.run(trials, _refusal(judge, least), share)
-        _check_feasible(search, trials, folder.memo.path)
+        search.run(trials, _refusal(judge, least), PRUNE_SHARE if prunes else None)
+        stored = "" if folder.memo.path is None else f"; the replays are kept in {folder.memo.path}"
+        ranked = search.ranked()
+        if not ranked:
+            raise KeptError(f"none of {trials} trials could run{stored}")
+        closest, outcome = min(ranked, key=lambda pair: pair[1].violation)
+        if outcome.violation > 0:
+            raise KeptError(
+                f"no setting of {trials} trials meets {outcome.missed}; the closest, {closest}, "
+                f"misses it by {100 * outcome.violation:.0f} %{stored}"
+            )
         best = chosen(search)
-        finalists = confirm(search, best, judge)
+        finalists = confirm(search, best)
         winner = best[0]
         confirmed, notes = verdict(objectives[0], finalists[winner], finalists[default], winner == default, least)
         recommended = winner if confirmed else default
@@ -141,7 +139,7 @@ def tune(
         num_replays=search.num_replays,
         replications=REPLICATIONS,
         space=varied.dimensions,
-        trials=search.trials(judge),
+        trials=search.trials(),
         notes=(*varied.notes, *notes, *profile_notes(pools)),
         setup=replace(setup, traffic=f"{setup.traffic}; used: {len(requests):,}, at {requests.rate:.3g} req/s"),
         implementations=tuple(alone.base_profile().implementation for alone in pools),
@@ -179,20 +177,7 @@ def _default(scenario: Scenario, policy: str | None) -> Candidate:
     return default
 
 
-def _check_feasible(search: Search, trials: int, store: Path | None) -> None:
-    where = "" if store is None else f"; the replays are kept in {store}"
-    outcomes = search.ranked()
-    if not outcomes:
-        raise KeptError(f"none of {trials} trials could run{where}")
-    candidate, outcome = min(outcomes, key=lambda pair: pair[1].violation)
-    if outcome.violation > 0:
-        raise KeptError(
-            f"no setting of {trials} trials meets {outcome.missed}; the closest, {candidate}, "
-            f"misses it by {100 * outcome.violation:.0f} %{where}"
-        )
-
-
-def _refusal(judge: Judge, least: float | None) -> Refuse:
+def _refusal(judge: Callable[[Candidate], Quality], least: float | None) -> Refuse:
     """Refuses settings that cannot run, or whose quality is too low or unknown."""
 
     def refuse(candidate: Candidate) -> str:
@@ -203,11 +188,8 @@ def _refusal(judge: Judge, least: float | None) -> Refuse:
             candidate.scenario.check_fits()
         except DsimError as error:  # contradictory fields
             return str(error)
-        if least is None or (quality.relative or 0.0) >= least:
-            return ""
-        if quality.relative is None:
-            return f"quality unknown: {quality.notes[0]}"
-        return f"quality {quality}, expected at least {100 * least:g} %"
+        shortfall = quality.shortfall(least)
+        return shortfall and f"quality {shortfall}"
 
     return refuse
 

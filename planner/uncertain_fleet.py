@@ -2,20 +2,20 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from ..report.table import counted
 from ..results.scenario import Scenario
 from ..results.spread import Uncertain
-from .backend import Pool
 from .candidates import PlanCandidate
 from .capacity import CapacitySearch, search_of
-from .ensemble import Progress, Values, ask, interval, paired
+from .ensemble import Draw, Values, ask, interval, paired
 from .fewest import Fewest
 from .memo import Memo
 from .plan import posed_fleets
-from .plan_replays import PRECISION, Posed, fleet, whole_search
+from .plan_replays import PRECISION, fleet, whole_search
 from .plan_result import Fleet, Planned
 from .replicate import Criterion, Reading
 
@@ -23,25 +23,16 @@ REPLICAS, COST, GPUS = "replicas needed", "cost an hour", "GPUs needed"
 MOST_TIMES = 4  # the planned replicas, where a draw's search ends
 
 
-@dataclass(frozen=True)
-class Lucky(Posed):
-    """A fleet at a rate, in one replication."""
-
-    at: float = 1.0  # req/s
-    index: int = 0  # of the replication; 0: the size is the plan's
-
-
 def plan_ensemble(
-    planned: Planned, scenario: Scenario, candidates: Sequence[PlanCandidate], num: int, *, attainment: float,
-    pool: Pool, memo: Memo, progress: Progress,
-) -> Uncertain:  # fmt: skip
-    """The recommendation and its rivals under `num` drawn profiles."""
+    planned: Planned, scenario: Scenario, candidates: Sequence[PlanCandidate], num: int, **how: Any
+) -> Uncertain:
+    """The recommendation and its rivals under `num` drawn profiles. how: see `uncertain_fleets`."""
     fleets = rivals(planned)
     posed = posed_fleets(replace(scenario, rate=planned.rate), candidates, list(fleets.values()))
     return uncertain_fleets(
         dict(zip(fleets, posed, strict=True)), [replica_cost(planned, row) for row in fleets.values()], num,
-        attainment=attainment, num_requests=planned.num_requests, spare=planned.recommended.spare,
-        cost=COST if planned.priced else GPUS, pool=pool, memo=memo, progress=progress,
+        num_requests=planned.num_requests, spare=planned.recommended.spare, cost=COST if planned.priced else GPUS,
+        **how,
     )  # fmt: skip
 
 
@@ -61,7 +52,7 @@ def replica_cost(planned: Planned, fleet: Fleet) -> float:
 
 
 def uncertain_fleets(
-    fleets: Mapping[str, Posed],
+    fleets: Mapping[str, Scenario],
     weights: Sequence[float],
     num: int,
     *,
@@ -69,45 +60,32 @@ def uncertain_fleets(
     num_requests: int,
     spare: int = 0,
     cost: str = COST,
-    pool: Pool | None = None,
-    progress: Progress | None = None,
-    memo: Memo | None = None,
+    **where: Any,
 ) -> Uncertain:
     """Search each fleet's size under `num` drawn profiles, one replication each, and move each cause of the first.
 
     fleets: by name, at one rate, the recommended one first. weights: the cost of a replica of each. cost: its name. The
-    first criterion decides.
+    first criterion decides. where: pool, progress and memo of `ask`.
     """
-    lucky: dict[str, Lucky] = {}
-    for name, posed in fleets.items():
-        plain = {f.name: getattr(posed.located(), f.name) for f in fields(Posed)} | {"rate": None}
-        lucky[name] = Lucky(**plain, at=posed.rate or 0.0)
-    best, *others = lucky
-    search = whole_search(search_of(lucky[best], PRECISION, attainment, num_requests), attainment)
-    replay = partial(sized, search.criteria, search.num_requests, search.block)
+    best, *others = fleets
+    first, rate = fleets[best].replicas, fleets[best].rate or 0.0
+    unpaced = {name: replace(posed.located(), rate=None) for name, posed in fleets.items()}
+    search = whole_search(search_of(unpaced[best], PRECISION, attainment, num_requests), attainment)
     judged = _metric(search.criteria[0]), False
-    drawn, values = ask(
-        replay, lucky, num, judged, pool=pool, progress=progress, memo=memo, luck=_in_replication, moving=1
-    )
+    drawn, values = ask(partial(sized, search, rate), unpaced, num, judged, moving=1, **where)
     costs = {
         name: [{cost: (draw[REPLICAS] + spare) * weight} for draw in values[name]]
-        for name, weight in zip(lucky, weights, strict=True)
+        for name, weight in zip(fleets, weights, strict=True)
     }
     for name, draws in costs.items():
         drawn.intervals[name][cost] = interval([draw[cost] for draw in draws])
-    first = lucky[best].replicas
     return replace(
         drawn,
-        answer=f"{best} {'meets' if first == 1 else 'meet'} the SLOs at {lucky[best].at:g} req/s",
+        answer=f"{best} {'meets' if first == 1 else 'meet'} the SLOs at {rate:g} req/s",
         survives=sum(draw[REPLICAS] <= first for draw in values[best][1:]) / num,
         best=best,
         ratios={name: paired(costs[best], costs[name]) for name in others},
     )
-
-
-def _in_replication(scenario: Scenario, index: int) -> Scenario:
-    assert isinstance(scenario, Lucky)
-    return replace(scenario, index=index)
 
 
 def _metric(criterion: Criterion) -> str:
@@ -117,24 +95,25 @@ def _metric(criterion: Criterion) -> str:
     return f"requests that miss {' or '.join(map(str, criterion.slos))} (%)"
 
 
-def sized(criteria: Sequence[Criterion], num_requests: int, block: int, memo: Memo, scenario: Scenario) -> Values:
-    """The criteria on the planned fleet, and the fewest replicas that meet them; infinite: the search ended."""
-    assert isinstance(scenario, Lucky)
-    search = CapacitySearch(
-        scenario=scenario, policy=scenario.policy, criteria=tuple(criteria), num_requests=num_requests, block=block
-    )
+def sized(model: CapacitySearch, rate: float, memo: Memo, draw: Draw) -> Values:
+    """The criteria on the planned fleet, and the fewest replicas that meet them; infinite: the search ended.
+
+    model: a search of the same traffic. The draw's number is its replication; in 0 the size is the plan's.
+    """
+    scenario, index = draw
+    search = replace(model, scenario=scenario, policy=scenario.policy)
 
     def read(replicas: int) -> Reading:
-        return fleet(search, replicas).requests(scenario.index, memo)(scenario.at)
+        return fleet(search, replicas).requests(index, memo)(rate)
 
     reading = read(scenario.replicas)
     values = [
         math.nan if math.isnan(value) else 1e3 * value if criterion.share is None else 100 * (1 - value)
-        for criterion, value in zip(criteria, reading.values, strict=True)
+        for criterion, value in zip(search.criteria, reading.values, strict=True)
     ]
     size = Fewest(most=MOST_TIMES * scenario.replicas, at=scenario.replicas, stride=2.0)
     size.decide(reading.holds)
-    while scenario.index and size.open:
+    while index and size.open:
         size.decide(read(size.at).holds)
-    replicas = scenario.replicas if scenario.index == 0 else size.replicas or math.inf
-    return {**dict(zip(map(_metric, criteria), values, strict=True)), REPLICAS: float(replicas)}
+    replicas = scenario.replicas if index == 0 else size.replicas or math.inf
+    return {**dict(zip(map(_metric, search.criteria), values, strict=True)), REPLICAS: float(replicas)}

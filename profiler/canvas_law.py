@@ -2,39 +2,39 @@
 
 import math
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from ..engine.commits import CanvasLaw
 from ..engine.draw import CELLS, CELLS_PER_STD
 from .calibrate import bisected
 from .profile import digits
+from .samples import Floats
 
 REACH = 4.0  # search range for the median's logarithm, ±
 
 
-@cache
-def _quantiles() -> npt.NDArray[np.float64]:
+@lru_cache(maxsize=8)
+def _scores(law: CanvasLaw) -> Floats:
+    """Standard scores of canvases [requests, canvases], at even quantiles."""
     from scipy.special import ndtri  # slow to import, and most profiles have no law
 
-    return np.asarray(ndtri((np.arange(200) + 0.5) / 200), np.float64)
+    quantiles = ndtri((np.arange(200) + 0.5) / 200)
+    return np.asarray(law.request_spread * quantiles[:, None] + law.canvas_spread * quantiles, np.float64)
 
 
 @lru_cache(maxsize=512)
 def mean_forwards(law: CanvasLaw) -> float:
     """Mean forwards of requests' first canvases; with a histogram, of their later ones."""
-    scores = law.request_spread * _quantiles()[:, None] + law.canvas_spread * _quantiles()
     if law.histogram:
-        return mean_at(law, law.by_canvas[-1] if law.by_canvas else 0.0)
-    return float(np.floor(law.median * np.exp(scores) + 0.5).clip(law.least, law.most).mean())
+        return mean_at(law, (law.by_canvas or (0.0,))[-1])
+    return float(np.floor(law.median * np.exp(_scores(law)) + 0.5).clip(law.least, law.most).mean())
 
 
 def mean_at(law: CanvasLaw, moved: float) -> float:
     """Mean forwards of a histogram's canvases, moved by `moved` standard deviations."""
-    scores = law.request_spread * _quantiles()[:, None] + law.canvas_spread * _quantiles() + moved
-    cells = np.floor(scores * CELLS_PER_STD).astype(np.int64) + CELLS // 2
+    cells = np.floor((_scores(law) + moved) * CELLS_PER_STD).astype(np.int64) + CELLS // 2
     return float(law.forwards()[cells.clip(0, CELLS - 1)].mean())
 
 

@@ -4,15 +4,26 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-from scipy.optimize import nnls
 
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel, step_times
-from .pieces import Problem, Solution, search
+from .pieces import Problem, Solution, errors_of, search, solve
 from .profile import Fit, HeldOut, KindError, digits
-from .samples import FEATURES, TOKENS, Bools, Floats, Ints, Points, Samples, joined, padded, points
+from .samples import (
+    FEATURES,
+    KINDS_OF_STEPS,
+    TOKENS,
+    Bools,
+    Floats,
+    Ints,
+    Points,
+    Samples,
+    joined,
+    kinds_of,
+    padded,
+    points,
+)
 from .stairs import Stairs, climb
-from .step_kinds import KINDS_OF_STEPS, kinds_of
 
 MIN_POINTS = 4
 
@@ -105,11 +116,10 @@ def _host(fitted: Points) -> tuple[dict[str, float], dict[str, float]]:
             columns[name] = column
     table = np.column_stack(list(columns.values())) * weight[:, None]
     target = (fitted.latency - fitted.device) * weight
-    scale = np.linalg.norm(table, axis=0)
-    values = nnls(table / scale, target)[0] / scale
-    variance = float(((table @ values - target) ** 2).sum()) / max(1, len(target) - table.shape[1])
-    errors = np.sqrt(variance * np.diag(np.linalg.inv((table / scale).T @ (table / scale)))) / scale
-    return dict(zip(columns, values.tolist(), strict=True)), dict(zip(columns, errors.tolist(), strict=True))
+    values = solve(table, target)
+    units = dict(zip(columns, np.eye(len(columns)), strict=True))
+    errors = errors_of(table, float(((table @ values - target) ** 2).sum()), units)
+    return dict(zip(columns, values.tolist(), strict=True)), errors
 
 
 def _judged(model: LatencyModel, judges: Points) -> tuple[HeldOut, tuple[KindError, ...]]:
@@ -135,13 +145,14 @@ def _judged(model: LatencyModel, judges: Points) -> tuple[HeldOut, tuple[KindErr
 
 def _noise(taken: Samples) -> float | None:
     """Between the bursts of shapes that were measured several times, or else within bursts."""
+    import pandas as pd  # slow to load
+
     starts = np.flatnonzero(np.diff(taken.group, prepend=-1))
     bursts = np.array([np.median(burst) for burst in np.split(taken.latency, starts[1:])])
     for group, latency in ((taken.group[starts], bursts), (taken.group, taken.latency)):
-        num = np.bincount(group)
-        squares = np.bincount(group, (latency / _mean(group, latency) - 1.0) ** 2)
-        if (several := num > 1).any():
-            return float(np.median(np.sqrt(squares[several] / (num[several] - 1))))
+        spread = pd.Series(latency / _mean(group, latency)).groupby(group).std().dropna()
+        if len(spread):
+            return float(spread.median())
     return None
 
 

@@ -5,6 +5,7 @@ many steps as measured.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
@@ -39,12 +40,7 @@ PLAIN = ("tokens per step, mean", "steps per block, mean")
 
 
 def fit_commits(
-    log: CommitLog,
-    *,
-    workload: str,
-    threshold: float,
-    temperature: float | None = None,
-    source: str = "",
+    log: CommitLog, *, workload: str, threshold: float, temperature: float | None = None, source: str = ""
 ) -> tuple[CommitModel, CommitFit]:
     """The maximum-likelihood model, and its errors on held-out requests.
 
@@ -58,14 +54,14 @@ def fit_commits(
         raise ProfileError(f"the log holds whole blocks of {count} requests, expected at least {FEW_REQUESTS}")
     likelihood = Likelihood(_few(fitted))
     shape = _Shape(log.block_length, likelihood)
-    best = _climb(shape)
+    best = shape.climb()
     errors = shape.standard_errors(best)
     log_odds, gain, variances = shape.unpack(best)
+    keys: dict[str, Any] = {
+        "workload": workload, "block_length": log.block_length, "threshold": threshold, "temperature": temperature,
+    }  # fmt: skip
     model = CommitModel(
-        workload=workload,
-        block_length=log.block_length,
-        threshold=threshold,
-        temperature=temperature,
+        **keys,
         pass_probability=_table(log_odds),
         request_spread=_spread(variances.request),
         block_spread=_spread(variances.block),
@@ -78,14 +74,10 @@ def fit_commits(
     effects, tails = fit_effects(model, log_odds, gain, variances, likelihood, Likelihood(_few(judge)))
     model = _match(replace(model, request_quantiles=effects), log_odds, fitted)
     predictions = predict(model, judge)
-    num_requests = len(np.unique(fitted.request))
-    num_held_out = len(np.unique(judge.request))
+    num_requests, num_held_out = (len(np.unique(part.request)) for part in (fitted, judge))
     doubts = _doubts(num_requests, num_held_out, predictions, _scatter(judge))
     return model, CommitFit(
-        workload=workload,
-        block_length=log.block_length,
-        threshold=threshold,
-        temperature=temperature,
+        **keys,
         num_requests=num_requests,
         num_steps=len(fitted),
         num_held_out=num_held_out,
@@ -144,10 +136,16 @@ class _Shape:
         by = np.append(self.table @ gradient[:length] - 2 * ROUGH * rough, gradient[length:])
         return -value + ROUGH * float((bend**2).sum()), -by
 
+    def climb(self) -> Floats:
+        """The parameters of the greatest likelihood."""
+        start: Floats = np.append(np.linspace(0.0, -3.0, len(self.marks)), [0.0, 0.15, 0.1, 0.3])
+        options: Any = {"maxiter": 100, "ftol": 1e-8}
+        optimum = minimize(self.loss, start, jac=True, method="L-BFGS-B", bounds=self.bounds, options=options)
+        return np.asarray(optimum.x, np.float64)
+
     def standard_errors(self, x: Floats) -> dict[str, float]:
         """Standard errors of the gain, the spreads and the first log-odds, from the likelihood's curvature."""
-        num = len(self.marks)
-        step = 1e-3
+        num, step = len(self.marks), 1e-3
         here = self.loss(x)[1]
         hessian = np.stack([(self.loss(x + step * e)[1] - here) / step for e in np.eye(len(x))])
         hessian = (hessian + hessian.T) / 2
@@ -163,14 +161,6 @@ class _Shape:
             for i, name in enumerate(SPREADS, num + 1)
         }
         return {"log_odds[0]": float(error[0]), "stage_gain": float(error[num]), **spread}
-
-
-def _climb(shape: _Shape) -> Floats:
-    start = np.concatenate([np.linspace(0.0, -3.0, len(shape.marks)), [0.0, 0.15, 0.1, 0.3]])
-    optimum = minimize(
-        shape.loss, start, jac=True, method="L-BFGS-B", bounds=shape.bounds, options={"maxiter": 100, "ftol": 1e-8}
-    )
-    return np.asarray(optimum.x, np.float64)
 
 
 def _match(model: CommitModel, log_odds: Floats, fitted: CommitLog) -> CommitModel:

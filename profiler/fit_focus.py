@@ -8,9 +8,7 @@ import numpy.typing as npt
 
 from ..engine.commits import ImportanceDeltas
 from .profile import digits
-
-Ints = npt.NDArray[np.integer]
-Floats = npt.NDArray[np.floating]
+from .samples import Bools, Floats, Ints
 
 FEWEST = 200  # masks for a fit
 
@@ -19,12 +17,14 @@ FEWEST = 200  # masks for a fit
 class Deltas:
     """Masks of steps over whole blocks, an entry a mask."""
 
-    delta: npt.NDArray[np.float64]  # in standard deviations from the mean of its sequence's masks
-    distance: npt.NDArray[np.int64]  # positions from the sequence's first mask
-    decodable: npt.NDArray[np.bool_]  # its confidence reaches the threshold or is its sequence's highest
+    delta: Floats  # in standard deviations from the mean of its sequence's masks
+    distance: Ints  # positions from the sequence's first mask
+    decodable: Bools  # its confidence reaches the threshold or is its sequence's highest
 
 
-def deltas(row: Ints, column: Ints, delta: Floats, confidence: Floats, threshold: float) -> Deltas:
+def deltas(
+    row: Ints, column: Ints, delta: npt.NDArray[np.floating], confidence: npt.NDArray[np.floating], threshold: float
+) -> Deltas:
     """The masks of one step [masks], ordered by row and column.
 
     Rows with fewer than three masks, whose standardised importances never vary, are left out.

@@ -43,7 +43,7 @@ def of_forward(
         "hidden states": (tokens + head_rows) * how.element * stream,
         "logits": rows * model.vocab * how.logit_bytes,
     }
-    peak = max(in_layer, at_head, key=lambda found: sum(found.values()))
+    peak = max(in_layer, at_head, key=lambda tensors: sum(tensors.values()))
     return {name: size for name, size in {"inputs": inputs, **peak}.items() if size}
 
 

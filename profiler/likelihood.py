@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.linalg import toeplitz
 from scipy.special import expit, ive
 
 from .commit_log import CommitLog
@@ -166,8 +167,7 @@ def _product(factors: Floats, first: Ints) -> tuple[Floats, float]:
 
 def _kernel(size: int, variance: float) -> Floats:
     """The discrete Gaussian between any two grid points."""
-    line = ive(np.arange(size), variance / STEP**2)
-    return np.asarray(line[np.abs(np.arange(size)[:, None] - np.arange(size))], np.float64)
+    return np.asarray(toeplitz(ive(np.arange(size), variance / STEP**2)), np.float64)
 
 
 def _bend(values: Floats) -> Floats:

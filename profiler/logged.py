@@ -118,21 +118,18 @@ def blocks_done(steps: LoggedSteps, num_lines: int, block_length: int) -> Floats
 
     A flush emits the block that its request's previous row completed. All 0 if blocks are emitted in parts.
     """
-    done = np.zeros(num_lines)
-    row_step = np.repeat(np.arange(len(steps)), np.diff(steps.offsets))
-    order = np.lexsort((row_step, steps.request))
-    before = np.empty(len(order), np.int64)  # the request's previous row, or the row itself if it is the first
-    same = np.append(False, np.diff(steps.request[order]) == 0)
-    before[order] = np.where(same, np.roll(order, 1), order)
-    emits = np.flatnonzero(steps.emitted > 0)
-    requests, emissions = np.unique(steps.request[emits], return_counts=True)
-    tokens = np.bincount(np.searchsorted(requests, steps.request[emits]), steps.emitted[emits], len(requests))
-    if block_length == 1 or (emissions > tokens // block_length + 2).any():
-        return done
-    flushed = steps.phase[emits] == PHASES.index("flush")
-    rows = np.where(flushed, before[emits], emits)
-    np.add.at(done, steps.line[row_step[rows]], 1.0)
-    return done
+    import pandas as pd  # slow to load
+
+    rows = pd.DataFrame({"request": steps.request, "emitted": steps.emitted})
+    rows["line"] = np.repeat(steps.line, np.diff(steps.offsets))
+    # A request's first row has none before it.
+    rows["before"] = rows.groupby("request").line.shift().fillna(rows.line).astype(np.int64)
+    emits = rows.emitted > 0
+    emissions = rows[emits].groupby("request").emitted
+    if block_length == 1 or (emissions.size() > emissions.sum() // block_length + 2).any():
+        return np.zeros(num_lines)
+    lines = rows.before.where(steps.phase == PHASES.index("flush"), rows.line)[emits]
+    return np.bincount(lines, minlength=num_lines).astype(np.float64)
 
 
 @dataclass(frozen=True, eq=False)

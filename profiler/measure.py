@@ -5,11 +5,10 @@ import os
 import platform
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from scipy.optimize import nnls
 from .. import __version__
 from ..engine import core
 from ..engine.cache_overhead import PHASES
-from ..engine.commits import CommitDraws, CommitModel, ImportanceDeltas, ScheduledCommits
+from ..engine.commits import CommitDraws, CommitModel, ScheduledCommits
 from ..engine.engine import Engine, Limits
 from ..engine.errors import ModelError, ProfileError
 from ..engine.journal import RequestTable
@@ -62,7 +61,7 @@ from ..live.measure import (
 from ..live.measure import measure as measure_shape
 from ..live.model import Decoder
 from ..live.padding import MAX_ROWS
-from ..live.prompts import WORKLOADS, Prompts, Vocabulary, prompts_from, random_prompts, read_tokens
+from ..live.prompts import WORKLOADS, Prompts, prompts_from, random_prompts, read_tokens
 from ..live.session import Kept, LiveRun, Serving, run
 from .clocks import Clocks, clocks_of
 from .commit_log import CommitLog, from_journal
@@ -70,14 +69,14 @@ from .fit import fit_latency
 from .fit_commits import at_fixed_length, fit_commits
 from .fit_focus import Deltas, deltas, fit_focus
 from .hardware import default_max_batch
-from .models import Experts, ModelShape
-from .profile import CommitFit, Device, Fit, MemoryModel, Profile, Provenance, digits
+from .models import Experts, ModelShape, Windowed
+from .profile import Device, Fit, MemoryModel, Profile, Provenance, digits
 from .samples import Evidence, Samples, samples, step_features
 from .stairs import levels
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnDevice(ABC):
+class OnDevice:
     """A model on a device, with a profile's description of the device."""
 
     name: str  # a preset or a directory, as the user named it
@@ -90,62 +89,7 @@ class OnDevice(ABC):
     captured: Kept = field(default_factory=Kept)  # the graphs, from run to run
     clocks: Clocks = field(default_factory=lambda: Clocks(None))  # sampled while steps run
     text: Prompts | None = None  # that steps are measured on; None: random tokens
-
-    @classmethod
-    def open(
-        cls, name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None,
-        settings: Given = AS_IT_SAYS,
-    ) -> Self:  # fmt: skip
-        """Load a model or make random weights on a device: bf16 on a GPU, fp32 on a CPU.
-
-        graphs: capture decode steps; None: on CUDA. ModelError for an unknown or wrong model, one that does not fit, or
-        a missing device.
-        """
-        device = check_device(device)
-        free = select(device)
-        dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
-        config = cls.read_config(weights.source_of(name, settings), settings)
-        num_params, kv_elements, has_experts = cls.sizes(config)
-        size = dtype.itemsize * num_params
-        check_room(name, size, device, free)
-        try:
-            model = cls.read_model(name, device, dtype, seed, settings)
-        except torch.OutOfMemoryError as error:
-            raise ModelError(f"{name}: its {size / 1e9:.1f} GB do not fit on {device} ({error})") from None
-        trained = weights.is_trained(name, settings)
-        derived = weights.made(seed, trained=trained, has_experts=has_experts)
-        if derived:
-            tell(f"{name}: weights {derived}")
-        about = describe(device)
-        memory = MemoryModel(
-            capacity_bytes=free or about.memory_bytes,
-            weight_bytes=size,
-            kv_bytes_per_token=dtype.itemsize * kv_elements,
-            vocab=config.vocab,
-        )
-        loaded = cls(name=name, model=model, device=about, memory=memory, trained=trained, derived=derived,
-                     graphs=device.startswith("cuda") if graphs is None else graphs)  # fmt: skip
-        return replace(loaded, clocks=clocks_of(uuid_of(loaded.weight.device)))
-
-    @staticmethod
-    @abstractmethod
-    def read_config(source: ConfigJson, settings: Given) -> Any:
-        """The model's configuration; ModelError if it is wrong."""
-
-    @staticmethod
-    @abstractmethod
-    def sizes(config: Any) -> tuple[int, int, bool]:
-        """Parameters, numbers in a token's keys and values, and whether there are experts."""
-
-    @staticmethod
-    @abstractmethod
-    def read_model(name: str, device: str, dtype: torch.dtype, seed: int, settings: Given) -> Any:
-        """The model on the device."""
-
-    @property
-    @abstractmethod
-    def weight(self) -> torch.Tensor:
-        """One of the model's weights."""
+    weight: torch.Tensor  # one of the model's
 
     def prompts(self, seed: int) -> Prompts:
         return self.text or random_prompts(self.model.config, seed)
@@ -159,7 +103,7 @@ class OnDevice(ABC):
         return default_max_batch(self.device.compute_capability) if self.on_gpu else on_cpu
 
     @property
-    def kept(self) -> Kept | None:
+    def graph_cache(self) -> Kept | None:
         """Captured graphs; None if none are captured."""
         return self.captured if self.graphs else None
 
@@ -174,22 +118,6 @@ class Loaded(OnDevice):
     """A decoder."""
 
     model: Decoder
-
-    @staticmethod
-    def read_config(source: ConfigJson, settings: Given) -> ModelConfig:
-        return decoder_config(source, settings)
-
-    @staticmethod
-    def sizes(config: ModelConfig) -> tuple[int, int, bool]:
-        return config.num_params, config.kv_elements, config.experts is not None
-
-    @staticmethod
-    def read_model(name: str, device: str, dtype: torch.dtype, seed: int, settings: Given) -> Decoder:
-        return weights.load(name, device, dtype, seed, settings)
-
-    @property
-    def weight(self) -> torch.Tensor:
-        return self.model.embedding.weight
 
     @property
     def shape(self) -> ModelShape:
@@ -210,41 +138,80 @@ class LoadedCanvas(OnDevice):
 
     model: CanvasModel
 
-    @staticmethod
-    def read_config(source: ConfigJson, settings: Given) -> CanvasConfig:
-        for value, option, expected in (
-            (settings.mask_token, "--mask-token-id", "none: it knows no mask"),
-            (settings.block_length, "--block-length", "the policy's canvas_length"),
-        ):
-            if value is not None:
-                raise ModelError(f"{source.name}: denoises canvases, and {option} is {value}: expected {expected}")
-        return canvas_config(source, settings)
-
-    @staticmethod
-    def sizes(config: CanvasConfig) -> tuple[int, int, bool]:
-        # A windowed layer gets as many pages as the others: it frees pages only later.
-        return num_params(config), config.kv_elements(True) + config.kv_elements(False), True
-
-    @staticmethod
-    def read_model(name: str, device: str, dtype: torch.dtype, seed: int, settings: Given) -> CanvasModel:
-        if weights.is_trained(name, settings):
-            return read_canvas_model(weights.folder_of(name), device, dtype)
-        return random_canvas_model(weights.source_of(name, settings), device, dtype, seed, settings)
-
     @property
-    def weight(self) -> torch.Tensor:
-        return self.model.embedding
+    def shape(self) -> ModelShape:
+        return shape_of_canvas(self.model.config)
 
 
 Opened = Loaded | LoadedCanvas
+Model = TypeVar("Model", Loaded, LoadedCanvas)
 
 
 def open_any(
     name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None, settings: Given = AS_IT_SAYS
 ) -> Opened:
-    """Open a decoder or a canvas model, as `OnDevice.open` does."""
-    kind: type[Opened] = LoadedCanvas if weights.is_canvas(name, settings) else Loaded
-    return kind.open(name, device, seed, graphs, settings)
+    """Load a model or make random weights on a device: bf16 on a GPU, fp32 on a CPU.
+
+    graphs: capture decode steps; None: on CUDA. ModelError for an unknown or wrong model, one that does not fit, or a
+    missing device.
+    """
+    is_canvas = weights.is_canvas(name, settings)
+    device = check_device(device)
+    free = select(device)
+    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+    source = weights.source_of(name, settings)
+    config: Any
+    if is_canvas:
+        check_settings(source, settings)
+        config = canvas_config(source, settings)
+        # A windowed layer gets as many pages as the others: it frees pages only later.
+        size, kv_elements = num_params(config), config.kv_elements(True) + config.kv_elements(False)
+    else:
+        config = decoder_config(source, settings)
+        size, kv_elements = config.num_params, config.kv_elements
+    size *= dtype.itemsize
+    about = describe(device)
+    room = about.memory_bytes if free is None else free
+    if size > room:
+        have = f"{device} has {room / 1e9:.1f} GB" + ("" if free is None else " free")
+        raise ModelError(f"{name}: its weights take {size / 1e9:.1f} GB, and {have}: expected a smaller model")
+    trained = weights.is_trained(name, settings)
+    model: Any
+    try:
+        if not is_canvas:
+            model = weights.load(name, device, dtype, seed, settings)
+        elif trained:
+            model = read_canvas_model(weights.folder_of(name), device, dtype)
+        else:
+            model = random_canvas_model(source, device, dtype, seed, settings)
+    except torch.OutOfMemoryError as error:
+        raise ModelError(f"{name}: its {size / 1e9:.1f} GB do not fit on {device} ({error})") from None
+    derived = weights.made(seed, trained=trained, has_experts=is_canvas or config.experts is not None)
+    if derived:
+        tell(f"{name}: weights {derived}")
+    weight = model.embedding if is_canvas else model.embedding.weight
+    kind: type[Opened] = LoadedCanvas if is_canvas else Loaded
+    return kind(
+        name=name,
+        model=model,
+        device=about,
+        memory=MemoryModel(free or about.memory_bytes, size, dtype.itemsize * kv_elements, config.vocab),
+        trained=trained,
+        derived=derived,
+        graphs=device.startswith("cuda") if graphs is None else graphs,
+        clocks=clocks_of(uuid_of(weight.device)),
+        weight=weight,
+    )
+
+
+def check_settings(source: ConfigJson, settings: Given) -> None:
+    """ModelError for a decoder's settings of a canvas model."""
+    for value, option, expected in (
+        (settings.mask_token, "--mask-token-id", "none: it knows no mask"),
+        (settings.block_length, "--block-length", "the policy's canvas_length"),
+    ):
+        if value is not None:
+            raise ModelError(f"{source.name}: denoises canvases, and {option} is {value}: expected {expected}")
 
 
 def settings_of(device: Device, model: str, weight: torch.Tensor, graphs: bool, derived: str) -> dict[str, Any]:
@@ -260,17 +227,9 @@ def settings_of(device: Device, model: str, weight: torch.Tensor, graphs: bool, 
     return settings
 
 
-def check_room(name: str, size: int, device: str, free: int | None) -> None:
-    """ModelError if weights of `size` bytes exceed `free` (None: a CPU)."""
-    room = describe(device).memory_bytes if free is None else free
-    if size > room:
-        have = f"{device} has {room / 1e9:.1f} GB" + ("" if free is None else " free")
-        raise ModelError(f"{name}: its weights take {size / 1e9:.1f} GB, and {have}: expected a smaller model")
-
-
 def check_device(device: str | None) -> str:
     """The name, or the default's; ModelError for another kind of device."""
-    device = device or default_device()
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device.split(":")[0] not in ("cuda", "cpu"):
         raise ModelError(f"device is {cut(device)}, expected cuda or cpu")
     return device
@@ -291,10 +250,6 @@ def select(device: str) -> int | None:
     torch.cuda.set_device(int(index) if colon else torch.cuda.current_device())
     # Other processes may hold part of it.
     return int(torch.cuda.mem_get_info()[0])
-
-
-def default_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def describe(device: str) -> Device:
@@ -344,6 +299,23 @@ def shape_of(config: ModelConfig) -> ModelShape:
     )  # fmt: skip
 
 
+def shape_of_canvas(config: CanvasConfig) -> ModelShape:
+    sliding, full = ([layer for layer in config.layers if layer.sliding == kind] for kind in (True, False))
+    if not full:
+        raise ProfileError(
+            f"{config.name}: all of its {len(config.layers)} layers have a window, expected some without"
+        )
+    windowed = Windowed(len(sliding), sliding[0].kv_heads, sliding[0].head_dim, config.window) if sliding else None
+    # A dense feed-forward next to the experts costs as shared experts of the same total width.
+    shared = max(1, config.ffn // config.expert_ffn)
+    return ModelShape(
+        name=config.name, layers=len(config.layers), hidden=config.hidden, heads=config.heads,
+        kv_heads=full[0].kv_heads, head_dim=full[0].head_dim, ffn=config.ffn, vocab=config.vocab,
+        context_limit=config.context_limit, tied=True, qk_norm=True, windowed=windowed, value_is_key=True,
+        experts=Experts(config.num_experts, config.top_k, shared, config.expert_ffn, 0),
+    )  # fmt: skip
+
+
 def check_same_model(profile: Profile, ours: ModelShape) -> None:
     """ProfileError unless the profile's model has these dimensions."""
     theirs = profile.model
@@ -376,9 +348,13 @@ Columns = Mapping[str, Any]
 OnProgress = Callable[[str, float], None]  # what is measured, and the share of the budget spent
 
 
+def silent(step: str, share: float) -> None:
+    """No progress is shown."""
+
+
 def measure_steps(
     loaded: Loaded, budget: float, measured_shapes: list[Measured], *, max_batch: int | None = None, seed: int = 0,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = silent,
 ) -> None:  # fmt: skip
     """Measure steps of many shapes for about `budget` s, so that shapes of all sizes are measured at any time.
 
@@ -411,10 +387,10 @@ def measure_steps(
 
     if loaded.on_gpu:
         heat(heavy_then_reference, HEAT_SHARE * budget)
+    spent = 0.0
     for i, shape in enumerate(order, start=1):
         for each in (shape, reference) if i % ROUND == 0 else (shape,):
-            if on_progress is not None:
-                on_progress(_words(each), min(1.0, (time.monotonic() - begin) / budget))
+            on_progress(_words(each), min(1.0, spent / budget))
             repeats = REPEATS if each.tokens <= LARGE else FEW_REPEATS
             hot = loaded.on_gpu and each.tokens > SMALL / 2
             settle = LONG_SETTLE if hot and each.window == 0 and each.tokens <= LARGE else SETTLE
@@ -422,7 +398,8 @@ def measure_steps(
             measured_shapes.append(
                 measure_shape(forward, each, block, repeats, loaded.text, settle, context, settled)
             )  # fmt: skip
-        if time.monotonic() - begin > budget and len(measured_shapes) >= FEWEST:
+        spent = time.monotonic() - begin
+        if spent > budget and len(measured_shapes) >= FEWEST:
             break
 
 
@@ -500,11 +477,11 @@ def serve_journal(loaded: Loaded, budget: float, *, max_batch: int | None = None
         pages = loaded.memory.num_pages(policy.memory.page_size, batch, policy.batching.max_prefill_tokens)
         draws = None if policy.commits_by == "acceptance" else CommitDraws(ordinary, seed, prompts, outputs, length)
         limits = Limits(pages, config.context_limit, batch)
-        serving = Serving(loaded.model, policy, limits, loaded.prompts(seed), draws, graphs=loaded.kept)
+        serving = Serving(loaded.model, policy, limits, loaded.prompts(seed), draws, graphs=loaded.graph_cache)
         columns, _, num_late = journal_of(serving, requests, stop, sample=loaded.clocks.sample)
         parts.append(columns)
         late += num_late
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    columns = concatenated(parts)
     device = columns["device"] if loaded.on_gpu else None
     return samples(step_features(columns, {}, mixed=False), columns["latency"], device), late
 
@@ -548,8 +525,7 @@ def _filled_cache(loaded: Loaded, pages: int, seed: int) -> PagedCache:
 def _samples(taken: Sequence[Measured], apart: bool) -> Samples:
     """The measured steps; apart: device and planning processor are different."""
     features = [m.features for m in taken for _ in m.latency]
-    latency = [second for m in taken for second in m.latency]
-    device = [second for m in taken for second in m.device]
+    latency, device = (np.concatenate([getattr(m, name) for m in taken] or [[]]) for name in ("latency", "device"))
     # On a CPU one term per row covers the forward's work for a sequence and the host's, which is no larger.
     return samples(features, latency, device if apart else None)
 
@@ -581,7 +557,6 @@ def log_commits(
     block = config.block_length
     policy = every_step({"max_batch": 8}, FixedBlock(block))
     policy = replace(policy, unmasking=replace(policy.unmasking, threshold=threshold, temperature=temperature))
-    tokens = read_tokens(prompts, loaded.name, config, tokenizer)
     chance = np.random.default_rng(seed)
     longest = min(256, config.context_limit // 2)
     requests = [
@@ -590,7 +565,8 @@ def log_commits(
     ]
     limits = Limits(8 * -(-2 * longest // PAGE), config.context_limit, 8)
     serving = Serving(
-        loaded.model, policy, limits, prompts_from(tokens, seed), graphs=loaded.kept, eos=config.eos if eos else (),
+        loaded.model, policy, limits, prompts_of(loaded, prompts, seed, tokenizer), graphs=loaded.graph_cache,
+        eos=config.eos if eos else (),
         watch=None if collected is None else lambda g: collected.append(
             deltas(g.row, g.column, g.delta, g.confidence, threshold)
         ),
@@ -606,7 +582,7 @@ def log_commits(
         ("requests", "window", "commits"), progress=count,
     )  # fmt: skip
     length = np.array([r.input_length for r in requests])
-    return from_journal(block, length, lists["requests"], lists["window"], lists["commits"])
+    return from_journal(block, length, **lists)
 
 
 def check_whole(done: LiveRun) -> None:
@@ -672,7 +648,7 @@ OVERHEAD_STEPS = 8  # per block
 
 
 def measure_cache_overhead(
-    loaded: Loaded, latency: LatencyModel, budget: float, on_progress: OnProgress | None = None
+    loaded: Loaded, latency: LatencyModel, budget: float, on_progress: OnProgress = silent
 ) -> tuple[CacheOverhead, ...]:
     """The cost of full-sequence caches' phases beyond `latency`, measured in about `budget` s.
 
@@ -686,8 +662,7 @@ def measure_cache_overhead(
         return ()
     for i, spec in enumerate(FULL_SEQUENCE):
         policy = parse(f"{spec},page_size=256,block_length={block},denoising_steps={min(block, OVERHEAD_STEPS)}")
-        if on_progress is not None:
-            on_progress(f"the overhead of {spec.partition(',')[0]}", i / len(FULL_SEQUENCE))
+        on_progress(f"the overhead of {spec.partition(',')[0]}", i / len(FULL_SEQUENCE))
         requests = [Request(j, 0.0, length, 2 * block) for j, length in enumerate(2 * prompts)]
         limits = Limits(1 << 20, config.context_limit, 1, state_tokens=config.state_tokens)
         draws = ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps)
@@ -731,10 +706,11 @@ def journal_of(
 
     done = run(serving, requests, append=append, stop=stop, **how)
     check_whole(done)
-    columns, lists = (
-        {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} for parts in (steps, rows)
-    )
-    return columns, lists, done.num_made_ready
+    return concatenated(steps), concatenated(rows), done.num_made_ready
+
+
+def concatenated(parts: Sequence[Columns]) -> Columns:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 # ---- compiling ------------------------------------------------------------------------------------------------
@@ -783,25 +759,25 @@ def default_workloads(loaded: Loaded, prompts: str | None = None) -> dict[str, s
 
 
 def measured(
-    loaded: "Opened", shape: ModelShape, latency: LatencyModel, fit: Fit, *, name: str, family: str, strategy: str,
-    block_length: int, settings: Mapping[str, Any], workloads: Mapping[str, str], seed: int,
-    sources: Sequence[str] = (), commits: tuple[CommitModel, ...] = (), commit_fits: tuple[CommitFit, ...] = (),
-    focus: ImportanceDeltas | None = None,
+    loaded: "Opened", latency: LatencyModel, fit: Fit, *, name: str, family: str, strategy: str,
+    settings: Mapping[str, Any], workloads: Mapping[str, str], seed: int, doubts: Sequence[str],
+    sources: Sequence[str], **fields: Any,
 ) -> Profile:  # fmt: skip
-    """The profile of a model's measurements. settings: read before measuring."""
+    """The profile of a model's measurements. settings: read before measuring. fields: others of the profile."""
+    config = loaded.model.config
+    stated = {key: value for key, value in settings.items() if key not in ("torch", "driver")}
     return Profile(
         name=name,
-        description=f"{loaded.model.config.name}{'' if loaded.trained else ' with random weights'} on "
-        f"{loaded.device.name}, measured through dsim's own executor",
+        description=f"{config.name}{'' if loaded.trained else ' with random weights'} on {loaded.device.name}, "
+        "measured through dsim's own executor",
         origin="measured",
         family=family,
         implementation="dsim live",
         device=loaded.device,
-        model=shape,
+        model=loaded.shape,
         latency=latency,
-        fit=fit,
+        fit=doubted(fit, [*doubts, *loaded.clocks.doubts()]),
         memory=loaded.memory,
-        commits=commits,
         provenance=Provenance(
             sources=("measured by dsim profile", *dict.fromkeys(sources)),
             date=time.strftime("%Y-%m-%d"),
@@ -811,11 +787,9 @@ def measured(
             driver=settings.get("driver"),
             clocks=str(loaded.clocks) or None,
             prompts=", ".join(workloads.values()) or None,
-            settings={key: value for key, value in settings.items() if key not in ("torch", "driver")}
-            | {"strategy": strategy, "page_size": PAGE, "block_length": block_length},
+            settings=stated | {"strategy": strategy, "page_size": PAGE, "block_length": config.block_length},
         ),
-        commit_fits=commit_fits,
-        focus=focus,
+        **{"commits": (), **fields},
     )
 
 
@@ -824,23 +798,29 @@ def doubted(fit: Fit, doubts: Sequence[str]) -> Fit:
     return replace(fit, doubts=(*fit.doubts, *doubts))
 
 
-def text_of(
-    name: str, config: Vocabulary, workloads: Mapping[str, str], seed: int, tokenizer: str | None
-) -> tuple[Prompts | None, str, list[str]]:
-    """Prompts of the first workload, their description, and a doubt if there is no workload."""
-    if not workloads:
-        doubt = "routing: prompts of random tokens chose the experts, expected text like your traffic's (--prompts)"
-        return None, "of random tokens", [doubt]
-    first, file = next(iter(workloads.items()))
-    return prompts_from(read_tokens(file, name, config, tokenizer), seed), f"of the text {first}", []
+def prompts_of(loaded: "Opened", file: str, seed: int, tokenizer: str | None) -> Prompts:
+    """Prompts cut from a text."""
+    return prompts_from(read_tokens(file, loaded.name, loaded.model.config, tokenizer), seed)
 
 
-def check_prompts(loaded: "Opened", workloads: Mapping[str, str], tokenizer: str | None, what: str) -> None:
-    """Fail before measuring: ProfileError for random weights, and where prompts cannot be read."""
+def prepared(
+    loaded: Model, workloads: Mapping[str, str], seed: int, tokenizer: str | None, counted: str, *, on_text: bool
+) -> tuple[Model, dict[str, Any], list[str]]:
+    """The model to measure, its settings, and doubts; `counted` on prompts.
+
+    on_text: experts are chosen, so trained ones are measured on the first workload's text. ProfileError before
+    measuring for random weights, and where prompts cannot be read.
+    """
     if workloads and not loaded.trained:
-        raise ProfileError(f"the weights of {loaded.name} are random: {what} on prompts would mean nothing")
-    for prompts in workloads.values():
-        read_tokens(prompts, loaded.name, loaded.model.config, tokenizer)
+        raise ProfileError(f"the weights of {loaded.name} are random: {counted} on prompts would mean nothing")
+    prompts = [prompts_of(loaded, file, seed, tokenizer) for file in workloads.values()]
+    settings = loaded.settings
+    if not (on_text and loaded.trained):
+        return loaded, settings, []
+    if prompts:
+        return replace(loaded, text=prompts[0]), settings | {"routing": f"of the text {next(iter(workloads))}"}, []
+    doubt = "routing: prompts of random tokens chose the experts, expected text like your traffic's (--prompts)"
+    return loaded, settings | {"routing": "of random tokens"}, [doubt]
 
 
 @contextmanager
@@ -858,7 +838,7 @@ def keeping(keep: Keep | None, measured_before: Callable[[], tuple[Profile, Evid
 def profile_model(
     loaded: Loaded, *, name: str, budget: float, workloads: Mapping[str, str], thresholds: Sequence[float],
     temperature: float = 1.0, yields: Profile | None = None, max_batch: int | None = None, seed: int = 0,
-    on_progress: OnProgress | None = None, both_ways: bool = False, tokenizer: str | None = None, eos: bool = False,
+    on_progress: OnProgress = silent, both_ways: bool = False, tokenizer: str | None = None, eos: bool = False,
     keep: Keep | None = None,
 ) -> tuple[Profile, Evidence]:  # fmt: skip
     """Measure a model for about `budget` s and fit its profile.
@@ -871,8 +851,7 @@ def profile_model(
     begin = time.monotonic()
 
     def progress(what: str, _: float = 0.0) -> None:
-        if on_progress is not None:
-            on_progress(what, min(1.0, (time.monotonic() - begin) / budget))
+        on_progress(what, min(1.0, (time.monotonic() - begin) / budget))
 
     if both_ways and workloads:
         raise ProfileError("commits are logged of block diffusion, and the profile is to be of a full-sequence model")
@@ -884,12 +863,9 @@ def profile_model(
             f"--eos ends the requests whose commits are logged, and {config.name} names EOS {list(config.eos)} and "
             f"{len(workloads)} workloads: expected some of both"
         )
-    check_prompts(loaded, workloads, tokenizer, "commits logged")
-    unknown: list[str] = []
-    settings = loaded.settings  # read before measuring
-    if config.experts is not None and loaded.trained:
-        text, settings["routing"], unknown = text_of(loaded.name, config, workloads, seed, tokenizer)
-        loaded = replace(loaded, text=text)
+    loaded, settings, unknown = prepared(
+        loaded, workloads, seed, tokenizer, "commits logged", on_text=config.experts is not None
+    )
     block = config.block_length
     policies = [Shape(1, window, block).policy(block) for window in {1, 2, block}]
     short = seconds_to_compile([*policies, evicting_policy(block, 1, block)]) > MOST_COMPILING * budget
@@ -898,7 +874,7 @@ def profile_model(
     lent = ((), None) if yields is None else (yields.commits, yields.focus)
     if yields is not None and yields.focus is not None:
         settings["importance"] = f"of {yields.name}"
-    family = "block-diffusion" if block > 1 else "autoregressive"
+    family = "full-sequence" if both_ways else "block-diffusion" if block > 1 else "autoregressive"
     measured_shapes: list[Measured] = []
     journal: Samples | None = None
 
@@ -909,9 +885,8 @@ def profile_model(
             latency, early=digits(loaded.shape.early), layers=loaded.shape.layers, captured_evictions=loaded.graphs
         )
         return measured(
-            loaded, loaded.shape, latency, doubted(fit, [*unknown, *loaded.clocks.doubts()]), name=name,
-            family="full-sequence" if both_ways else family, strategy="low_confidence_dynamic", block_length=block,
-            settings=settings, workloads=workloads, seed=seed, sources=[m.source for m in lent[0]], commits=lent[0],
+            loaded, latency, fit, name=name, family=family, strategy="low_confidence_dynamic", settings=settings,
+            workloads=workloads, seed=seed, doubts=unknown, sources=[m.source for m in lent[0]], commits=lent[0],
             focus=lent[1],
         ), Evidence(steps, journal)  # fmt: skip
 

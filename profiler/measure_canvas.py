@@ -18,7 +18,7 @@ from ..engine.step import Phase
 from ..files.memory import free_memory
 from ..files.read import cut_words
 from ..live.canvas_model import CanvasConfig
-from ..live.prompts import prompts_from, random_prompts, read_tokens
+from ..live.prompts import random_prompts
 from ..live.session import Kept, Serving, run
 from .fit import fit_latency
 from .fit_canvas import fit_canvas_law
@@ -31,17 +31,17 @@ from .measure import (
     LoadedCanvas,
     OnProgress,
     after,
-    check_prompts,
     check_whole,
     doubted,
     heat,
     keeping,
     measured,
-    text_of,
+    prepared,
+    prompts_of,
+    silent,
 )
-from .models import Experts, ModelShape, Windowed
 from .profile import Profile
-from .samples import Evidence, Samples, samples, step_features
+from .samples import Evidence, samples, step_features
 
 POLICY = "sglang-gemma"  # its rounds never mix prefill and denoising: a step is one forward
 STEPS = 4  # of a canvas, while steps are measured
@@ -54,26 +54,9 @@ Lists = Mapping[str, Any]
 Step = tuple[Features, float, float]  # latency and device time, s
 
 
-def shape_of_canvas(config: CanvasConfig) -> ModelShape:
-    sliding, full = ([layer for layer in config.layers if layer.sliding == kind] for kind in (True, False))
-    if not full:
-        raise ProfileError(
-            f"{config.name}: all of its {len(config.layers)} layers have a window, expected some without"
-        )
-    windowed = Windowed(len(sliding), sliding[0].kv_heads, sliding[0].head_dim, config.window) if sliding else None
-    # A dense feed-forward next to the experts costs as shared experts of the same total width.
-    shared = max(1, config.ffn // config.expert_ffn)
-    return ModelShape(
-        name=config.name, layers=len(config.layers), hidden=config.hidden, heads=config.heads,
-        kv_heads=full[0].kv_heads, head_dim=full[0].head_dim, ffn=config.ffn, vocab=config.vocab,
-        context_limit=config.context_limit, tied=True, qk_norm=True, windowed=windowed, value_is_key=True,
-        experts=Experts(config.num_experts, config.top_k, shared, config.expert_ffn, 0),
-    )  # fmt: skip
-
-
 def profile_canvas(
     loaded: LoadedCanvas, *, name: str, budget: float, workloads: Mapping[str, str], max_batch: int | None = None,
-    max_context: int | None = None, seed: int = 0, tokenizer: str | None = None, on_progress: OnProgress | None = None,
+    max_context: int | None = None, seed: int = 0, tokenizer: str | None = None, on_progress: OnProgress = silent,
     laws: Sequence[CanvasLaw] = (), keep: Keep | None = None,
 ) -> tuple[Profile, Evidence]:  # fmt: skip
     """Measure a canvas model for about `budget` s and fit its profile.
@@ -83,47 +66,39 @@ def profile_canvas(
     interrupt.
     """
     config = loaded.model.config
-    check_prompts(loaded, workloads, tokenizer, "steps counted")
-    settings, unknown = loaded.settings, list[str]()
-    if loaded.trained:
-        text, settings["routing"], unknown = text_of(loaded.name, config, workloads, seed, tokenizer)
-        loaded = replace(loaded, text=text)
+    loaded, settings, unknown = prepared(loaded, workloads, seed, tokenizer, "steps counted", on_text=True)
     batch = max_batch or loaded.usual_batch(LOGGED_BATCH)
     context = min(max_context or MOST_CONTEXT, config.context_limit)
     for_steps = (STEPS_SHARE if loaded.trained else 1.0) * budget
-    progress = on_progress or (lambda what, share: None)
     measured_steps: list[Step] = []
 
     def fitted() -> tuple[Profile, Evidence]:
-        steps = _samples(measured_steps, loaded.on_gpu)
+        features, latencies, device = zip(*measured_steps, strict=True) if measured_steps else ((), (), ())
+        steps = samples(features, latencies, device if loaded.on_gpu else None)
         latency, fit = fit_latency(steps)
         profile = measured(
-            loaded, shape_of_canvas(config), latency, doubted(fit, [*unknown, *loaded.clocks.doubts()]), name=name,
-            family="canvas", strategy="law", block_length=config.canvas_length, settings=settings, workloads=workloads,
-            seed=seed, sources=[law.source for law in laws],
+            loaded, latency, fit, name=name, family="canvas", strategy="law", settings=settings, workloads=workloads,
+            seed=seed, doubts=unknown, sources=[law.source for law in laws], canvas_laws=tuple(laws),
         )  # fmt: skip
-        return replace(profile, canvas_laws=tuple(laws)), Evidence(steps)
+        return profile, Evidence(steps)
 
     with keeping(keep, fitted):
         measure_steps(
-            loaded, for_steps, batch, context, seed, lambda share: progress("steps", share * for_steps / budget),
+            loaded, for_steps, batch, context, seed, lambda share: on_progress("steps", share * for_steps / budget),
             measured_steps,
         )  # fmt: skip
     profile, evidence = fitted()
-    prompts: dict[str, str | None] = {**workloads} or {"random tokens": None}
+    prompts: dict[str, str] = {**workloads} or {"random tokens": ""}
     if not loaded.trained:
         prompts = {}  # random weights: step counts mean nothing
     with keeping(keep, lambda: (profile, evidence)):
         for i, (workload, file) in enumerate(prompts.items()):
             share = (budget - for_steps) / len(prompts)
-            progress(f"canvases of {workload}", (for_steps + i * share) / budget)
-            if file is None:
-                ask = random_prompts(config, seed)
-            else:
-                ask = prompts_from(read_tokens(file, loaded.name, config, tokenizer), seed)
+            on_progress(f"canvases of {workload}", (for_steps + i * share) / budget)
+            ask = prompts_of(loaded, file, seed, tokenizer) if file else random_prompts(config, seed)
             canvases = count_steps(loaded, ask, share, context, seed)
             source = f"dsim profile: {config.name} at work on {workload}, {len(canvases.request)} canvases"
-            if file is None:
+            if not file:
                 source += "; they drive canvases to their cap, which says nothing of text (--prompts)"
             law, why = fit_canvas_law(
                 canvases, workload=workload, canvas_length=config.canvas_length, late=False, source=source
@@ -144,8 +119,7 @@ def measure_steps(
     config, chance = loaded.model.config, np.random.default_rng(seed)
     least = 3 * config.canvas_length + 1  # per request: a token, two canvases, and one behind them
     pages = int(KV_SHARE * free_bytes(loaded)) // (PAGE * loaded.memory.kv_bytes_per_token)
-    batches = [1 << i for i in range(most_batch.bit_length())
-               if 1 << i <= most_batch and pages // (1 << i) * PAGE >= least]  # fmt: skip
+    batches = [1 << i for i in range(most_batch.bit_length()) if (pages >> i) * PAGE >= least]
     if not batches:
         raise ProfileError(
             f"{loaded.name}: {pages * PAGE} tokens of keys and values fit next to its weights, expected at least "
@@ -153,13 +127,13 @@ def measure_steps(
         )
     law = CanvasLaw("steps to measure", config.canvas_length, STEPS, least=STEPS, most=STEPS)
     # Planning needs the window: it counts the features of windowed layers.
-    windowed = shape_of_canvas(config).windowed
+    windowed = loaded.shape.windowed
     none = LatencyModel(
         ((0.0, 0.0), (1.0, 0.0)), 0.0, layers=len(config.layers), window=windowed.window if windowed else 0
     )
     since = time.monotonic()
-    if loaded.kept is not None:
-        batches = _captured(loaded, loaded.kept, batches, pages, most_context + 2 * config.canvas_length)
+    if loaded.graph_cache is not None:
+        batches = _captured(loaded, loaded.graph_cache, batches, pages, most_context + 2 * config.canvas_length)
 
     def canvas_time() -> float:
         requests, times = [Request(0, 0.0, config.canvas_length, 2 * config.canvas_length)], list[float]()
@@ -205,11 +179,6 @@ def measure_steps(
         num_done += 1
 
 
-def _samples(steps: Sequence[Step], on_gpu: bool) -> Samples:
-    device = [step[2] for step in steps] if on_gpu else None
-    return samples([step[0] for step in steps], [step[1] for step in steps], device)
-
-
 def spread(batches: Sequence[int]) -> list[int]:
     """Both extremes, then always the batch farthest from those before."""
     remaining, order = [*batches], [batches[0]]
@@ -237,7 +206,7 @@ def _captured(loaded: LoadedCanvas, graphs: Kept, batches: list[int], pages: int
 def free_bytes(loaded: LoadedCanvas) -> int:
     """Free bytes of the device, after the model's weights."""
     if loaded.on_gpu:
-        return int(torch.cuda.mem_get_info(loaded.model.embedding.device)[0])
+        return int(torch.cuda.mem_get_info(loaded.weight.device)[0])
     return free_memory()
 
 
@@ -289,6 +258,6 @@ def _served(
         loaded.clocks.sample()
         return stop()
 
-    serving = Serving(loaded.model, policy, limits, ask, draws, latency, graphs=loaded.kept, seed=seed)
+    serving = Serving(loaded.model, policy, limits, ask, draws, latency, graphs=loaded.graph_cache, seed=seed)
     done = run(serving, requests, append=take, stop=between)
     check_whole(done)

@@ -15,7 +15,7 @@ from typing import Any
 from ..engine.errors import ProfileError
 from ..engine.plain import Positive, Range
 from ..files.read import cut, did_you_mean, read_json
-from ..files.schema import FileObject
+from ..files.schema import FileObject, read_as
 
 BYTES = 2  # of a parameter or a KV element, in bf16
 
@@ -338,14 +338,13 @@ def _feed_forward_params(m: ModelShape, active: bool) -> int:
     return e.dense_layers * 3 * m.hidden * m.ffn + (m.layers - e.dense_layers) * sparse_layer
 
 
-def _shape(row: Mapping[str, Any]) -> ModelShape:
-    """A model of models.json, where values at their default are left out."""
-    kinds: dict[str, Any] = {"experts": Experts, "windowed": Windowed}
-    return ModelShape(**row["shape"], **{key: kind(**row[key]) for key, kind in kinds.items() if key in row})
-
-
 _ROWS = read_json(Path(__file__).with_name("models.json"))
-MODELS: dict[str, ModelShape] = {row["shape"]["name"]: _shape(row) for row in _ROWS}
+MODELS: dict[str, ModelShape] = {
+    row["shape"]["name"]: read_as(
+        ModelShape, "models.json", "", row["shape"] | {key: row[key] for key in ("experts", "windowed") if key in row}
+    )
+    for row in _ROWS
+}
 # On Hugging Face. SDAR and LLaDA2 are trained for one block length, here 32.
 CHECKPOINTS: dict[str, str] = dict(zip(MODELS, (row["checkpoint"] for row in _ROWS), strict=True))
 _BY_NAME = {

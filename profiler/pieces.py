@@ -5,6 +5,7 @@ grid, floor points by alternation from several starts, and the best is polished 
 of pieces. A captured graph is priced by its bucket and never on the floor.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
@@ -15,7 +16,7 @@ from scipy.optimize import least_squares, nnls
 
 from ..engine.latency import LatencyModel
 from .hardware import DENSE_FROM
-from .profile import digits
+from .profile import rounded
 from .samples import Bools, Floats, Points, captured, padded
 
 MAX_PIECES = 3
@@ -45,7 +46,8 @@ class Problem:
         self.weight = 1.0 / fitted.latency
         self.target = (fitted.latency if with_host else fitted.device) * self.weight
         self.linear = {name: computed.column(feature) for name, feature in LINEAR.items()}
-        short, dense = split_pairs(self.linear["attention"], self.linear["kv_read"], DENSE_FROM)
+        short = np.minimum(self.linear["attention"], DENSE_FROM * self.linear["kv_read"])
+        dense = self.linear["attention"] > short
         if dense.any() and not dense.all():
             self.linear[SHORT] = short
         if with_host:
@@ -92,9 +94,6 @@ class Solution:
     values: Floats
     unidentified: tuple[str, ...] = ()
 
-    def on(self, problem: Problem) -> "Solution":
-        return replace(self, problem=problem)
-
     @cached_property
     def floor(self) -> Bools:
         """Points whose device time is below the launch time."""
@@ -139,35 +138,20 @@ class Solution:
     def coefficients(self) -> dict[str, float]:
         return dict(zip(self.names, self.values[1 + len(self.bends) : -1].tolist(), strict=True))
 
-    def beside_layers(self) -> dict[str, Any]:
-        """The model's coefficients but for layers and host."""
-        coefficients = self.coefficients()
-        stated = {name: digits(coefficients.get(name, 0.0)) for name in LINEAR}
-        if SHORT in coefficients:
-            stated |= {"dense_from": DENSE_FROM, "dense_attention": stated["attention"]}
-            stated["attention"] = digits(coefficients.get("attention", 0.0) + coefficients[SHORT])
-        launch = digits(self.values[-1]) if self.floored else 0.0
-        return stated | {"launch": launch, "graph_tokens": self.problem.graph_tokens}
-
-    def stated_beside(self, first: int, size: int) -> dict[str, Floats]:
-        """Profile coefficients as combinations of `size` coefficients; first: index of the first linear one."""
-        unit = np.eye(size)
-        stated = {name: unit[first + i] for i, name in enumerate(self.names) if name != SHORT}
-        if SHORT in self.names:
-            stated["dense_attention"] = stated.get("attention", np.zeros(size))
-            stated["attention"] = stated["dense_attention"] + unit[first + self.names.index(SHORT)]
-        return stated
-
     def model(self, **host: float) -> LatencyModel:
         """host: its terms (s)."""
-        terms: dict[str, Any] = {name: digits(seconds) for name, seconds in host.items()}
-        heights = self.values[0] + np.cumsum(np.append(0.0, np.diff(self.bends) * self.values[1 : len(self.bends)]))
-        return LatencyModel(
-            knots=tuple((digits(x), digits(y)) for x, y in zip(self.bends, heights, strict=True)),
-            slope=digits(self.values[len(self.bends)]),
-            **terms,
-            **self.beside_layers(),
-        )
+        coefficients, num = self.coefficients(), len(self.bends)
+        terms: dict[str, Any] = {name: coefficients.get(name, 0.0) for name in LINEAR} | host
+        if SHORT in coefficients:
+            terms |= {"dense_from": DENSE_FROM, "dense_attention": terms["attention"]}
+            terms["attention"] += coefficients[SHORT]
+        heights = self.values[0] + np.cumsum(np.append(0.0, np.diff(self.bends) * self.values[1:num]))
+        return rounded(
+            LatencyModel(
+                knots=tuple(zip(self.bends, heights, strict=True)), slope=self.values[num],
+                launch=self.values[-1] if self.floored else 0.0, graph_tokens=self.problem.graph_tokens, **terms,
+            )
+        )  # fmt: skip
 
     def jacobian(self) -> Floats:
         """Derivatives by the coefficients, then by the bends but the first."""
@@ -180,14 +164,10 @@ class Solution:
     def standard_errors(self) -> dict[str, float]:
         """Standard errors by the coefficients' profile names, from the linearised fit and its residuals."""
         table = self.jacobian()
-        norms = np.linalg.norm(table, axis=0)
-        free, scale = norms > 0.0, np.where(norms > 0.0, norms, 1.0)
-        inverse = np.linalg.pinv((table / scale).T @ (table / scale), rcond=1e-12)
-        covariance = self.squares / max(1, len(table) - int(free.sum())) * inverse / np.outer(scale, scale)
         stated, launch = self.stated(table.shape[1]), len(self.values) - 1
-        if free[launch]:
+        if table[:, launch].any():
             stated["launch"] = np.eye(table.shape[1])[launch]
-        return {name: float(np.sqrt(max(0.0, v @ covariance @ v))) for name, v in stated.items()}
+        return errors_of(table, self.squares, stated)
 
     def stated(self, size: int) -> dict[str, Floats]:
         """Profile coefficients except launch, as combinations of `size` coefficients and bends."""
@@ -205,7 +185,11 @@ class Solution:
                 stated[f"knots[{k}][0]"] = unit[index]
             stated[f"knots[{k}][1]"] = height
         stated["slope"] = unit[num]
-        return stated | self.stated_beside(1 + num, size)
+        stated |= {name: unit[1 + num + i] for i, name in enumerate(self.names) if name != SHORT}
+        if SHORT in self.names:
+            stated["dense_attention"] = stated.get("attention", np.zeros(size))
+            stated["attention"] = stated["dense_attention"] + unit[1 + num + self.names.index(SHORT)]
+        return stated
 
 
 def search(problem: Problem) -> Solution:
@@ -227,7 +211,7 @@ def search(problem: Problem) -> Solution:
         for floored in (False, True):
             kind = (s for s in candidates if s.floored == floored)
             for candidate in sorted(kind, key=lambda s: s.squares)[:POLISHED]:
-                polished = _polish(candidate.on(problem))
+                polished = _polish(replace(candidate, problem=problem))
                 if best is None or polished.bic < best.bic:
                     best = polished
     assert best is not None
@@ -255,10 +239,27 @@ def _settle(problem: Problem, bends: Floats, names: tuple[str, ...]) -> list[Sol
 
 
 def _solve(problem: Problem, bends: Floats, names: tuple[str, ...], floor: Bools) -> Floats:
-    table = problem.columns(bends, names, floor)
-    scale = np.linalg.norm(table, axis=0)
-    scale[scale == 0.0] = 1.0
-    return np.asarray(nnls(table / scale, problem.target)[0] / scale, np.float64)
+    return solve(problem.columns(bends, names, floor), problem.target)
+
+
+def solve(table: Floats, target: Floats) -> Floats:
+    """Coefficients of at least 0 whose columns sum to the target, by least squares."""
+    scale = _lengths(table)
+    return np.asarray(nnls(table / scale, target)[0] / scale, np.float64)
+
+
+def errors_of(table: Floats, squares: float, stated: Mapping[str, Floats]) -> dict[str, float]:
+    """Standard errors of combinations of the columns' coefficients, after a fit with these squared residuals."""
+    scale = _lengths(table)
+    inverse = np.linalg.pinv((table / scale).T @ (table / scale), rcond=1e-12)
+    covariance = squares / max(1, len(table) - int(table.any(axis=0).sum())) * inverse / np.outer(scale, scale)
+    return {name: float(np.sqrt(max(0.0, float(v @ covariance @ v)))) for name, v in stated.items()}
+
+
+def _lengths(table: Floats) -> Floats:
+    """Lengths of the columns, 1 for columns of 0."""
+    lengths = np.linalg.norm(table, axis=0)
+    return np.where(lengths > 0.0, lengths, 1.0)
 
 
 def _polish(start: Solution) -> Solution:
@@ -324,9 +325,3 @@ def _identified(problem: Problem, floor: Bools) -> tuple[str, ...]:
             names.append(name)
             basis = np.column_stack([basis, rest / size])
     return tuple(names)
-
-
-def split_pairs(qk_pairs: Floats, keys: Floats, dense_from: int) -> tuple[Floats, Floats]:
-    """Pairs of a key's first `dense_from` queries, and the rest; 0: all count as first."""
-    short = np.minimum(qk_pairs, dense_from * keys) if dense_from else qk_pairs
-    return short, qk_pairs - short

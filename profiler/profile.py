@@ -20,7 +20,7 @@ from ..files.schema import read_as, stored
 from ..files.write import check_file, json_text, write_whole
 from .hardware import default_max_batch
 from .models import ModelShape
-from .step_kinds import KINDS_OF_STEPS
+from .samples import KINDS_OF_STEPS
 
 SCHEMA = "dsim-profile"
 VERSION = 1
@@ -371,7 +371,7 @@ def implemented(profile: Profile, name: str) -> Profile:
 
     A data sheet without the engine's costs takes the host time of its calibrated builds (`_data_sheet_of`).
     """
-    implementation = _held(profile, name)
+    implementation = _implementation(profile, name)
     if implementation is None:
         names = ", ".join(each.name for each in profile.implementations) or "none but its own"
         raise ProfileError(f"profile {profile.name} holds implementations: {names}; this run asks for {cut(name)}")
@@ -389,10 +389,10 @@ def implemented(profile: Profile, name: str) -> Profile:
 def as_run_by(profile: Profile, policy: Policy) -> Profile:
     """The profile with the costs of a policy's implementation, or unchanged if it has none."""
     name = implementation_of(policy)
-    return implemented(profile, name) if _held(profile, name) else profile
+    return implemented(profile, name) if _implementation(profile, name) else profile
 
 
-def _held(profile: Profile, name: str) -> Implementation | None:
+def _implementation(profile: Profile, name: str) -> Implementation | None:
     """A profile's implementation; for a data sheet also one with its engine's host time."""
     implementation = next((each for each in profile.implementations if each.name == name), None)
     # Named as an implementation, or this engine's already, as a scaled copy is.
@@ -557,6 +557,14 @@ def gb(num_bytes: float) -> str:
 def digits(value: float, num: int = 6) -> float:
     """Round to `num` significant digits: a logarithm's last bit must not change a file."""
     return float(f"{value:.{num}g}")
+
+
+def rounded(latency: LatencyModel) -> LatencyModel:
+    """The model with all its times to six significant digits."""
+    values: dict[str, Any] = {name: digits(value) for name, value in vars(latency).items() if isinstance(value, float)}
+    for table in ("knots", "graph_knots"):
+        values[table] = tuple((digits(x), digits(y)) for x, y in getattr(latency, table))
+    return replace(latency, **values)
 
 
 def of_family(family: str) -> list[str]:

@@ -2,38 +2,30 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ..engine.commits import CanvasLaw, CommitModel, ImportanceDeltas
 from ..files.read import read_json
+from ..files.schema import read_as
 
 FILE = Path(__file__).with_name("published.json")
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
-
-
-def _read(kind: Any, row: dict[str, Any]) -> Any:
-    return kind(**{name: _frozen(value) for name, value in row.items()})
 
 
 _PUBLISHED = read_json(FILE)
 FOCUS_DELTAS = ImportanceDeltas(**_PUBLISHED["focus"])  # assumed
 # Forwards per canvas of DiffusionGemma; the first workload is the default.
-CANVAS_LAWS: tuple[CanvasLaw, ...] = tuple(_read(CanvasLaw, row) for row in _PUBLISHED["canvas_laws"])
+CANVAS_LAWS: tuple[CanvasLaw, ...] = tuple(read_as(CanvasLaw, FILE.name, "", row) for row in _PUBLISHED["canvas_laws"])
 
 
 def editing_laws(model: str) -> tuple[CanvasLaw, ...]:
     """Laws of forwards per block edited until no token changes (LLaDA2.1's report); empty for other models."""
-    return tuple(_read(CanvasLaw, row) for row in _PUBLISHED["editing"].get(model, ()))
+    return tuple(read_as(CanvasLaw, FILE.name, "", row) for row in _PUBLISHED["editing"].get(model, ()))
 
 
 def published_commits(model: str) -> tuple[CommitModel, ...]:
     """Commit models for a model name, the default workload first; those of another size are marked as borrowed."""
     for family in _PUBLISHED["commits"]:
         if model.startswith(family["prefix"]):
-            models = [_read(CommitModel, row) for row in family["models"]]
+            models = [read_as(CommitModel, FILE.name, "", row) for row in family["models"]]
             if model != family["model"]:
                 models = [replace(m, source=f"borrowed from {family['model']}: {m.source}") for m in models]
             return tuple(models)

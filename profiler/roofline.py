@@ -36,7 +36,7 @@ from .models import (
 )
 from .moved_bytes import cache_overhead
 from .precision import BITS, KEYS, Precision
-from .profile import Device, Fit, MemoryModel, Profile, Provenance, digits, gb
+from .profile import Device, Fit, MemoryModel, Profile, Provenance, gb, rounded
 from .published import CANVAS_LAWS, FOCUS_DELTAS, editing_laws, published_commits
 from .scripts import scripts
 
@@ -91,18 +91,10 @@ def sheet_of(profile: Profile, gpu: Gpu, precision: Precision = BF16) -> Sheet:
 
 
 def roofline(
-    gpu: Gpu,
-    model: ModelShape,
-    tp: int = 1,
-    graphs: bool = True,
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    date: str = "",
-    generates: str | None = None,
-    yields: tuple[CommitModel, ...] = (),
+    gpu: Gpu, model: ModelShape, tp: int = 1, graphs: bool = True, *, name: str | None = None,
+    description: str | None = None, date: str = "", generates: str | None = None, yields: tuple[CommitModel, ...] = (),
     precision: Precision = BF16,
-) -> Profile:
+) -> Profile:  # fmt: skip
     """The model's profile on `tp` GPUs; ProfileError if it does not fit.
 
     generates: the family, if the name does not tell. yields: in place of published commit models.
@@ -152,26 +144,27 @@ def latency_model(gpu: Gpu, model: ModelShape, tp: int, graphs: bool, precision:
     # Self-conditioning embeds the last step's distribution: as much work as the LM head.
     conditioning = head_flops(model) / peak if family(model) == "canvas" else 0.0
     gather = (tp - 1) / tp * model.vocab * BYTES / (gpu.link * LINK_EFFICIENCY)
-    return LatencyModel(
-        knots=tuple((float(x), digits(y + fixed + per_token * x)) for x, y in points),
-        slope=digits(compute + per_token),
-        attention=digits(attention_flops(model) / attends),
-        kv_read=digits(keys * _kv_bytes(model, tp) / bandwidth),
-        window_attention=digits(window_flops(model) / attends),
-        window_kv_read=digits(keys * model.window_bytes_on(tp) / bandwidth),
+    latency = LatencyModel(
+        knots=tuple((float(x), y + fixed + per_token * x) for x, y in points),
+        slope=compute + per_token,
+        attention=attention_flops(model) / attends,
+        kv_read=keys * _kv_bytes(model, tp) / bandwidth,
+        window_attention=window_flops(model) / attends,
+        window_kv_read=keys * model.window_bytes_on(tp) / bandwidth,
         dense_from=DENSE_FROM,
-        dense_attention=digits(attention_flops(model) / dense),
-        window_dense_attention=digits(window_flops(model) / dense),
-        head=digits(head_flops(model) / peak + gather),
+        dense_attention=attention_flops(model) / dense,
+        window_dense_attention=window_flops(model) / dense,
+        head=head_flops(model) / peak + gather,
         # Every GPU of a replica samples all rows.
-        sample=digits(model.vocab * SAMPLE_BYTES * tp / bandwidth + conditioning),
-        launch=GRAPH_LAUNCH if graphs else digits(eager_launch(model)),
+        sample=model.vocab * SAMPLE_BYTES * tp / bandwidth + conditioning,
+        launch=GRAPH_LAUNCH if graphs else eager_launch(model),
         host_step=GRAPH_HOST_STEP if graphs else 0.0,
         host_request=GRAPH_HOST_REQUEST if graphs else 0.0,
-        early=digits(model.early),
+        early=model.early,
         # Two layers before the choice are launched eagerly, and the host waits for them.
-        eviction=digits(2 * eager_launch(model) / model.layers),
+        eviction=2 * eager_launch(model) / model.layers,
     )
+    return rounded(latency)
 
 
 def memory_grid(model: ModelShape, end: int) -> list[int]:
@@ -218,13 +211,15 @@ def eager_launch(model: ModelShape) -> float:
 
 
 def memory_model(gpu: Gpu, model: ModelShape, tp: int, precision: Precision = BF16) -> MemoryModel:
-    of_keys = KEYS[precision.keys]
-    kv = MemoryModel(
-        tp * gpu.memory_bytes, precision.weight_bytes(model), _kv_bytes(model, tp) * of_keys // BYTES, model.vocab
+    key_bytes = KEYS[precision.keys]
+    return MemoryModel(
+        capacity_bytes=tp * gpu.memory_bytes,
+        weight_bytes=precision.weight_bytes(model),
+        kv_bytes_per_token=_kv_bytes(model, tp) * key_bytes // BYTES,
+        vocab=model.vocab,
+        window_bytes_per_token=model.window_bytes_on(tp) * key_bytes // BYTES,
+        workspace_bytes=CANVAS * model.vocab * 4 * (CANVAS_TENSORS - 1) if family(model) == "canvas" else 0,
     )
-    workspace = CANVAS * model.vocab * 4 * (CANVAS_TENSORS - 1) if family(model) == "canvas" else 0
-    windowed = model.window_bytes_on(tp) * of_keys // BYTES
-    return replace(kv, window_bytes_per_token=windowed, workspace_bytes=workspace)
 
 
 def _kv_bytes(model: ModelShape, tp: int) -> int:

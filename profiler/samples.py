@@ -18,6 +18,14 @@ Bools = npt.NDArray[np.bool_]
 FEATURES = Features._fields
 TOKENS, HEAD_ROWS, BATCH = (FEATURES.index(name) for name in ("tokens", "head_rows", "batch"))
 ROWS = [HEAD_ROWS, FEATURES.index("sampled_rows")]
+# By phase, tokens and batch: a latency model is judged and doubted by kind.
+SMALL_DECODE = 256  # tokens
+SMALL_BATCH = 8  # sequences
+KINDS_OF_STEPS = tuple(
+    f"{phase} ({batch})"
+    for phase in ("prefills", f"decode steps up to {SMALL_DECODE} tokens", f"decode steps above {SMALL_DECODE} tokens")
+    for batch in ("1 sequence", f"2 to {SMALL_BATCH} sequences", f"more than {SMALL_BATCH} sequences")
+)
 POWERS = 2.0 ** np.arange(POWERS_TO.bit_length())  # tokens
 
 
@@ -66,13 +74,13 @@ def samples(
     within = np.full(len(taken), np.nan) if device is None else np.asarray(device, np.float64).reshape(-1)
     if not len(table) == len(taken) == len(within):
         raise ProfileError(f"{len(table)} steps have {len(taken)} latencies and {len(within)} device times")
-    for name, values in (("latency", taken), ("device", within)):
-        bad = np.flatnonzero(~(values > 0) & ~((name == "device") & np.isnan(values)) | np.isinf(values))
+    for name, values in (("latency", taken), ("device", np.where(np.isnan(within), 1.0, within))):
+        bad = np.flatnonzero(~((values > 0) & (values < np.inf)))
         if len(bad):
             raise ProfileError(f"step {bad[0]}: {name} is {values[bad[0]]:g} s, expected more than 0")
     done = np.zeros(len(taken)) if blocks is None else np.asarray(blocks, np.float64)
-    group = np.unique(np.column_stack([table, done]), axis=0, return_inverse=True)[1].reshape(-1)
-    return Samples(table, taken, within, done, np.asarray(group, np.int64))
+    _, group = np.unique(np.column_stack([table, done]), axis=0, return_inverse=True)
+    return Samples(table, taken, within, done, group.reshape(-1))
 
 
 def joined(*parts: Points) -> Points:
@@ -129,3 +137,9 @@ def buckets(num: Floats) -> Floats:
     """`engine.latency.bucket` of an array; 0 for 0."""
     power = POWERS[np.minimum(np.searchsorted(POWERS, num), len(POWERS) - 1)]
     return np.where(num <= POWERS_TO, power * (num > 0), np.ceil(num / POWERS_TO) * POWERS_TO)
+
+
+def kinds_of(prefill: Bools, tokens: npt.NDArray[Any], batch: npt.NDArray[Any]) -> Ints:
+    """Each step's place in KINDS_OF_STEPS."""
+    phase = np.where(prefill, 0, 1 + (tokens > SMALL_DECODE))
+    return np.asarray(3 * phase + (batch > 1) + (batch > SMALL_BATCH), np.int64)

@@ -20,22 +20,18 @@ _WHOLE = {"host_step": 0.0, "host_request": 0.0, "cache_overhead": list[object](
 
 
 def scripts(model: ModelShape) -> tuple[Implementation, ...]:
+    layers = model.layers
     return (
-        script("fast-dllm", "the script of Fast-dLLM", model.layers, FAST_PASS, f"calibrated: {_FAST}"),
-        script("sparse-dllm", "the script of Sparse-dLLM", model.layers, SPARSE_PASS, f"calibrated: {SPARSE}"),
-        script(
-            "dllm-cache", "the script of dLLM-Cache", model.layers, FAST_PASS,
-            f"estimated: as Fast-dLLM's; {_FAST}",
-        ),
-        script(
-            "dllm-serve", "the server dLLM-Serve", model.layers, SPARSE_PASS, f"estimated: {SPARSE}", SERVE_REQUEST
-        ),
-    )  # fmt: skip
+        script("fast-dllm", "the script of Fast-dLLM", layers, FAST_PASS, f"calibrated: {_FAST}"),
+        script("sparse-dllm", "the script of Sparse-dLLM", layers, SPARSE_PASS, f"calibrated: {SPARSE}"),
+        script("dllm-cache", "the script of dLLM-Cache", layers, FAST_PASS, f"estimated: as Fast-dLLM's; {_FAST}"),
+        script("dllm-serve", "the server dLLM-Serve", layers, SPARSE_PASS, f"estimated: {SPARSE}", SERVE_REQUEST),
+    )
 
 
 def script(
     name: str, words: str, layers: int, seconds: float, source: str, host_request: float = 0.0
-) -> Implementation:  # fmt: skip
+) -> Implementation:
     """Code that takes `seconds` a pass of LLaDA-8B's layers, and host time a request."""
     sources = [f"launch of {layers} x {seconds / LAYERS * 1e3:.4g} ms, {source}"]
     if host_request:

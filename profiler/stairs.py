@@ -13,7 +13,7 @@ import numpy as np
 
 from ..engine.latency import LatencyModel
 from .pieces import SHORT, Problem, Solution, _identified, _settle, _solve
-from .profile import digits
+from .profile import rounded
 from .samples import Bools, Floats, Points, buckets, sequences
 
 GRID = 64  # tokens: the smallest tile of a large matrix product
@@ -100,21 +100,18 @@ class StairSolution(Solution):
         knots: list[tuple[float, float]] = []
         for i, (level, height) in enumerate(zip(every.tolist(), heights.tolist(), strict=True)):
             first = every[i - 1] + 1.0 if i else 1.0
-            knots += [(x, digits(height)) for x in dict.fromkeys((float(first), level))]
+            knots += [(x, height) for x in dict.fromkeys((float(first), level))]
         # Beyond the last level, continue the slope of the upper half.
         half = int(np.searchsorted(every, every[-1] / 2))
         slope = (heights[-1] - heights[half]) / max(1.0, every[-1] - every[half])
-        graph_knots = np.column_stack(self.table(graphs=True)).tolist() if captured.any() else []
-        terms = dict.fromkeys(TERMS, 0.0) | self.coefficients() | host
-        stated: dict[str, Any] = {name: digits(seconds) for name, seconds in terms.items()}
-        return LatencyModel(
-            knots=tuple(knots),
-            slope=digits(slope),
-            graph_tokens=self.problem.graph_tokens,
-            larger=True,
-            graph_knots=tuple((x, digits(y)) for x, y in graph_knots),
-            **stated,
-        )
+        graph_knots = zip(*self.table(graphs=True), strict=True) if captured.any() else ()
+        terms: dict[str, Any] = dict.fromkeys(TERMS, 0.0) | self.coefficients() | host
+        return rounded(
+            LatencyModel(
+                knots=tuple(knots), slope=slope, graph_tokens=self.problem.graph_tokens, larger=True,
+                graph_knots=tuple(graph_knots), **terms,
+            )
+        )  # fmt: skip
 
     def jacobian(self) -> Floats:
         return self.problem.columns(self.bends, self.names, self.floor)

@@ -11,9 +11,10 @@ from .. import __version__
 from ..engine.commits import CanvasLaw, CommitModel
 from ..engine.errors import ProfileError
 from ..engine.latency import Features
+from ..engine.part import fields_of
 from ..engine.plain import Positive, Range, Share
 from ..engine.policies.canvas import MAX_CANVAS
-from ..engine.policy import PRESETS
+from ..engine.policy import PRESETS, parse
 from ..files.read import cut, json_of, parsing, read_lines, shown
 from ..files.schema import read_as, stored
 from .commit_log import CommitLog
@@ -193,6 +194,30 @@ def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) 
         canvas_laws=tuple(laws),
         frontend=digits(frontend),
     )  # fmt: skip
+
+
+def policy_of(header: Header) -> tuple[str, list[str]]:
+    """The SPEC, and logged settings that its preset lacks. ProfileError: unknown preset."""
+    if header.preset is None or header.preset not in PRESETS:
+        named = "null" if header.preset is None else cut(header.preset)
+        raise ProfileError(f"the log's header has preset {named}, expected one of {', '.join(PRESETS)}")
+    policy = PRESETS[header.preset].policy
+    usual = {field.name: field.default for part in policy.parts() for field in fields_of(part)}
+    stated: dict[str, Setting] = dict(header.settings)
+    stated["page_size"] = header.page_size
+    if header.num_pages is not None:
+        stated["num_pages"] = header.num_pages
+    if header.block_length > 1:
+        stated["canvas_length" if "canvas_length" in usual else "block_length"] = header.block_length
+        if policy.unmasking.strategy == "low_confidence_dynamic":
+            stated["threshold"] = header.threshold
+    changes = []
+    for name, value in stated.items():
+        if name in usual and value is not None and value != usual[name]:
+            changes.append(f"{name}={str(value).lower() if isinstance(value, bool) else value}")
+    spec = ",".join([header.preset, *changes])
+    parse(spec)
+    return spec, [name for name in stated if name not in usual]
 
 
 def whole(taken: Samples) -> Bools:

@@ -1,6 +1,7 @@
 """The yield of blocks: statistics of a commit log, and the log of a commit model's draws."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -84,13 +85,9 @@ def draw(model: CommitModel, whole: Blocks, seed: int) -> CommitLog:
 def repeated(whole: Blocks, times: int) -> Blocks:
     """The same blocks for `times` times as many requests."""
     requests = int(whole.request.max(initial=0)) + 1
-    return Blocks(
-        whole.block_length,
-        np.concatenate([whole.request + i * requests for i in range(times)]),
-        np.tile(whole.block_start, times),
-        np.tile(whole.masked, (times, 1)),
-        np.tile(whole.reach, (times, 1)),
-    )
+    request = np.concatenate([whole.request + i * requests for i in range(times)])
+    columns: Any = [np.concatenate([values] * times) for values in (whole.block_start, whole.masked, whole.reach)]
+    return Blocks(whole.block_length, request, *columns)
 
 
 def figures(log: CommitLog) -> dict[str, float]:

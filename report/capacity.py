@@ -7,7 +7,7 @@ from ..results.metrics import ROUNDING
 from ..results.scenario import Setup
 from .chart import Chart, colour
 from .ensemble import decided, of_ensemble
-from .page import Figure, Number, Page, Section, Table, estimate, table
+from .page import Figure, Number, Page, Section, Table, estimate, numbers, table
 from .run import front_end
 from .table import counted, number, outward, percent, places_of, within
 
@@ -132,17 +132,16 @@ def _cliff(capacity: "Capacity") -> str:
 def _numbers(capacity: "Capacity") -> tuple[Number, ...]:
     setup, cost = capacity.setup, capacity.cost
     value, _, ends = span(capacity.rate).partition(" (")
-    numbers = [Number("capacity", ((None, value),), f"{ends[:-1]}, {100 * capacity.confidence:g} % sure")]
+    rows = [("capacity", value, f"{ends[:-1]}, {100 * capacity.confidence:g} % sure")]
     if cost is not None:
         tokens, hourly = money(cost.per_million_tokens, setup), money(cost.per_hour, setup)
-        numbers.append(Number("a million tokens", ((None, tokens),), f"{hourly} an hour"))
+        rows.append(("a million tokens", tokens, f"{hourly} an hour"))
     for name, about in CLIENTS.items():
         ms = capacity.latency_ms.get(name)
         if ms is not None:
-            about = f"{about}; median {number(ms['p50'])} ms"
-            numbers.append(Number(f"{name} p90 at capacity", ((None, f"{number(ms['p90'])} ms"),), about))
-    numbers.append(Number("replicas", ((None, f"{capacity.replicas:,}"),), "behind one router"))
-    return tuple(numbers[:4])
+            median = f"{about}; median {number(ms['p50'])} ms"
+            rows.append((f"{name} p90 at capacity", f"{number(ms['p90'])} ms", median))
+    return numbers([*rows, ("replicas", f"{capacity.replicas:,}", "behind one router")])
 
 
 def _pools(capacity: "Capacity") -> Table:

@@ -62,13 +62,11 @@ class Chart:
         """side: the label's end at the line: "left", "right" or "center"."""
         self._shape(x0=at, x1=at, y0=0, y1=1, yref="paper", line={"color": INK, "width": 1.2, "dash": dash})
         if label:
-            at = math.log10(at) if self.x.get("type") == "log" else at
             self._note(x=at, y=1, yref="paper", xanchor=side, yanchor="bottom", text=label)
 
     def hline(self, at: float, label: str = "", dash: str = "dash") -> None:
         self._shape(y0=at, y1=at, x0=0, x1=1, xref="paper", line={"color": INK, "width": 1.2, "dash": dash})
         if label:
-            at = math.log10(at) if self.y.get("type") == "log" else at
             self._note(y=at, x=0, xref="paper", xanchor="left", yanchor="bottom", text=label)
 
     def band(self, low: float, high: float) -> None:
@@ -93,11 +91,10 @@ def colour(index: int) -> str:
     return COLOURS[index % len(COLOURS)]
 
 
-def logarithmic(axis: Json, at: tuple[int, ...] = (1, 2, 5), *, percent: bool = False) -> None:
-    """With ticks at these multiples of powers of ten."""
-    ticks = [m * 10.0**power for power in range(-6, 7) for m in at]
-    words = [f"{100 * tick:,g}%" if percent else f"{tick:,g}" for tick in ticks]
-    axis |= {"type": "log", "tickvals": ticks, "ticktext": words}
+def logarithmic(axis: Json) -> None:
+    """With ticks at 1, 2 and 5 times powers of ten."""
+    ticks = [m * 10.0**power for power in range(-6, 7) for m in (1, 2, 5)]
+    axis |= {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:,g}" for tick in ticks]}
 
 
 def dashed(index: int) -> bool:

@@ -65,9 +65,8 @@ def described(figure: Figure) -> str:
 
 def _loud(line: str) -> tuple[str, str]:
     """Leading words in capitals, and the rest."""
-    match = re.match(r"(?:[A-Z]{2,}:? )*", line)
-    assert match is not None
-    return match[0].rstrip(), line[match.end() :]
+    loud, rest = re.findall(r"(?s)((?:[A-Z]{2,}:? )*)(.*)", line)[0]
+    return loud.rstrip(), rest
 
 
 def _breakable(cell: str) -> str:

@@ -1,7 +1,7 @@
 """The page of `dsim plan`: fleet, cost, ranking, risks, deployment."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ from ..results.spread import Spread
 from .capacity import money, setup_facts
 from .chart import COLOURS, Chart
 from .ensemble import decided, of_ensemble
-from .page import Block, Code, Figure, Number, Page, Section, Table, Words, estimate, priced_apart, table
+from .page import Block, Code, Figure, Number, Page, Section, Words, estimate, numbers, priced_apart, table
 from .run import TIMES, log_words
 from .table import counted, number, outward, percent, percent_span, places_of, time_of
 
@@ -32,10 +32,10 @@ def plan_page(planned: "Planned") -> Page:
     sections = (
         _over_time(planned) or _by_gpu(planned),
         _clients(planned),
-        Section("The ranking", (_ranking(planned),), spoken=True),
+        _ranking(planned),
         _research(planned),
         _settings(planned),
-        Section("What could change it", (_risks(planned),), spoken=True),
+        _risks(planned),
         Section("To deploy", tuple(_deploy(planned)), spoken=True),
         *of_ensemble(planned.ensemble),
         _left_out(planned),
@@ -154,17 +154,14 @@ def _lasting(planned: "Planned") -> str:
 def _numbers(planned: "Planned") -> tuple[Number, ...]:
     best, setup = planned.recommended, planned.setup
     size = f"{counted(_bought(best), 'replica')} of {counted(best.gpus_per_replica, 'GPU')}"
-    spare = f", {best.spare} spare" if best.spare else ""
-    numbers = [Number("GPUs", ((None, _gpus(best)),), size + spare)]
+    rows = [("GPUs", _gpus(best), size + (f", {best.spare} spare" if best.spare else ""))]
     if best.per_hour is not None:
         year = f"{money(planned.cost(best) * HOURS, setup, 0)} a year"
         tokens = f"{money(best.per_million_tokens or 0.0, setup)} for a million tokens of answers"
-        numbers.append(Number("an hour", ((None, money(best.per_hour, setup)),), f"{year}; {tokens}"))
-    for criterion in [*best.values][:1]:
-        numbers.append(Number("within the target", ((None, _met(planned, best)),), f"{criterion}; 95 % sure"))
-    numbers.append(Number("room for more traffic", ((None, _room(best)),), "until the target is missed; 95 % sure"))
-    numbers.append(Number("quality", ((None, str(best.quality)),), "of answers, compared with the full cache"))
-    return tuple(numbers[:4])
+        rows.append(("an hour", money(best.per_hour, setup), f"{year}; {tokens}"))
+    rows += [("within the target", _met(planned, best), f"{text}; 95 % sure") for text in [*best.values][:1]]
+    rows.append(("room for more traffic", _room(best), "until the target is missed; 95 % sure"))
+    return numbers([*rows, ("quality", str(best.quality), "of answers, compared with the full cache")])
 
 
 def _facts(planned: "Planned") -> tuple[tuple[str, str], ...]:
@@ -257,7 +254,7 @@ def _years(years: float) -> str:
 # Tables
 
 
-def _ranking(planned: "Planned") -> Table:
+def _ranking(planned: "Planned") -> Section | None:
     rows = []
     for fleet in planned.ranking:
         binds = fleet.breaks_first
@@ -276,14 +273,20 @@ def _ranking(planned: "Planned") -> Table:
         "traffic the fleet serves before it misses an SLO, as a 95 % interval. Binds first: the SLO that most "
         "requests miss. Quality: of answers, compared with the full cache."
     )
-    return _table(rows, caption, left=("policy", "on", "binds first", "limited by"), spare=("quality", "limited by"))
+    left, spare = ("policy", "on", "binds first", "limited by"), ("quality", "limited by")
+    return _section("The ranking", rows, caption, left, spare)
 
 
-def _table(rows: Sequence[dict[str, str]], caption: str, *, left: Sequence[str], spare: tuple[str, ...] = ()) -> Table:
-    """Without empty columns. left: columns of words."""
+def _section(
+    title: str, rows: Sequence[Mapping[str, str]], caption: str, left: Collection[str], spare: tuple[str, ...] = ()
+) -> Section | None:
+    """A table without empty columns; none without rows. left: columns of words."""
+    if not rows:
+        return None
     head = [name for name in rows[0] if any(row[name] for row in rows)]
     columns = frozenset(i for i, name in enumerate(head) if name in left)
-    return table(head, [[row[name] for name in head] for row in rows], caption=caption, left=columns, spare=spare)
+    cells = [[row[name] for name in head] for row in rows]
+    return Section(title, (table(head, cells, caption=caption, left=columns, spare=spare),), spoken=True)
 
 
 def _hourly(planned: "Planned", fleet: "Fleet") -> str:
@@ -296,14 +299,14 @@ def _left_out(planned: "Planned") -> Section | None:
     for fleet in planned.left_out:
         names.setdefault(fleet.dropped, []).append(fleet.name)
     rows = [{"left out": ", ".join(each), "why": reason} for reason, each in names.items()]
-    return Section("Left out", (_table(rows, "", left=("left out", "why")),), spoken=True) if rows else None
+    return _section("Left out", rows, "", ("left out", "why"))
 
 
 def _clients(planned: "Planned") -> Section | None:
     """Percentiles of the recommended fleet, of what runs today, and of the log."""
     best, today, log = planned.recommended, planned.today, planned.measured
     latencies = {f"{best.policy} on {_fleet(best)}": dict(best.latency_ms)}
-    attained = ["meet the SLOs", _met(planned, best)]
+    attained = [_met(planned, best)]
     if today is not None:
         latencies[f"today, {today.policy} on {_fleet(today)}"] = dict(today.latency_ms)
         attained.append(_met(planned, today))
@@ -316,10 +319,10 @@ def _clients(planned: "Planned") -> Section | None:
             times = [(latency.get(metric) or {}).get(stat) for latency in latencies.values()]
             rows.append([f"{metric} {stat}", *("–" if time is None else f"{number(time)} ms" for time in times)])
     if today is not None:
-        rows.append(attained)
+        rows.append(["meet the SLOs", *attained])
     about = "One replay each, at the plan's rate; what runs today is replayed on the recommended GPUs."
-    table_of_times = table(["", *latencies], rows, caption=about, left=frozenset({0}))
-    return Section("What clients see", (table_of_times,), spoken=True) if rows else None
+    named = [dict(zip(["", *latencies], row, strict=True)) for row in rows]
+    return _section("What clients see", named, about, ("",))
 
 
 def _research(planned: "Planned") -> Section | None:
@@ -330,10 +333,8 @@ def _research(planned: "Planned") -> Section | None:
         share = f"{100 * saves:.0f} %" if saves > 0 else "nothing"
         hourly = _hourly(planned, fleet)
         rows.append({"policy": fleet.name, "GPUs": f"{fleet.gpus:,}", "an hour": hourly, "saves": share})
-    if not rows:
-        return None
     caption = "Schedulers that no released engine has, by short replays: what it would be worth to build one."
-    return Section("What a new scheduler would save", (_table(rows, caption, left=("policy",)),), spoken=True)
+    return _section("What a new scheduler would save", rows, caption, ("policy",))
 
 
 def _settings(planned: "Planned") -> Section | None:
@@ -351,18 +352,16 @@ def _settings(planned: "Planned") -> Section | None:
             "gain": f"{100 * (tried.rate / tried.given_rate - 1):+.0f} %" if tried.given_rate else "–",
             "as good": str(tried.equal),
         })  # fmt: skip
-    if not rows:
-        return None
     caption = (
         "The rate that one replica serves within the SLOs with the policy's given settings, and with the best settings "
         "of its engine, by replays of 1,600 requests: long enough to choose settings, too short to size a fleet. As "
         "good: other settings within 1 %; the one of fewest changes wins. Beyond what the engine is tested with, a "
         "setting must gain 10 %."
     )
-    return Section("The engines' settings", (_table(rows, caption, left=("policy", "on", "best")),), spoken=True)
+    return _section("The engines' settings", rows, caption, ("policy", "on", "best"))
 
 
-def _risks(planned: "Planned") -> Table:
+def _risks(planned: "Planned") -> Section | None:
     best = planned.recommended
     rows = []
     for risk in planned.risks:
@@ -374,13 +373,15 @@ def _risks(planned: "Planned") -> Table:
             needs = counted((risk.needs + best.spare) * best.gpus_per_replica, "GPU")
         if risk.per_hour is not None and planned.priced:
             needs += f", {money(risk.per_hour, planned.setup)} an hour"
-        rows.append([risk.change, outcome, needs, risk.best or "neither of the best two"])
+        rows.append({
+            "with": risk.change, f"{best.policy} as planned": outcome, "it then needs": needs,
+            "cheapest then": risk.best or "neither of the best two",
+        })  # fmt: skip
     without = ", without its spare (except for the lost replica)" if best.spare else ""
     caption = f"Of {best.policy} on {_fleet(best)}{without}."
     if planned.runner_up is not None:
         caption += " The last column compares it with the runner-up, by today's cost."
-    head = ["with", f"{best.policy} as planned", "it then needs", "cheapest then"]
-    return table(head, rows, caption=caption, left=frozenset({0, 1, 2, 3}))
+    return _section("What could change it", rows, caption, {name for row in rows for name in row})
 
 
 def _deploy(planned: "Planned") -> list[Block]:
@@ -455,8 +456,7 @@ def _by_gpu(planned: "Planned") -> Section | None:
         "The cheapest fleet of each GPU that meets the SLOs. 'about': estimated by a short replay. 'at least': the "
         "search stopped there, because it knew two cheaper fleets."
     )
-    best = _table(rows, caption, left=("GPU", "policy", "left out"), spare=("meet the SLOs",))
-    return Section("The best of each GPU", (best,), spoken=True)
+    return _section("The best of each GPU", rows, caption, ("GPU", "policy", "left out"), ("meet the SLOs",))
 
 
 def _over_time(planned: "Planned") -> Section | None:
@@ -483,7 +483,7 @@ def _over_time(planned: "Planned") -> Section | None:
         f"GPUs and cost an hour as traffic grows to {planned.recommended.due[-1].rate:.4g} req/s, each date by "
         f"replays at its rate; the sum is with {when}. The last column is today's fleet at the most that it takes."
     )
-    return Section("As traffic grows", (_table(rows, caption, left=("",)),), spoken=True)
+    return _section("As traffic grows", rows, caption, ("",))
 
 
 def _costs(planned: "Planned") -> Figure:

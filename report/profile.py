@@ -51,7 +51,29 @@ class Profiled(Result):
         return self.profile.doubts
 
     def page(self) -> Page:
-        return profile_page(self)
+        """Verdict, fitted curves over points, residuals, coefficients."""
+        profile, evidence = self.profile, self.evidence
+        figures = [] if evidence is None else _of_steps(profile, evidence)
+        tables = [_coefficients(profile), *([_cache_overhead(profile)] if profile.latency.cache_overhead else [])]
+        tables += [_predictions(fit) for fit in profile.commit_fits]
+        sections = [
+            Section("What a step costs", tuple(figures[1:])),
+            Section("In numbers", (*tables, _provenance(profile))),
+        ]
+        why = f"{profile.description}: no device ran these steps."
+        return Page(
+            name=f"dsim profile: {profile.name}",
+            question="What does a step cost, and what does it yield?",
+            answer=_answer(profile),
+            alarms=tuple(f"DOUBTED {line}" for line in profile.doubts),
+            cautions=((ESTIMATED, why),) if profile.is_estimate else (),
+            chart=figures[0] if figures else None,
+            facts=tuple(_of_fit(profile) if self.sheet is None else _of_sheet(profile, self.sheet)),
+            sections=tuple(section for section in sections if section.blocks),
+            notes=tuple(f"Source: {source}" for source in profile.provenance.sources),
+            command=self.command,
+            version=profile.provenance.tool_version,
+        )
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per measured step: features, latency, device time and the fitted latency (s); empty without evidence.
@@ -69,32 +91,6 @@ class Profiled(Result):
                 columns |= {"fitted": predict(self.profile.latency, steps.features), "served": served}
                 frames.append(pd.DataFrame(columns))
         return pd.concat(frames[len(frames) > 1 :], ignore_index=True)
-
-
-def profile_page(result: Profiled) -> Page:
-    """Verdict, fitted curves over points, residuals, coefficients."""
-    profile, evidence = result.profile, result.evidence
-    figures = [] if evidence is None else _of_steps(profile, evidence)
-    tables = [_coefficients(profile), *([_cache_overhead(profile)] if profile.latency.cache_overhead else [])]
-    tables += [_predictions(fit) for fit in profile.commit_fits]
-    sections = [
-        Section("What a step costs", tuple(figures[1:])),
-        Section("In numbers", (*tables, _provenance(profile))),
-    ]
-    why = f"{profile.description}: no device ran these steps."
-    return Page(
-        name=f"dsim profile: {profile.name}",
-        question="What does a step cost, and what does it yield?",
-        answer=_answer(profile),
-        alarms=tuple(f"DOUBTED {line}" for line in profile.doubts),
-        cautions=((ESTIMATED, why),) if profile.is_estimate else (),
-        chart=figures[0] if figures else None,
-        facts=tuple(_of_fit(profile) if result.sheet is None else _of_sheet(profile, result.sheet)),
-        sections=tuple(section for section in sections if section.blocks),
-        notes=tuple(f"Source: {source}" for source in profile.provenance.sources),
-        command=result.command,
-        version=profile.provenance.tool_version,
-    )
 
 
 def _answer(profile: Profile) -> str:

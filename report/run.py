@@ -108,9 +108,8 @@ RunLike: TypeAlias = str | Path | RunResult | Run
 def _joined(frames: "Sequence[pd.DataFrame]") -> "pd.DataFrame":
     import pandas as pd
 
-    names = list(dict.fromkeys(frame["policy"].iloc[0] for frame in frames if len(frame)))
     joined = pd.concat(frames, ignore_index=True)
-    return joined.assign(policy=pd.Categorical(joined["policy"], names))
+    return joined.assign(policy=pd.Categorical(joined["policy"], joined["policy"].unique()))
 
 
 # ---- text -----------------------------------------------------------------------------------------------------------
@@ -205,7 +204,13 @@ def _facts(info: RunInfo) -> list[tuple[str, str]]:
         facts.append(("Front end", front_end(info.profile.frontend)))
     facts += [("Commit model", text) for text in _commits(info.commit_models)]
     if info.guessed_lengths:
-        facts.append(("Lengths", guessed_words(info.guessed_lengths)))
+        facts.append(
+            (
+                "Lengths",
+                f"{info.guessed_lengths:,} requests set no limit: the router or policy saw estimates, two of three "
+                f"within a factor of {number(GUESS_FACTOR)} of the truth",
+            )
+        )
     facts.append(("Serving", ", ".join(_serving(info))))
     if info.slos:
         facts.append(("SLOs", ", ".join(info.slos)))
@@ -239,14 +244,6 @@ def _fleet(fleet: FleetInfo) -> list[str]:
         hours = [f"{number(run.replica_hours)} replica-hours" for run in fleet.runs if run.replica_hours]
         parts += [f"scaler {fleet.scaler}", f"{fleet.startup} s to start one", *hours]
     return parts
-
-
-def guessed_words(guessed: int) -> str:
-    """What routers and a user's policies saw."""
-    return (
-        f"{guessed:,} requests set no limit: the router or policy saw estimates, two of three within a factor of "
-        f"{number(GUESS_FACTOR)} of the truth"
-    )
 
 
 def front_end(seconds: float) -> str:
@@ -384,7 +381,8 @@ def _beside(measured: MeasuredLog | None) -> tuple[tuple[str, ...], tuple[Sectio
         for policy, (log, predicted) in row.measured_predicted_ms.items():
             difference = predicted / log - 1
             cells[policy] = f"{number(predicted)} ms ({100 * difference:+.1f} %)"
-            furthest[policy] = max(furthest[policy], (difference, f"{row.metric} {row.stat}"), key=_size)
+            largest = (furthest[policy], (difference, f"{row.metric} {row.stat}"))
+            furthest[policy] = max(largest, key=lambda each: abs(each[0]))
         rows.append((f"{row.metric} {row.stat}", f"{number(log)} ms", *cells.values()))
     named = ", ".join(f"{policy} {100 * difference:+.1f} % ({name})" for policy, (difference, name) in furthest.items())
     counts = ", ".join({row.metric: f"{row.metric} of {row.num_timed:,}" for row in measured.beside}.values())
@@ -395,10 +393,6 @@ def _beside(measured: MeasuredLog | None) -> tuple[tuple[str, ...], tuple[Sectio
     )
     beside = table(("", "measured", *policies), rows, caption=about)
     return (sentence,), (Section("Measured beside predicted", (beside,), spoken=True),)
-
-
-def _size(difference: tuple[float, str]) -> float:
-    return abs(difference[0])
 
 
 # ---- page -----------------------------------------------------------------------------------------------------------
@@ -414,7 +408,8 @@ def run_page(run: Run) -> Page:
     slos = [Slo.parse(text) for text in info.slos]
     requests = {policy: run.requests(policy) for policy in run.policies}
     edges = time_edges(run, list(requests.values()))
-    figures = [*_attainment(requests, slos, info.missing_passes), *_latency(requests, slos)]
+    judging = [slo for slo in slos if slo.stat is None and slo.slo_class is None]  # a run's folder lacks classes
+    figures = [*_attainment(requests, judging, info), *_latency(requests, slos)]
     missed = any((p.slo_attainment or 0.0) < 0.9995 for p in info.policies if p.slo_attainment is not None)
     first = "slo-time" if missed else f"cdf-{slos[0].metric if slos else 'e2el'}"
     figures.sort(key=lambda figure: figure.name != first)
@@ -424,7 +419,7 @@ def run_page(run: Run) -> Page:
         Section("Latency and SLOs", tuple(figures[1:])),
         _replicas(info.fleet, float(edges[-1])),
         Section("Timeline", tuple(_timeline(run, requests, edges))),
-        Section("Slowest requests", _slowest(requests, slos)),
+        Section("Slowest requests", _slowest(requests, judging)),
         *rest,
         replace(numbers, fold=numbers.title),
     ]
@@ -455,16 +450,14 @@ def _numbers(policies: Sequence[Summary]) -> tuple[Number, ...]:
     return tuple(tiles[:4])
 
 
-def _attainment(requests: Mapping[str, Columns], slos: Sequence[Slo], missing_passes: bool) -> list[Figure]:
+def _attainment(requests: Mapping[str, Columns], judging: Sequence[Slo], info: RunInfo) -> list[Figure]:
     """Shares of arrivals that meet all SLOs, over time."""
-    # A run's folder lacks classes.
-    judging = [slo for slo in slos if slo.stat is None and slo.slo_class is None]
     if not judging:
         return []
     chart = Chart("arrival time (s)", "share of arrivals that are good", percent=True)
     worst = 1.0
     for i, (policy, columns) in enumerate(requests.items()):
-        good = good_requests(columns, judging, missing_passes=missing_passes)
+        good = good_requests(columns, judging, missing_passes=info.missing_passes)
         assert good is not None
         x, y = share_by_arrival(columns["arrival"], good)
         chart.line(x, y, policy, i, hover="%{y:.1%} of arrivals around %{x:.0f} s")
@@ -472,7 +465,7 @@ def _attainment(requests: Mapping[str, Columns], slos: Sequence[Slo], missing_pa
     if worst > 0.8:  # the top only
         chart.y |= {"range": [worst - 0.02, 1.002], "tickformat": ".1~%"}
     caption = "The share of each window's arrivals that meet every SLO. Rejected and unfinished requests miss them."
-    if len(judging) < len(slos):
+    if len(judging) < len(info.slos):
         caption += " SLOs of a class or of a run's statistic are in the table."
     return [Figure("slo-time", "SLO attainment by arrival time", caption, chart, time=True)]
 
@@ -527,9 +520,8 @@ def _timeline(run: Run, requests: Mapping[str, Columns], edges: Floats) -> list[
     return figures
 
 
-def _slowest(requests: Mapping[str, Columns], slos: Sequence[Slo]) -> tuple[Table, ...]:
+def _slowest(requests: Mapping[str, Columns], judging: Sequence[Slo]) -> tuple[Table, ...]:
     """Requests that miss the SLOs most, or slowest."""
-    judging = [slo for slo in slos if slo.stat is None and slo.slo_class is None]
     rows = []
     for policy, columns in requests.items():
         times = latencies(columns)

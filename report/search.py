@@ -10,7 +10,7 @@ import numpy as np
 from ..results.metrics import METRICS, Metric, led_by, path
 from .chart import COLOURS, INK, LINES, Chart, colour, logarithmic
 from .ensemble import decided, of_ensemble
-from .page import Figure, Number, Page, Row, Section, Table, Words, estimate, priced_apart, table
+from .page import Figure, Number, Page, Row, Section, Table, Words, estimate, numbers, priced_apart, table
 from .run import front_end
 from .table import counted, number, percent, plus_minus
 
@@ -81,7 +81,8 @@ def _found(tuned: "Tuned", name: str) -> str:
     is_fleet = bool(default.pools)  # its name takes lines
     today = "the fleet as given" if is_fleet else str(default)
     gain = winner.gains[name]
-    if _same(winner, default):
+    found_nothing = _same(winner, default)
+    if found_nothing:
         subject = "The fleet as given" if is_fleet else today
         text = f"{subject}, the default, is the best of the {len(tuned.trials)} settings tried."
     else:
@@ -101,16 +102,15 @@ def _found(tuned: "Tuned", name: str) -> str:
             f" {counted(tuned.equal, 'other setting')} {does} as well within 1 %; this one changes the fewest of the "
             "engine's own settings."
         )
-    best_of_others = None if _same(winner, default) else winner
     if default.meets_run_slos < 0.5:
         text += f" The policy to beat misses an SLO on the run in {1 - default.meets_run_slos:.0%} of replays"
-        if best_of_others is not None and winner.meets_run_slos >= 0.5:
+        if not found_nothing and winner.meets_run_slos >= 0.5:
             verb = "costs" if name == "cost" else "has"
             text += f"; the best that meets them {verb} {winner.values[name].value:.4g} {_unit(tuned, name)}"
         text += "."
     if default.attainment is not None:
         text += f" The policy to beat meets the SLOs for {_share(default.attainment)} of requests"
-        text += "." if best_of_others is None else f", the best for {_share(winner.attainment)}."
+        text += "." if found_nothing else f", the best for {_share(winner.attainment)}."
     return text
 
 
@@ -183,7 +183,7 @@ def _numbers_of(tuned: "Tuned", name: str, best: "Finalist") -> tuple[Number, ..
         rows.append(("requests that meet the SLOs", _share(best.attainment), about))
     rows.append(("replicas", f"{best.replicas}", "of each pool" if best.pools else "of the recommended setting"))
     rows.append(("quality", _quality(best), "of answers, compared with the full cache"))
-    return tuple(Number(label, ((None, value),), about) for label, value, about in rows[:4])
+    return numbers(rows)
 
 
 def _figures(tuned: "Tuned") -> list[Figure]:
@@ -311,15 +311,13 @@ def sweep_page(sweep: "Sweep") -> Page:
             value = f"{number(places[best].value)} {metrics[judge].axis}"
             where += priced_apart(sweep.implementations)
             answer = f"Highest stable {metrics[judge].title.lower()}: {value} at {where}."
-    numbers = []
+    means = []
     for name, metric in metrics.items() if best is not None else ():
         mean = _places(rows, names, name)[best or ()].value
         if not math.isnan(mean):
-            best_mean = f"{number(mean * metric.scale)} {metric.axis}"
-            numbers.append(Number(metric.title, ((None, best_mean),), "of the best cell"))
+            means.append((metric.title, f"{number(mean * metric.scale)} {metric.axis}", "of the best cell"))
     failed = f"{sweep.num_unstable} overloaded, {sweep.num_failed} failed"
     about = failed if sweep.num_unstable or sweep.num_failed else "finished, none overloaded"
-    numbers = [*numbers[:3], Number("cells", ((None, f"{num_rows} of {sweep.num_cells}"),), about)]
     title, figures = _curves(sweep, metrics)
     ranges = [(name, _range(_values(rows, name))) for name in sweep.varied]
     return Page(
@@ -328,7 +326,7 @@ def sweep_page(sweep: "Sweep") -> Page:
         answer=decided(answer + "".join(f" {line}." for line in sweep.doubted), sweep.ensemble),
         alarms=tuple(alarms),
         cautions=(estimate(", ".join(sweep.estimated), "cells"),) if sweep.estimated else (),
-        numbers=tuple(numbers),
+        numbers=numbers([*means[:3], ("cells", f"{num_rows} of {sweep.num_cells}", about)]),
         chart=figures[0] if figures else None,
         facts=(("title", sweep.title), *_shared(sweep), *ranges, ("cells", str(num_rows))),
         sections=(

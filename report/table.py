@@ -1,7 +1,7 @@
 """Policies compared: numbers, units, the best. Digits stay on their side of a bound; intervals are rounded outward."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,18 +49,13 @@ def _row(name: str, stat: str, policies: Sequence[Summary]) -> MetricRow | None:
         unit, scale = "s", 1e-3
     elif unit == "share":
         unit, scale = "%", 100.0
-    shown = [None if v is None else v * scale for v in values]
-    cells = tuple(_text(v, unit) for v in shown)
-    label, best = (
-        metric.label or (f"{name} {stat}" if stat else name.replace("_", " ")),
-        _best(metric.better, values, policies),
-    )
+    cells = tuple("–" if v is None else _text(v * scale, unit) for v in values)
+    label = metric.label or (f"{name} {stat}" if stat else name.replace("_", " "))
+    best = _best(metric.better, values, policies)
     return MetricRow(label, unit, cells, best, metric.group, stat in metric.brief, metric.formula)
 
 
-def _text(value: float | None, unit: str) -> str:
-    if value is None:
-        return "–"
+def _text(value: float, unit: str) -> str:
     if unit == "requests":
         return f"{value:,.0f}"
     return f"{value:.1f}" if unit == "%" else number(value)
@@ -117,37 +112,32 @@ def counted(count: int, noun: str) -> str:
 
 def within(value: float, bound: float, places: int) -> str:
     """At least `places` decimals, and enough to show whether it exceeds the bound."""
-    exceeds = value > bound
-    while places < MOST_PLACES and (round(value, places) > bound) != exceeds:
-        places += 1
+    places = _enough(places, lambda n: (round(value, n) > bound) == (value > bound))
     return f"{value:,.{places}f}"
 
 
 def percent(share: float, least: float | None = None) -> str:
     """At least one decimal; reads 100, 0 or below `least` only if it is."""
-    value, places = 100 * share, 1
+    value = 100 * share
     if share in (0.0, 1.0):
         return f"{value:.0f}"
-    sides = [100.0, *([] if least is None else [100 * least * (1 - 1e-12)])]
-
-    def agrees() -> bool:
-        shown = round(value, places)
-        return shown > 0 and all((shown >= side) == (value >= side) for side in sides)
-
-    while places < MOST_PLACES and not agrees():
-        places += 1
+    sides = (100.0, 100.0 if least is None else 100 * least * (1 - 1e-12))
+    places = _enough(1, lambda n: round(value, n) > 0 and all((round(value, n) >= s) == (value >= s) for s in sides))
     return f"{value:.{places}f}"
 
 
 def percent_span(share: float, low: float, high: float, least: float | None = None) -> str:
     """Rounded outward: `99.4 % (99.2 to 99.6)`."""
-    places = 1
-    if least is not None and low >= least:  # rounding must not move the end below
-        while places < MOST_PLACES and outward(100 * low, places) < 100 * least * (1 - 1e-12):
-            places += 1
+    side = 0.0 if least is None or low < least else 100 * least * (1 - 1e-12)
+    places = _enough(1, lambda n: outward(100 * low, n) >= side)  # rounding must not move the end below
     ends = [outward(100 * low, places), outward(100 * high, places, up=True)]
-    shown = ["0" if end == 0 else "100" if end == 100 else f"{end:.{places}f}" for end in ends]
+    shown = [f"{end:.0f}" if end in (0, 100) else f"{end:.{places}f}" for end in ends]
     return f"{percent(share, least)} % ({' to '.join(shown)})"
+
+
+def _enough(places: int, agrees: Callable[[int], bool]) -> int:
+    """The fewest decimals, from `places` on, that agree with the value."""
+    return next((n for n in range(places, MOST_PLACES) if agrees(n)), MOST_PLACES)
 
 
 def plus_minus(value: float, half: float) -> str:

@@ -485,7 +485,7 @@ def _distribution(seconds: Floats) -> Distribution:
     values = seconds[~np.isnan(seconds)] * 1e3
     if not len(values):
         return Distribution()
-    return Distribution(float(values.mean()), *(float(p) for p in np.percentile(values, (50, 90, 95, 99))))
+    return Distribution(float(values.mean()), *np.percentile(values, (50, 90, 95, 99)).tolist())
 
 
 def statistic(values: Floats, stat: str) -> float:

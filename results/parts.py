@@ -1,19 +1,14 @@
 """The parts of a request's time where links join pools; they sum to e2el."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
-Seconds = npt.NDArray[np.float64]
-Columns = Mapping[str, npt.NDArray[Any]]
+from .metrics import Columns, Floats
 
 # In time order; ttft is the sum of all but the last.
 PARTS = ("prefill_queue", "prefill", "reserve", "transfer", "decode_queue", "first_block", "rest")
 
 
-def parts(columns: Columns) -> dict[str, Seconds]:
+def parts(columns: Columns) -> dict[str, Floats]:
     """Seconds of each part, [requests]; 0 if skipped, NaN if unfinished.
 
     columns: of requests, and MOVE_COLUMNS. reserve: the wait for the decoding replica's pages, up to the lease.

@@ -70,7 +70,7 @@ class Run:
             mine = _of_policy(file.read(["policy", *names]), policy)
             # Other columns, as a load generator's, are s.
             kinds = REQUEST_COLUMNS | MORE_COLUMNS
-            table = {name: _numpy(mine[name].combine_chunks(), kinds.get(name, "float64")) for name in names}
+            table = {name: _numpy(mine[name], kinds.get(name, "float64")) for name in names}
         for number in (table["request"].min(initial=0), table["request"].max(initial=0)) if "request" in table else ():
             if not 0 <= number < MOST_REQUESTS:
                 raise DsimError(f"{path}: a request has the number {number}, expected 0 to {MOST_REQUESTS - 1}")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -49,44 +49,6 @@ STEP_SCHEMA = pa.schema(
 )
 
 
-class StepSink:
-    def __init__(
-        self, policy: str, writer: pq.ParquetWriter, shown: str | Path, reserved: BinaryIO | None = None
-    ) -> None:
-        """reserved: the file in which each batch and the footer reserve space first."""
-        self._policy = policy
-        self._writer = writer
-        self._shown = shown
-        self._reserved = reserved
-        self._num_batches = 0
-
-    def append(self, columns: Mapping[str, Array], lists: Lists | None = None) -> None:
-        """STEP_COLUMNS, chosen ones, perhaps STEP_LISTS; best a few thousand steps."""
-        n = len(columns["step"])
-        if not n:
-            return
-        arrays = [_names(np.zeros(n, np.int32), [self._policy])]
-        arrays += [pa.array(np.asarray(columns[name], dtype)) for name, dtype in STEP_COLUMNS.items()]
-        for name, dtype in STEP_LISTS.items():
-            if lists is None:
-                arrays.append(pa.nulls(n, pa.list_(_arrow(dtype))))
-                continue
-            values, offsets = lists[name]
-            assert len(offsets) == n + 1, f"{name} has {len(offsets)} offsets for {n} steps"
-            # A row's words may come as [rows, words].
-            flat = np.ascontiguousarray(values, dtype).reshape(-1)
-            arrays.append(pa.ListArray.from_arrays(pa.array(np.asarray(offsets, np.int32)), pa.array(flat)))
-        schema = self._writer.schema
-        arrays += [pa.array(np.asarray(columns[name], MORE_COLUMNS[name])) for name in schema.names[len(STEP_SCHEMA) :]]
-        batch = pa.record_batch(arrays, schema=schema)
-        if self._reserved is not None:
-            self._num_batches += 1
-            footer = self._num_batches * len(schema) * COLUMN_FOOTER
-            with naming(self._shown):
-                reserve(self._reserved, self._reserved.tell() + 2 * batch.nbytes + footer + SPARE)
-        _write(self._writer, batch, self._shown)
-
-
 class RunWriter:
     """Builds a folder under a temporary name and moves it into place.
 
@@ -107,15 +69,14 @@ class RunWriter:
         # Arrow rejects names that are not UTF-8.
         try:
             self._files = [(self._staged.path / name).open("wb") for name in ("steps.parquet", "requests.parquet")]
-            self._keeps = room_for is not None
+            self._keeps, self._num_batches = room_for is not None, 0
             if room_for is not None:
                 row = sum(np.dtype(kind).itemsize for kind in REQUEST_COLUMNS.values())
                 reserve(self._files[1], PAGE_SPACE + room_for * row)
             step_schema = pa.schema([*STEP_SCHEMA, *((n, _arrow(MORE_COLUMNS[n])) for n in chosen)])
             self._steps = pq.ParquetWriter(self._files[0], step_schema, **_ENCODING)
-            self._more = {name: MORE_COLUMNS.get(name, "float64") for name in more}
-            self._request_schema = pa.schema([*REQUEST_SCHEMA, *((n, _arrow(kind)) for n, kind in self._more.items())])
-            self._requests = pq.ParquetWriter(self._files[1], self._request_schema, **_ENCODING)
+            schema = pa.schema([*REQUEST_SCHEMA, *((n, _arrow(MORE_COLUMNS.get(n, "float64"))) for n in more)])
+            self._requests = pq.ParquetWriter(self._files[1], schema, **_ENCODING)
         except BaseException as error:  # interrupts too: no caller can abort yet
             self._staged.abort()
             if isinstance(error, OSError):
@@ -123,18 +84,21 @@ class RunWriter:
             raise
         self._open = True
 
-    def steps(self, policy: str) -> StepSink:
-        return StepSink(policy, self._steps, self._shown, self._files[0] if self._keeps else None)
+    def append(self, policy: str, columns: Mapping[str, Array], lists: Lists | None = None) -> None:
+        """A policy's STEP_COLUMNS, chosen ones, perhaps STEP_LISTS; best a few thousand steps."""
+        if not len(columns["step"]):
+            return
+        batch = _batch(self._steps.schema, policy, {**columns, **(lists or {})})
+        if self._keeps:
+            self._num_batches += 1
+            footer = self._num_batches * batch.num_columns * COLUMN_FOOTER
+            with naming(self._shown):
+                reserve(self._files[0], self._files[0].tell() + 2 * batch.nbytes + footer + SPARE)
+        _write(self._steps, batch, self._shown)
 
     def requests(self, policy: str, columns: Mapping[str, Array]) -> None:
         """A policy's REQUEST_COLUMNS and `more`."""
-        n = len(columns["request"])
-        arrays = [_names(np.zeros(n, np.int32), [policy])]
-        for name, dtype in REQUEST_COLUMNS.items():
-            column = np.asarray(columns[name], dtype)
-            arrays.append(_names(column.astype(np.int32), STATUSES) if name == "status" else pa.array(column))
-        arrays += [pa.array(np.asarray(columns[name], kind)) for name, kind in self._more.items()]
-        _write(self._requests, pa.record_batch(arrays, schema=self._request_schema), self._shown)
+        _write(self._requests, _batch(self._requests.schema, policy, columns), self._shown)
 
     def finish(self, info: RunInfo, page: Callable[[Run], str] | None = None) -> None:
         """Write run.json and the page as report.html, and move the folder into place over an old run.
@@ -200,6 +164,27 @@ _ENCODING: dict[str, Any] = {
 def _write(writer: pq.ParquetWriter, batch: pa.RecordBatch, shown: str | Path) -> None:
     with naming(shown):
         writer.write_batch(batch)
+
+
+def _batch(schema: pa.Schema, policy: str, values: Mapping[str, Any]) -> pa.RecordBatch:
+    """A policy's columns as arrays; lists as (values, offsets), or empty if missing."""
+    num = len(next(iter(values.values())))
+    arrays = [_names(np.zeros(num, np.int32), [policy])]
+    for column in list(schema)[1:]:
+        kind = column.type
+        if pa.types.is_dictionary(kind):
+            arrays.append(_names(np.asarray(values[column.name], np.int32), STATUSES))
+        elif not pa.types.is_list(kind):
+            arrays.append(pa.array(np.asarray(values[column.name], kind.to_pandas_dtype())))
+        elif column.name not in values:
+            arrays.append(pa.nulls(num, kind))
+        else:
+            items, offsets = values[column.name]
+            assert len(offsets) == num + 1, f"{column.name} has {len(offsets)} offsets for {num} steps"
+            # A row's words may come as [rows, words].
+            flat = np.ascontiguousarray(items, kind.value_type.to_pandas_dtype()).reshape(-1)
+            arrays.append(pa.ListArray.from_arrays(pa.array(np.asarray(offsets, np.int32)), pa.array(flat)))
+    return pa.record_batch(arrays, schema=schema)
 
 
 def _names(indices: Array, names: Sequence[str]) -> pa.DictionaryArray:

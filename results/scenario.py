@@ -4,7 +4,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,7 +41,6 @@ from .slo import Slo
 
 S = TypeVar("S")
 T = TypeVar("T")
-PLAIN = (str, int, float, tuple, type(None), type)
 SMALL = 1 << 28  # bytes; less is not checked
 OF_A_REPLICA, OF_A_REQUEST = 400_000, 600  # bytes (docs/reliability.md)
 
@@ -95,6 +94,8 @@ class Scenario:
     slos: tuple[str, ...] = ()
     missing_passes: bool = True
     seed: int = 0
+    slower: float = 1.0  # steps take so many times as long
+    profile_object: Profile | None = None  # in place of `profile`
     # Not part of the question.
     allow_code: AllowedCode = field(default=NO_CODE, repr=False, compare=False)
     check_rules: bool = field(default=False, repr=False, compare=False)  # Policy.checked
@@ -131,7 +132,7 @@ class Scenario:
 
     def located(self) -> "Scenario":
         """With absolute paths, for a process in another folder."""
-        return self.with_files(_absolute)
+        return self.with_files(lambda path: str(Path(path).absolute()))
 
     def with_files(self, place: Callable[[str], str]) -> "Scenario":
         """With `place(path)` for each file."""
@@ -147,22 +148,10 @@ class Scenario:
         pools = tuple(_pool_with_files(text, i, place) for i, text in enumerate(self.pools))
         return replace(self, **{**files, "policy": policy, **specs, "pools": pools})
 
-    def question(self) -> dict[str, Any]:
-        """The fields that decide the result; a fleet's defaults are left out."""
-        plain = not self.pools and self.scaler == FIXED
-        left_out = (
-            "allow_code",
-            "check_rules",
-            *(("pools", "scaler", "startup") if plain else ()),
-            *(() if self.links else ("links", "decider")),
-        )
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
-        nested: dict[str, Any] = {n: v for n, v in values.items() if not isinstance(v, PLAIN) and is_dataclass(v)}
-        return values | {name: asdict(value) for name, value in nested.items()}
-
     def source(self) -> Trace:
         """As in its file."""
-        return _load(self.trace, _changed(self.trace), self.time_unit, self.skip_bad, self.columns, self.only)
+        how = {name: getattr(self, name) for name in ("time_unit", "skip_bad", "columns", "only")}
+        return _load(self.trace, _changed(self.trace), **how)
 
     def longest(self) -> Trace:
         """The requests that decide whether a setting fits the memory."""
@@ -244,7 +233,7 @@ class Scenario:
 
     @once
     def loaded_profile(self) -> Profile:
-        """The (first pool's) profile with front end, yields and variation."""
+        """The (first pool's) profile with front end, yields, variation, and steps `slower` times as long."""
         if self.pools:
             return self._first.loaded_profile()
         profile = self.base_profile()
@@ -254,13 +243,13 @@ class Scenario:
             from ..profiler.given_yield import with_yield  # loads SciPy, as the next
 
             profile = with_yield(profile, self.yields, self.parsed_policy())
-        if not self.variation:
-            return profile
-        from ..profiler.uncertainty import varied
+        if self.variation:
+            from ..profiler.uncertainty import varied
 
-        setting = Setting(self.parsed_policy(), profile, self.workload)
-        thresholds = [model for model in setting.by_threshold.values() if model != setting.drawn]
-        return varied(profile, self.variation, setting.drawn, thresholds)
+            setting = Setting(self.parsed_policy(), profile, self.workload)
+            thresholds = [model for model in setting.by_threshold.values() if model != setting.drawn]
+            profile = varied(profile, self.variation, setting.drawn, thresholds)
+        return profile if self.slower == 1.0 else replace(profile, latency=profile.latency.scaled(self.slower))
 
     @once
     def routing(self) -> Routing:
@@ -298,7 +287,9 @@ class Scenario:
 
     @once
     def file_profile(self) -> Profile:
-        """As in its file."""
+        """As in its file, or the object."""
+        if self.profile_object is not None:
+            return self.profile_object
         name = placed(self.policy)[1] or self.profile
         return _load_profile(name, _changed(located(name)[0] or ""))
 
@@ -381,10 +372,6 @@ def _with_files(policy: str, place: Callable[[str], str]) -> str:
     spec, profile = placed(policy)
     spec = place(spec) if os.path.isfile(spec) else with_file(spec, place)
     return spec if profile is None else f"{spec}@{with_file_of(profile, place)}"
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).absolute())
 
 
 def _pool_with_files(pool: str, index: int, place: Callable[[str], str]) -> str:
@@ -540,8 +527,5 @@ def _load_profile(name: str, _changed: int) -> Profile:
 
 
 @lru_cache(maxsize=8)
-def _load(
-    trace: str, _changed: int, time_unit: str | None, skip_bad: bool, columns: str | None,
-    only: str | None,
-) -> Trace:  # fmt: skip
-    return load(trace, time_unit=time_unit, skip_bad=skip_bad, columns=columns, only=only)
+def _load(trace: str, _changed: int, **how: Any) -> Trace:
+    return load(trace, **how)

@@ -100,7 +100,7 @@ class _Routes:
         self._check_key(request)
         limit = self._fleet.engines[0].limits.context_limit
         model = {
-            "id": self._settings.model, "object": "model", "created": 0, "owned_by": self._fleet.metrics_as,
+            "id": self._settings.model, "object": "model", "created": 0, "owned_by": self._fleet.publishes,
             "root": self._settings.model, "max_model_len": limit,
         }  # fmt: skip
         name = request.path_params.get("name")

@@ -6,7 +6,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -73,6 +73,7 @@ class Stream:
             self.loop.call_soon_threadsafe(self.emissions.put_nowait, emission)
 
 
+@dataclass(eq=False)
 class Fleet:
     """Engines and executors of one policy in real time; the server's loop calls its methods.
 
@@ -83,28 +84,26 @@ class Fleet:
     profile predicts.
     """
 
-    def __init__(
-        self, engines: Sequence[Engine], router: Router, table: RequestTable, clock: Clock, *,
-        draws: CommitDraws | None = None, append: Append | None = None, prefixes: ToldPrefixes | None = None,
-        vocab: int | None = None, frontend: float = 0.0, metrics_as: str | None = None,
-        simulates: bool = False,
-    ) -> None:  # fmt: skip
-        self.engines = list(engines)
-        self.metrics_as = engine_of(self.engines[0].policy.name, metrics_as)
-        self.clock = clock
-        self.simulates = simulates
+    engines: Sequence[Engine]
+    router: Router
+    table: RequestTable
+    clock: Clock
+    _: KW_ONLY
+    draws: CommitDraws | None = None
+    append: Append | None = None
+    prefixes: ToldPrefixes | None = None
+    vocab: int | None = None
+    frontend: float = 0.0  # s
+    metrics_as: str | None = None
+    simulates: bool = False
+
+    def __post_init__(self) -> None:
+        self.publishes = engine_of(self.engines[0].policy.name, self.metrics_as)
         self.access: AccessLog | None = None
-        self.table = table
         self.num_requests = 0
         self.replicas: list[Replica] = []
         self.watches: list[Watch] = []  # one per replica
         self.journal_failure: Exception | None = None
-        self._router = router
-        self._draws = draws
-        self._append = append
-        self._prefixes = prefixes
-        self._vocab = vocab
-        self._frontend = frontend  # s
         self._stopping: str | None = None
         self._recording = threading.Lock()
         self._entering = threading.Lock()  # no stream enters a replica that has ended its streams
@@ -113,10 +112,10 @@ class Fleet:
     def start(self, executors: Sequence[Executor], text: Text | None = None) -> None:
         """text: reads replies' tokens; without it they are zeros."""
         for engine, executor in zip(self.engines, executors, strict=True):
-            recorder = None if self._append is None else StepRecorder(self._record, engine.policy.width, BATCH)
+            recorder = None if self.append is None else StepRecorder(self._record, engine.policy.width, BATCH)
             committed, ended = partial(self._send, text), partial(self._end, len(self.replicas))
             host = getattr(executor, "host", None)
-            self.watches.append(Watch(self.metrics_as, engine, self.clock, self._prefixes, host))
+            self.watches.append(Watch(self.publishes, engine, self.clock, self.prefixes, host))
             self.replicas.append(
                 Replica(
                     engine, executor, self.clock, committed, ended, recorder, simulates=self.simulates,
@@ -156,20 +155,20 @@ class Fleet:
                 f"{limits.context_limit} together and {limits.num_pages} KV pages",
             )  # fmt: skip
         ids = np.asarray(prompt, np.int32)
-        if self._vocab is not None and ids.max(initial=0) >= self._vocab:
-            raise RefusedError(400, f"prompt holds token id {ids.max()}, expected below {self._vocab}")
+        if self.vocab is not None and ids.max(initial=0) >= self.vocab:
+            raise RefusedError(400, f"prompt holds token id {ids.max()}, expected below {self.vocab}")
         if (why := self.closed) is not None:
             raise RefusedError(503, why)
-        if self._prefixes is not None:
-            self._prefixes.tell(index, ids)
-        replica = self.replicas[self._router.route(self.engines, request)]
-        if self._draws is not None:
-            self._draws.seat(np.array([index]), np.array([len(prompt)]), np.array([output_length]))
+        if self.prefixes is not None:
+            self.prefixes.tell(index, ids)
+        replica = self.replicas[self.router.route(self.engines, request)]
+        if self.draws is not None:
+            self.draws.seat(np.array([index]), np.array([len(prompt)]), np.array([output_length]))
         with self._entering:
             if not replica.alive:
                 raise RefusedError(503, self.closed or STOPPING)
             request = replace(request, arrival=self.clock())  # inside the lock: no step that ends later misses it
-            due = request.arrival + self._frontend
+            due = request.arrival + self.frontend
             stream = Stream(
                 index, len(prompt), output_length, ids, replica, asyncio.get_running_loop(), request.arrival, due
             )  # fmt: skip
@@ -252,12 +251,12 @@ class Fleet:
             )  # fmt: skip
 
     def _record(self, columns: Mapping[str, Any], lists: Mapping[str, Any]) -> None:
-        assert self._append is not None
+        assert self.append is not None
         with self._recording:
             if self.journal_failure is not None:
                 return
             try:
-                self._append(columns, lists)
+                self.append(columns, lists)
             except Exception as error:  # a failing disk ends no requests
                 self.journal_failure = error
                 _log.error("the journal records no more steps; serving continues: %s", error)

@@ -52,7 +52,7 @@ class MetricsPage:
 
     def collect(self) -> Iterator[Metric]:
         """Every quantity that the engine publishes, and three of dsim's own that show that time is simulated."""
-        engine = self._fleet.metrics_as
+        engine = self._fleet.publishes
         masks = self._fleet.engines[0].policy.rows.commits == "masks"
         for quantity in QUANTITIES:
             if quantity.name_in(engine) and (masks or not quantity.diffusion):

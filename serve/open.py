@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import __version__
-from ..device.on_device import check_live, serving_on
+from ..device.on_device import LiveSetting
 from ..engine.commits import CommitDraws
 from ..engine.engine import Limits
 from ..engine.errors import DsimError
@@ -131,10 +131,11 @@ def open_live(
     from ..live.session import open_executor
 
     commits = commits or ("model" if loaded.trained else "twin")
-    check_live(scenario, loaded, profile, commits)
+    live = LiveSetting(loaded, profile, commits)
+    live.check(scenario)
     config = loaded.model.config
     warm_up = random_prompts(config, scenario.seed)
-    serving, drawing = serving_on(loaded, scenario, profile, commits, _unknown(), warm_up)
+    serving, drawing = live.serving(scenario, _unknown(), warm_up)
     draws, limits = serving.draws, serving.limits
     table = RequestTable(MAX_REQUESTS)
     fleet = Fleet(

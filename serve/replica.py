@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ Ids = npt.NDArray[np.int32]
 Committed = Callable[[StepPlan, StepOutcome, Ids, float], None]  # step, requests that it ended, end
 
 
+@dataclass(eq=False)
 class Replica:
     """Its thread calls `committed` after each step, and `ended` when it stops; `failure` is then set on an error.
 
@@ -27,40 +29,37 @@ class Replica:
     """
 
     engine: Engine
+    executor: Executor
+    clock: Clock
+    committed: Committed
+    ended: Callable[[], None]
+    recorder: StepRecorder | None = None
+    _: KW_ONLY
+    simulates: bool = False
+    entering: Any = field(default_factory=threading.Lock)
+    failure: Exception | None = None
 
-    def __init__(
-        self, engine: Engine, executor: Executor, clock: Clock, committed: Committed, ended: Callable[[], None],
-        recorder: StepRecorder | None = None, *, simulates: bool = False, entering: Any = None,
-    ) -> None:  # fmt: skip
-        self.engine = engine
-        self._simulates = simulates
-        self._entering = entering or threading.Lock()
-        self.failure: Exception | None = None
-        self._executor = executor
-        self._clock = clock
-        self._committed = committed
-        self._ended = ended
-        self._recorder = recorder
+    def __post_init__(self) -> None:
         self._stopped = self._busy = False
         self._now = 0.0  # s, of the last plan
         # New requests and when they reach the engine, indices of cancelled ones.
         self._notes: deque[tuple[float, Request] | int] = deque()
         self._num_sent = self._num_taken = 0  # requests
         self._news = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"replica-{engine.replica}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"replica-{self.engine.replica}", daemon=True)
 
     @property
     def time(self) -> float:
         """s of its state: behind the clock during a step or on a slow machine."""
-        now = self._clock()
-        if not self._simulates:
+        now = self.clock()
+        if not self.simulates:
             return now
         return min(now, self._now) if self._busy else min([now, *(due for due, _ in self._requests()[:1])])
 
     @property
     def num_queued(self) -> int:
         """Requests that had arrived by `time` and have not begun."""
-        if not self._simulates:
+        if not self.simulates:
             return self._num_sent - self._num_taken + self.engine.num_waiting
         now = self.time
         return self.engine.num_waiting + sum(due < now for due, _ in self._requests())
@@ -102,7 +101,7 @@ class Replica:
             return False
         self._news.clear()
         self._now, self._busy = now, True
-        with self._entering:  # every arrival by now is in the notes
+        with self.entering:  # every arrival by now is in the notes
             pass
         while self._notes:
             first = self._notes[0]
@@ -123,17 +122,17 @@ class Replica:
         self._busy = False
         if not self._notes:
             self._news.wait()
-        elif isinstance(first := self._notes[0], tuple) and first[0] > self._clock():
-            self._news.wait(self._clock.real(first[0] - self._clock()))
-        later = self._clock()
-        if self._simulates and self._notes and isinstance(first := self._notes[0], tuple):
+        elif isinstance(first := self._notes[0], tuple) and first[0] > self.clock():
+            self._news.wait(self.clock.real(first[0] - self.clock()))
+        later = self.clock()
+        if self.simulates and self._notes and isinstance(first := self._notes[0], tuple):
             later = min(later, first[0])  # this thread woke up late; simulated time does not
         return max(now, later)
 
     def _told(self, plan: StepPlan, outcome: StepOutcome, done: Ids, now: float) -> None:
-        if self._recorder is not None:
-            self._recorder.record(self.engine.replica, plan, outcome, done)
-        self._committed(plan, outcome, done, now)
+        if self.recorder is not None:
+            self.recorder.record(self.engine.replica, plan, outcome, done)
+        self.committed(plan, outcome, done, now)
 
     def _end(self) -> None:
         self._stopped = True
@@ -142,12 +141,12 @@ class Replica:
     def _run(self) -> None:
         try:
             serve(
-                self.engine, self._executor.step, deliver=self.deliver, wait=self._wait, told=self._told,
-                clock=None if self._simulates else self._clock, now=self._clock(),
+                self.engine, self.executor.step, deliver=self.deliver, wait=self._wait, told=self._told,
+                clock=None if self.simulates else self.clock, now=self.clock(),
             )  # fmt: skip
         except Exception as error:  # the server writes its journal, then reports this
             self.failure = error
         self._end()
-        self._ended()  # before the journal: clients do not wait for the disk
-        if self._recorder is not None:
-            self._recorder.flush()
+        self.ended()  # before the journal: clients do not wait for the disk
+        if self.recorder is not None:
+            self.recorder.flush()

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ..engine.errors import DsimError
@@ -55,7 +56,7 @@ def serve_until_stopped(
     raise_file_limit()
     written = nullcontext() if out is None else RunWriter(out, force=force, room_for=MAX_REQUESTS)
     with written as writer:
-        behind = open_fleet(None if writer is None else writer.steps(policy).append)
+        behind = open_fleet(None if writer is None else partial(writer.append, policy))
         fleet = behind.fleet
         if options.access_log is not None:
             fleet.access = AccessLog(Path(options.access_log), fleet.clock.opened, force)

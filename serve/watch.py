@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -32,46 +33,49 @@ class Buckets:
         return list(accumulate(self.counts.copy()))
 
 
+@dataclass(eq=False)
 class Watch:
     """Counts of one replica. Its thread calls `begun`, `sent` and `step`; others read.
 
     counts: by quantity. finished: requests by the reason of their end. histograms: those that the engine publishes.
     """
 
-    def __init__(
-        self, engine_name: str, engine: Engine, clock: Clock, prefixes: Prefixes | None,
-        host: Callable[[StepPlan], float] | None,
-    ) -> None:  # fmt: skip
-        """host: s of a step in which the device waits for the host; None: as the step's outcome says."""
-        self._engine, self._clock, self._host = engine, clock, host
+    engine_name: str
+    engine: Engine
+    clock: Clock
+    prefixes: Prefixes | None
+    host: Callable[[StepPlan], float] | None  # s of a step in which the device waits; None: as the step's outcome says
+
+    def __post_init__(self) -> None:
+        name, engine, prefixes = self.engine_name, self.engine, self.prefixes
         self._cached = prefixes.cached if prefixes is not None and caches_prefixes(engine.policy) else None
         # SGLang's synchronous rounds report at the end of their blocks.
         self._every_forward = getattr(engine.policy.batching, "dllm_fdfo", True)
-        self.handles = Handles(engine.limits.max_batch) if engine_name == WITH_HANDLES else None
+        self.handles = Handles(engine.limits.max_batch) if name == WITH_HANDLES else None
         self._handle_times: dict[int, float] = {}  # s, by request
         counted = ("prompt_tokens", "cached_tokens", "generation_tokens", "forward_seconds", "forwards")
         self.counts: dict[str, float] = dict.fromkeys(counted, 0.0)
         self.finished = {"stop": 0, "length": 0}
         self.histograms = {
-            quantity.name: Buckets(edges_of(engine_name, quantity.name, engine.limits.context_limit))
+            quantity.name: Buckets(edges_of(name, quantity.name, engine.limits.context_limit))
             for quantity in QUANTITIES
-            if quantity.kind == "histogram" and quantity.name_in(engine_name)
+            if quantity.kind == "histogram" and quantity.name_in(name)
         }
 
     def begun(self, request: int, due: float) -> None:
         """A request's first step; it reached the engine at `due` (s)."""
-        table = self._engine.table
+        table = self.engine.table
         if self.handles is not None:
             self._handle_times[request] = self.handles.take(float(table["arrival"][request]))
         self._observe("queue", float(table["scheduled"][request]) - max(due, self._arrival(request)))
 
     def cancelled(self, request: int) -> None:
         """Free the handle of a request whose client went away."""
-        self._free(request, self._clock())
+        self._free(request, self.clock())
 
     def sent(self, request: int, num: int, *, first: bool, last: bool, gap: float, output_length: int) -> int:
         """Count `num` tokens sent to a client, `gap` s after those before; returns the prompt tokens computed first."""
-        table = self._engine.table
+        table = self.engine.table
         prompt = int(table["input_length"][request])
         cached = 0 if self._cached is None else int(self._cached[request])
         self.counts["generation_tokens"] += num
@@ -88,7 +92,7 @@ class Watch:
         return prompt - cached if first else 0
 
     def _end(self, request: int, prompt: int, output_length: int) -> None:
-        table = self._engine.table
+        table = self.engine.table
         num = int(table["num_tokens"][request])
         begin, first, end = (float(table[name][request]) for name in ("scheduled", "first_emission", "finish"))
         self.finished["stop" if num < output_length else "length"] += 1
@@ -105,8 +109,8 @@ class Watch:
         """Count a finished step. num_sent: tokens. num_prompt: computed prompt tokens of requests whose reply began."""
         if num_sent:
             self._observe("iteration_tokens", num_sent + num_prompt)
-        if self._host is not None:
-            host = min(outcome.latency, self._host(plan))
+        if self.host is not None:
+            host = min(outcome.latency, self.host(plan))
         else:
             host = 0.0 if np.isnan(outcome.device) else outcome.latency - outcome.device
         self.counts["forward_seconds"] += outcome.latency - host
@@ -119,7 +123,7 @@ class Watch:
 
     def _arrival(self, request: int) -> float:
         """When a request's latencies begin (s)."""
-        return self._handle_times.get(request, float(self._engine.table["arrival"][request]))
+        return self._handle_times.get(request, float(self.engine.table["arrival"][request]))
 
     def _free(self, request: int, now: float) -> None:
         if self._handle_times.pop(request, None) is not None and self.handles is not None:

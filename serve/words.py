@@ -3,7 +3,6 @@
 import codecs
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from ..engine.errors import DsimError
 from ..files.read import parsing
@@ -13,16 +12,6 @@ FILLER = ("one ", "two ", "six ", "ten ")  # four bytes per token, as prompts ar
 BYTES_PER_TOKEN = 4  # rule of thumb for English
 
 Pieces = Callable[[Sequence[int]], str]  # the text that the next tokens of a reply add
-
-
-class Words(Protocol):
-    """A server's vocabulary."""
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt."""
-
-    def pieces(self) -> Pieces:
-        """A function that returns a new reply's text piece by piece."""
 
 
 class Bytes:
@@ -89,3 +78,6 @@ class Filler:
             return "".join(FILLER[i % len(FILLER)] for i in range(begin, count))
 
         return more
+
+
+Words = Bytes | Tokenized | Filler  # `encode` gives a prompt's token ids, `pieces` a new reply's text piece by piece

@@ -218,7 +218,7 @@ class Servers:
         split = self._split
         prefills = split is not None and split.prefills(members.pool)  # the end of a prefill is not that of a request
         replica = Replica(
-            self._env, engine, members.step_model, self._recorder, _ignore if prefills else self._finished,
+            self._env, engine, members.step_model, self._recorder, self._finished if not prefills else lambda *_: None,
             self._horizon(self._number), split is not None or not self._source.foresees,
         )  # fmt: skip
         if not self._apart:
@@ -372,10 +372,6 @@ class Servers:
         if self.changes and self.changes[-1][:2] == change[:2]:
             self.changes.pop()
         self.changes.append(change)
-
-
-def _ignore(count: int, now: float) -> None:
-    """Ignore requests that ended."""
 
 
 def _provisioned(members: _Members) -> int:

@@ -52,9 +52,10 @@ module = sys.modules["dsim.planner.tune"]
 Plain = module.Evaluator
 
 class HeldUp(Plain):
-    def __call__(self, candidate, part):
-        take_a_pass()
-        return Plain.__call__(self, candidate, part)
+    def __call__(self, memo, cell):
+        if not memo.only_stored:
+            take_a_pass()
+        return Plain.__call__(self, memo, cell)
 
 module.Evaluator = HeldUp
 main()

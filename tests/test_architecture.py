@@ -202,7 +202,6 @@ READ_BY_THEMSELVES = {
     "engine.numba_parts": "our own compiled code",
     "engine.jit": "our own sources",
     "engine.policy": "the engine imports nothing; it asks for a file first",
-    "planner.deploy": "our own templates",
     "report.html": "our own templates",
 }
 
@@ -228,7 +227,7 @@ LOAD_CODE = {
     "engine.part": "our own policies",
     "engine.outside": "the one place that runs a file of the user's: policies, routers, scalers",
     "engine.policy": "our own policies",
-    "kernels.__init__": "our own kernels",
+    "kernels.operation": "our own kernels",
     "planner.backend": "an installed package",
 }
 LOADERS = {"import_module", "exec_module", "load_module", "spec_from_file_location", "module_from_spec", "find_spec"}

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..engine import chance
 from ..engine.errors import TraceError
-from ..files.read import float_of
+from ..files.read import cut, float_of
 from .trace import Floats, check_rate
 
 CV_RANGE = {"gamma": (1e-3, 30.0), "weibull": (1e-2, 30.0)}
@@ -52,29 +52,27 @@ def renewal(arrival: str, num_requests: int, rate: float, cv: float, seed: int) 
     return np.concatenate(([0.0], np.cumsum(GAPS[arrival](u, cv)) / rate))
 
 
-def process_of(text: str) -> tuple[str, float | None]:
-    """`gamma,cv=2`: the process, and the CV of its gaps if it is named."""
-    arrival, named, cv = text.partition(",cv=")
-    return arrival, float_of(cv) if named else None
-
-
-def resolve_cv(arrival: str, cv: float | None) -> float:
-    """The gaps' CV; TraceError if the process cannot have it."""
+def process_of(text: str) -> tuple[str, float]:
+    """`gamma,cv=2`: the process and the CV of its gaps, by default 1; TraceError if the process cannot have it."""
+    arrival, named, value = text.partition(",cv=")
+    if arrival not in ARRIVALS:
+        raise TraceError(f"no arrival process named {cut(arrival)}, expected one of: {', '.join(ARRIVALS)}")
+    cv = float_of(value) if named else None
     if cv is not None and not 0 <= cv < math.inf:
         raise TraceError(f"cv is {cv}, expected a finite number above 0")
     if arrival not in GAPS:
         if cv is not None:
             raise TraceError(f"cv is {cv:g}, expected none with {arrival} arrivals: they have one of their own")
-        return math.nan
+        return arrival, math.nan
     fixed = FIXED_CV.get(arrival)
     if fixed is not None:
         if cv is not None and abs(cv - fixed) > CV_TOLERANCE:
             raise TraceError(f"cv is {cv:g}, expected {fixed:g} with {arrival} arrivals: gamma has any CV")
-        return fixed
+        return arrival, fixed
     low, high = CV_RANGE[arrival]
     if cv is not None and not low <= cv <= high:
         raise TraceError(f"cv is {cv:g}, expected {low:g} to {high:g} for {arrival} arrivals")
-    return 1.0 if cv is None else cv
+    return arrival, 1.0 if cv is None else cv
 
 
 def weibull_shape(cv: float) -> float:

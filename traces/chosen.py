@@ -37,18 +37,11 @@ def is_good(status: str) -> bool | None:
     return True if word in GOOD else False if BAD.search(word) else None
 
 
-def column_of(only: str) -> str:
-    column, equals, value = (side.strip() for side in only.partition("="))
-    if not (column and equals and value):
-        raise DsimError(f"--only is {quoted(only)}, expected model=NAME or COLUMN=VALUE")
-    return column
-
-
 def chosen(rows: Rows, form: Format, only: str | None) -> tuple[Rows, list[str]]:
     """The rows to read, and warnings of those left out. only: `model=NAME` or `COLUMN=VALUE`."""
     total = len(rows.rows)
     keep, warnings = np.ones(total, bool), []
-    columns = {ours: theirs for theirs, ours in form.extras.items() if rows.has(theirs)}
+    columns = form.columns_of(rows)
 
     def leave(out: Sequence[bool], what: str) -> None:
         if num_out := int((keep & out).sum()):
@@ -65,10 +58,12 @@ def chosen(rows: Rows, form: Format, only: str | None) -> tuple[Rows, list[str]]
         leave(again, "repeat a request (id and time)")
     models = columns.get("model", "model")
     if only is not None:
-        column, value = column_of(only), only.partition("=")[2].strip()
+        column, _, value = (side.strip() for side in only.partition("="))
+        if not (column and value):
+            raise DsimError(f"--only is {quoted(only)}, expected model=NAME or COLUMN=VALUE")
         theirs = models if column == "model" else column
         if theirs not in columns.values():
-            check_column(rows.head(), theirs, "--only", rows.keys, rows.first)
+            check_column(rows, theirs, "--only")
         texts = np.array(texts_of(rows, theirs), object)
         counts = Counter(texts[keep])
         if value not in counts:
@@ -87,7 +82,7 @@ def chosen(rows: Rows, form: Format, only: str | None) -> tuple[Rows, list[str]]
 
 def failures(rows: Rows, form: Format, warnings: list[str]) -> list[str]:
     """Why each request of a log failed, "" if it was answered; warns of unknown words."""
-    columns = {ours: theirs for theirs, ours in form.extras.items() if rows.has(theirs)}
+    columns = form.columns_of(rows)
     reasons = [""] * len(rows.rows)
     if form.is_log and "status" in columns:
         texts = texts_of(rows, columns["status"])

@@ -1,12 +1,13 @@
 """Other tools' trace formats: their keys."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..engine.errors import TraceError
 from ..files.read import cut, did_you_mean, float_of, quoted
+from .rows import Rows
 
 TICKS_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
@@ -57,6 +58,10 @@ class Format:
         """Whether the keys include the required ones."""
         have = set(keys) - {""}
         return all(have & {*name.split(" or ")} for name in (self.time, self.output, self.input))
+
+    def columns_of(self, rows: Rows) -> dict[str, str]:
+        """The tool's key of each optional column that a row may have, by our name."""
+        return {ours: theirs for theirs, ours in self.extras.items() if rows.has(theirs)}
 
     @property
     def ticks(self) -> float:
@@ -129,33 +134,25 @@ class Asked:
     skip_bad: bool = False
     time_unit: str | None = None
 
-    def format_of(self, place: str, keys: list[str], value_of: Callable[[str], object]) -> Format:
-        """By `columns`, or recognised by the keys. value_of: a column's first value."""
-        if self.columns is not None:
-            return own_format(place, self.columns, keys, value_of)
-        return recognise(place, keys)
 
-
-def recognise(place: str, keys: Iterable[str]) -> Format:
-    """The format of these keys; an error lists all formats' keys."""
-    have = [str(key) for key in keys]
+def recognise(rows: Rows) -> Format:
+    """The format of the rows' keys; an error lists all formats' keys."""
     for candidate in FORMATS.values():
-        if candidate.matches(have):
+        if candidate.matches(rows.keys):
             return candidate
     formats = "; ".join(f"{f.name} ({f.keys})" for f in FORMATS.values())
-    problem = f"keys {shown_keys(have)} are of no known trace"
+    problem = f"keys {shown_keys(rows.keys)} are of no known trace"
     columns = "or --columns arrival=COLUMN,input=COLUMN,output=COLUMN"
     results = "`dsim import` reads a load generator's results"
-    raise TraceError(f"{place}: {problem}, expected one of: {formats}; {columns}; {results}")
+    raise TraceError(f"{rows.head()}: {problem}, expected one of: {formats}; {columns}; {results}")
 
 
-def own_format(place: str, text: str, keys: list[str], value_of: Callable[[str], object]) -> Format:
-    """Of `--columns arrival=A,input=I,output=O`. value_of: a column's first value; a time that is no number is a
-    date."""
+def own_format(rows: Rows, text: str) -> Format:
+    """Of `--columns arrival=A,input=I,output=O`; a time that is no number is a date."""
     named: dict[str, str] = {}
     for part in text.split(","):
-        ours, equals, theirs = (side.strip() for side in part.partition("="))
-        if ours not in OWN or not equals or not theirs or ours in named:
+        ours, _, theirs = (side.strip() for side in part.partition("="))
+        if ours not in OWN or not theirs or ours in named:
             expected = "arrival=COLUMN,input=COLUMN,output=COLUMN"
             raise TraceError(
                 f"--columns has {quoted(part)}, expected {expected} and, where there are, {', '.join(OWN[3:])}"
@@ -165,10 +162,10 @@ def own_format(place: str, text: str, keys: list[str], value_of: Callable[[str],
         if ours not in named:
             raise TraceError(f"--columns {cut(text)} lacks {ours}, expected arrival=COLUMN,input=COLUMN,output=COLUMN")
     for ours, theirs in named.items():
-        check_column(place, theirs, f"--columns {ours}={cut(theirs)}", keys, value_of)
+        check_column(rows, theirs, f"--columns {ours}={cut(theirs)}")
     time, num_input, num_output = (named.pop(ours) for ours in OWN[:3])
     first, end = (named.pop(ours, "") for ours in ("first", "end"))
-    unit = "s" if is_number(value_of(time)) else "datetime"
+    unit = "s" if is_number(rows.first(time)) else "datetime"
     extras = {theirs: ours for ours, theirs in named.items()}
     return Format(
         "own columns", time, num_input, num_output, unit, extras, doubtful=unit == "s", first=first, end=end,
@@ -183,13 +180,12 @@ def is_number(value: object) -> bool:
     return value == "" or math.isfinite(float_of(value))
 
 
-def check_column(
-    place: str, column: str, option: str, keys: list[str], value_of: Callable[[str], object]
-) -> None:  # fmt: skip
+def check_column(rows: Rows, column: str, option: str) -> None:
     """TraceError if no row has it."""
-    if column not in keys and value_of(column) is None:
-        hint = did_you_mean(column, (key for key in keys if len(key) <= 40), any_case=True)
-        raise TraceError(f"{place}: no column {cut(column)} ({option}){hint}, expected one of: {shown_keys(keys)}")
+    if column not in rows.keys and rows.first(column) is None:
+        hint = did_you_mean(column, (key for key in rows.keys if len(key) <= 40), any_case=True)
+        expected = f"expected one of: {shown_keys(rows.keys)}"
+        raise TraceError(f"{rows.head()}: no column {cut(column)} ({option}){hint}, {expected}")
 
 
 def shown_keys(keys: list[str]) -> str:

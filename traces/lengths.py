@@ -1,7 +1,8 @@
 """Input and output lengths, drawn from a trace or from moments."""
 
 import math
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,25 +17,18 @@ Extras: TypeAlias = dict[str, list[Any]]
 INPUT, OUTPUT, PAIR = range(3)
 
 
-@dataclass(frozen=True, slots=True)
-class Moments:
-    """Mean and standard deviation (tokens) of inputs and outputs, drawn independently."""
-
-    input_mean: float
-    input_std: float
-    output_mean: float
-    output_std: float
-
+# Mean and standard deviation (tokens) of inputs, then of outputs, drawn independently.
+Moments: TypeAlias = Sequence[float]
 
 # Optimus, Table 2: workloads of papers on block diffusion, as log-normals.
-LENGTHS = {
-    "sharegpt": Moments(213, 508, 321, 214),
-    "lmsys": Moments(89, 133, 183, 163),
-    "longbench": Moments(4015, 2057, 116, 138),
-    "gsm8k": Moments(89, 22, 175, 67),
-    "humaneval": Moments(172, 65, 103, 62),
-    "mbpp": Moments(155, 77, 49, 28),
-    "ifeval": Moments(58, 24, 281, 264),
+LENGTHS: dict[str, Moments] = {
+    "sharegpt": (213, 508, 321, 214),
+    "lmsys": (89, 133, 183, 163),
+    "longbench": (4015, 2057, 116, 138),
+    "gsm8k": (89, 22, 175, 67),
+    "humaneval": (172, 65, 103, 62),
+    "mbpp": (155, 77, 49, 28),
+    "ifeval": (58, 24, 281, 264),
 }
 
 FORMS = "fixed:IN,OUT, normal:MEAN,STD[,MEAN,STD], lognormal:MEAN,STD[,MEAN,STD]"
@@ -68,7 +62,7 @@ def without_limit(text: str) -> tuple[str, int | None]:
     head, separator, limit = text.rpartition(LIMIT)
     if not separator:
         return text, None
-    if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:9]) <= MAX_LENGTH or len(limit) > 8:
+    if not re.fullmatch("[0-9]{1,8}", limit) or not 1 <= int(limit) <= MAX_LENGTH:
         raise TraceError(f"lengths are {cut(text)}: max_tokens is {cut(limit)}, expected 1 to {MAX_LENGTH}")
     return head, int(limit)
 
@@ -76,13 +70,11 @@ def without_limit(text: str) -> tuple[str, int | None]:
 def draw_pairs(lengths: str, num_requests: int, seed: int) -> tuple[Ints, Ints]:
     kind, moments = parse_lengths(lengths)
     draw = lognormal if kind == "lognormal" else normal
-    input_u, output_u = (
-        chance.uniform(chance.key(seed, chance.LENGTH, side, np.arange(num_requests))) for side in (INPUT, OUTPUT)
-    )
-    return (
-        whole(draw(input_u, moments.input_mean, moments.input_std)),
-        whole(draw(output_u, moments.output_mean, moments.output_std)),
-    )
+    columns = []
+    for side, mean, std in ((INPUT, *moments[:2]), (OUTPUT, *moments[2:])):
+        u = chance.uniform(chance.key(seed, chance.LENGTH, side, np.arange(num_requests)))
+        columns.append(np.clip(np.rint(draw(u, mean, std)), 1, MAX_LENGTH).astype(np.int64))
+    return columns[0], columns[1]
 
 
 def parse_lengths(text: str) -> tuple[str, Moments]:
@@ -108,7 +100,7 @@ def parse_lengths(text: str) -> tuple[str, Moments]:
             raise TraceError(f"lengths are {cut(text)}: {problem}, expected 1 to {MAX_LENGTH} and 0 to {MAX_LENGTH}")
     if kind == "fixed" and any(mean % 1 for mean in numbers[::2]):
         raise TraceError(f"lengths are {cut(text)}, expected whole numbers of tokens")
-    return kind, Moments(*numbers)
+    return kind, numbers
 
 
 def normal(u: Floats, mean: float, std: float) -> Floats:
@@ -122,8 +114,3 @@ def lognormal(u: Floats, mean: float, std: float) -> Floats:
     """Of this mean and standard deviation."""
     variance = math.log1p((std / mean) ** 2)
     return np.exp(normal(u, math.log(mean) - variance / 2, math.sqrt(variance)))
-
-
-def whole(lengths: Floats) -> Ints:
-    """At least 1."""
-    return np.clip(np.rint(lengths), 1, MAX_LENGTH).astype(np.int64)

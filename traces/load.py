@@ -11,7 +11,7 @@ import numpy as np
 
 from ..engine.errors import TraceError
 from ..files.read import cut, cut_words, did_you_mean, printable
-from .formats import MEASURED, OF_RUN, TICKS_PER_SECOND, Asked, Format
+from .formats import MEASURED, OF_RUN, TICKS_PER_SECOND, Asked, Format, own_format, recognise
 from .otlp import OTLP, is_otlp, rows_of_spans
 from .parse import Columns, columns_of_rows
 from .rows import FRAME, Row, Rows, raw_rows, read_bytes
@@ -83,11 +83,14 @@ def read_rows(rows: Rows, options: Asked) -> tuple[Columns, Format]:
     first = next((row for row in rows.rows if row), None)
     if first is None and rows.header is None:
         raise TraceError(f"{rows.place(0)}: {rows.bad.get(0, 'row has no keys')}")
-    if options.columns is None and (first or {}).get("schema") == "dsim-steplog":
-        return columns_of_rows(requests_of_log(rows), STEP_LOG, options)
-    if options.columns is None and is_otlp(rows.keys):
-        return columns_of_rows(rows_of_spans(rows), OTLP, options)
-    form = options.format_of(rows.head(), rows.keys, rows.first)
+    if options.columns is not None:
+        form = own_format(rows, options.columns)
+    elif (first or {}).get("schema") == "dsim-steplog":
+        rows, form = requests_of_log(rows), STEP_LOG
+    elif is_otlp(rows.keys):
+        rows, form = rows_of_spans(rows), OTLP
+    else:
+        form = recognise(rows)
     if form.name == "dsim" and "limited" in rows.keys:
         rows = replace(rows, rows=list(map(of_run, rows.rows)))
     return columns_of_rows(rows, form, options)

@@ -119,8 +119,8 @@ def columns_of_rows(rows: Rows, form: Format, options: Asked) -> tuple[Columns, 
         )
         answered &= num_output > 0
     extras = {}
-    for theirs, ours in form.extras.items():
-        if rows.has(theirs) and ours not in OF_LOG:
+    for ours, theirs in form.columns_of(rows).items():
+        if ours not in OF_LOG:
             values = [None if is_missing(value) else value for value in rows.values(theirs)]
             if ours in CHECKED:
                 values = cells.column(theirs, CHECKED[ours], True, None, values)
@@ -236,8 +236,7 @@ def read_date(key: str, value: Any) -> int:
     try:
         tick = ns_of(value)
     except ValueError as error:
-        what = f"a date and time such as {EXAMPLE}"
-        raise BadRowError(f"{key} is {shown(value)}, expected {what}") from error
+        raise BadRowError(f"{key} is {shown(value)}, expected a date and time such as {EXAMPLE}") from error
     if not 0 <= tick <= MAX_TICK:
         raise BadRowError(f"{key} is {shown(value)}, expected a date and time from 1970 to 2116")
     return tick

@@ -7,7 +7,6 @@ import numpy as np
 
 from .trace import Floats, Ints, Trace
 
-MINUTE, HOUR = 60.0, 3600.0  # s
 MOST_LISTED = 1440  # rates: a day of minutes
 MOST_WINDOWS = 10_000_000
 EQUAL = 1e-4  # a smaller variation of the gaps is the rounding of times
@@ -30,13 +29,13 @@ def describe(trace: Trace) -> dict[str, Any]:
         "failed_in_trace": notes.failed_in_trace,
         "warnings": list(notes.warnings),
         "duration": trace.duration if has_arrivals else None,
-        "rate": trace.rate if has_arrivals and not math.isnan(trace.rate) else None,
-        "cv": gap_cv(trace.arrival) if has_arrivals else None,
+        "rate": None if math.isnan(trace.rate) else trace.rate,
+        "cv": gap_cv(trace.arrival),
         "zero_gaps": float((gaps == 0).mean()) if has_arrivals else None,
         "longest_gap": float(gaps.max()) if has_arrivals else None,
-        "fano": {f"{w:g}": fano(trace.arrival, w) if has_arrivals else None for w in FANO_WINDOWS},
-        "by_minute": rates(trace.arrival, MINUTE) if has_arrivals else None,
-        "by_hour": rates(trace.arrival, HOUR) if has_arrivals else None,
+        "fano": {f"{w:g}": fano(trace.arrival, w) for w in FANO_WINDOWS},
+        "by_minute": rates(trace.arrival, 60.0),
+        "by_hour": rates(trace.arrival, 3600.0),
         "input_length": describe_lengths(trace.input_length),
         "output_length": describe_lengths(trace.output_length),
         "repeated_hash_ids": repeated_hash_ids(trace),

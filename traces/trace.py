@@ -101,9 +101,8 @@ class Trace:
         counts, wishes = self._optional
         limit, canvas, estimate, reads = ((column and column[i]) or 0 for column in counts)
         lengths = int(self.input_length[i]), int(self.output_length[i])
-        request = Request(i, float(self.arrival[i]), *lengths, limit, canvas, estimate, read_only=bool(reads))
         stated = {name: kind(column[i]) for name, kind, column in wishes if column[i] is not None}
-        return replace(request, **stated) if stated else request
+        return Request(i, float(self.arrival[i]), *lengths, limit, canvas, estimate, read_only=bool(reads), **stated)
 
     @cached_property
     def _optional(self) -> tuple[list[Any], list[tuple[str, type, list[Any]]]]:
@@ -228,8 +227,7 @@ class Trace:
 
     def _check(self) -> None:
         """Equal lengths, sorted times, values in range."""
-        sizes = {len(self.arrival), len(self.input_length), len(self.output_length)}
-        sizes.update(len(column) for column in self.extras.values())
+        sizes = {len(self), len(self.input_length), len(self.output_length), *map(len, self.extras.values())}
         if len(sizes) != 1:
             raise TraceError(f"{self.name}: columns of {sorted(sizes)} rows, expected one length")
         if not len(self):

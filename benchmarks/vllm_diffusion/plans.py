@@ -19,8 +19,7 @@ from dsim.engine.journal import RequestTable
 from dsim.engine.policy import parse
 from dsim.engine.request import Request
 from dsim.engine.step import Phase, StepOutcome, StepPlan, reached
-from dsim.profiler.as_logged import policy_of
-from dsim.profiler.steplog import profile_of_log, read_log
+from dsim.profiler.steplog import policy_of, profile_of_log, read_log
 from dsim.sim.setting import Setting
 from dsim.traces import Trace
 from dsim.traces.prefixes import prefixes_of

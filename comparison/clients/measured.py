@@ -15,6 +15,7 @@ from ...engine.errors import DsimError
 from ...engine.journal import REQUEST_COLUMNS, StepTotals
 from ...profiler.steplog import StepLog, of_random_tokens
 from ...report.run import run_html
+from ...report.table import number
 from ...results.metrics import CANCELLED, COMPLETED, REJECTED, UNFINISHED, latencies, rows_of, stable, summarize
 from ...results.run import Columns
 from ...results.run_folder import RunWriter
@@ -222,5 +223,22 @@ def write_measured(run: MeasuredRun, folder: Path, *, force: bool = False) -> No
     with RunWriter(folder, force=force, more=CLIENT_COLUMNS) as writer:
         writer.requests(policy, run.columns)
         if run.journal is not None:
-            writer.steps(policy).append(*run.journal)
+            writer.append(policy, *run.journal)
         writer.finish(run.info, run_html)
+
+
+def client_lines(client: ClientInfo) -> list[str]:
+    """Lateness, failures, and figures that differ from dsim's."""
+    lines = [f"Client: {client.tool}, {client.failed:,} requests failed"]
+    lines += [f"  {count:,} x {error}" for error, count in client.errors.items()]
+    if (late := client.lateness_ms) is not None:
+        lines.append(
+            f"Lateness: requests were sent {number(late.p50)} ms after their time at the median, "
+            f"{number(late.p99)} ms at p99, {number(late.max)} ms at most; latencies run from the sending"
+        )
+    for name, figure in client.differing.items():
+        lines.append(
+            f"Own figure: mean {name} is {number(figure.client_ms)} ms by the client's definition or count, "
+            f"{number(figure.dsim_ms)} ms by dsim's"
+        )
+    return lines

@@ -20,6 +20,7 @@ from ..state import (
     SCRATCH,
     PolicyState,
     Replica,
+    running_slots,
 )
 from .llada import ONE_A_STEP, PAGES
 from .sparse_dllm import SparseCache
@@ -53,7 +54,6 @@ class PhaseMultiplexed(PassScheduler):
     hold_behind_stalled: Annotated[bool, "requests behind a refresh that does not fit do not run either"] = True
     look_ahead: Annotated[bool, "admit only requests that fit every step of the next block"] = False
 
-    neutral = frozenset({"max_batched_tokens", "max_batch", "max_num_logits", "hold_behind_stalled", "look_ahead"})
     first_token = True
 
     @property
@@ -79,8 +79,7 @@ def decide_multiplexed(replica: Replica, policy: MultiplexedState) -> int:
     budget = fields.max_batched_tokens
     most = replica.fixed.max_batch
     used = 0
-    for i in range(counters.num_running):
-        slot = replica.lists[RUNNING, i]
+    for slot in running_slots(replica):
         tokens = tokens_of_row(replica, policy, slot)
         replica.sequences[slot].num_tokens = tokens
         used += tokens
@@ -124,7 +123,7 @@ def length_of_head(replica: Replica) -> int:
     """Prompt and canvas of the first waiting request, in tokens."""
     request, _ = head(replica)
     return int(replica.asked.input_length[request]) + canvas(
-        int(replica.asked.max_tokens[request]), int(replica.fixed.block)
+        int(replica.asked.max_tokens[request]), replica.fixed.block
     )
 
 
@@ -152,10 +151,9 @@ def _let_in(replica: Replica, policy: MultiplexedState, num: int, used: int, bud
 @rule
 def _count_loads(replica: Replica, policy: MultiplexedState, loads: npt.NDArray[np.int64]) -> None:
     """Running requests' query tokens in each step of the next block, if none stalls."""
-    block, each = int(replica.fixed.block), len(loads)
+    block, each = replica.fixed.block, len(loads)
     loads[:] = 0
-    for i in range(replica.counters.num_running):
-        slot = replica.lists[RUNNING, i]
+    for slot in running_slots(replica):
         sequence = replica.sequences[slot]
         prompt = int(sequence.prompt)
         length = prompt + canvas(int(sequence.end) - prompt, block)
@@ -179,7 +177,7 @@ def _has_room(
         for h in range(len(loads)):
             tokens = 0
             if h < lasts:
-                _, tokens, _ = work(prompt, length, prompt, h, h, int(replica.fixed.block), policy.fields)
+                _, tokens, _ = work(prompt, length, prompt, h, h, replica.fixed.block, policy.fields)
             if not add and loads[h] + tokens > budget:
                 return False
             if add:

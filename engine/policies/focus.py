@@ -14,7 +14,7 @@ from ..jit import outer, rule
 from ..part import MAX_BLOCK, Answers, Choice, Policy, Preset, Range
 from ..records import I4, Record, columns_of
 from ..rows.blocks import BlockFields, plan_block, visible_keys
-from ..state import MASKED, ROWS, Marks, PolicyState, Replica, Status
+from ..state import MASKED, Marks, PolicyState, Replica, Status, step_slots
 from ..step import Evicting, StepPlan
 from .delayed_cache import DelayedCache, settle_delayed
 from .lmdeploy import EVERY_STEP_AHEAD
@@ -148,8 +148,7 @@ def plan_focus(replica: Replica, policy: FocusState) -> None:
     """Plan a step over uncached positions; it evicts if a sequence has more masks than its budget."""
     plan_block(replica, policy)
     counters, fields = replica.counters, policy.fields
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         own = policy.columns[slot]
         num = 0
         for k in range(replica.window.shape[1]):
@@ -169,14 +168,12 @@ def draw_focus(replica: Replica, policy: FocusState, draws: Draws) -> None:
     """
     counters = replica.counters
     if not counters.evicting:
-        for i in range(counters.num_rows):
-            slot = replica.lists[ROWS, i]
+        for slot in step_slots(replica):
             draw_slot(replica, slot, replica.window[slot], replica.committed[slot], draws)
         return
     record = policy.record
     decodable, delta = record.decodable, record.delta
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence, own = replica.sequences[slot], policy.columns[slot]
         draw_slot(replica, slot, replica.window[slot], decodable, draws)
         delta_row(
@@ -210,8 +207,7 @@ def count_left(replica: Replica, policy: FocusState) -> None:
     tokens = 0
     qk_pairs = 0
     keys = 0
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         num, beyond, own_pairs = visible_keys(replica.status[slot], replica.retained[slot], fixed.block, fields.listed)
         start = int(sequence.start)
@@ -285,8 +281,7 @@ def learn_yield(replica: Replica, policy: FocusState, prefill: bool) -> None:
     if prefill:
         return
     counters = replica.counters
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         own = policy.columns[slot]
         num = 0
         for k in range(replica.window.shape[1]):

@@ -27,7 +27,6 @@ class Static(PassScheduler):
     max_num_logits: Annotated[int, Range(1), "most rows of logits at once"] = 4096
 
     pads = True
-    neutral = frozenset({"max_batch", "max_num_logits"})
 
     def answers(self, policy: Policy) -> Answers:
         return {decide: decide_static}

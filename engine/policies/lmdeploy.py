@@ -44,12 +44,15 @@ from ..state import (
     PREFILL_STEP,
     ROWS,
     RUNNING,
+    SCRATCH,
     UNTIL_A_REQUEST,
     WHATEVER,
     AnyPolicy,
     PolicyState,
     Replica,
     num_arrived,
+    running_slots,
+    step_slots,
 )
 
 
@@ -64,6 +67,7 @@ class GroupFields(Protocol):
 GroupState = PolicyState[GroupFields, Any, Any]
 
 
+UNBOUNDED = 1 << 40  # tokens
 MAX_LOOPS = MOST_STEPS  # more steps of a frozen batch are a mistake
 
 
@@ -89,13 +93,6 @@ class Continuous(Scheduler):
     preempts: Annotated[
         str, Choice(PREEMPTS), "which sequence loses its pages: the last updated, or the last admitted"
     ] = "updated"
-
-    neutral = frozenset(
-        {
-            "max_batch", "max_prefill_tokens", "num_loops", "prefill_interval", "decide_ahead", "reserve_past_end",
-            "preempts",
-        }
-    )  # fmt: skip
 
     def check(self, policy: Policy) -> None:
         if policy.commits_by == "acceptance" and self.num_loops not in (None, 1):
@@ -171,13 +168,11 @@ def _decide(replica: Replica, policy: GroupState, to: int, in_flight: int) -> in
     """Choose prefill or decode and its sequences, without rows of a step `in_flight`."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     if in_flight != NOTHING:
-        for i in range(counters.num_rows):
-            slot = replica.lists[ROWS, i]
+        for slot in step_slots(replica):
             replica.sequences[slot].in_flight = True
     seat_arrived(replica, policy)
     ready = 0
-    for i in range(counters.num_running):
-        slot = replica.lists[RUNNING, i]
+    for slot in running_slots(replica):
         if not replica.sequences[slot].in_flight:
             ready += 1
     kind = NOTHING
@@ -200,8 +195,7 @@ def _decide(replica: Replica, policy: GroupState, to: int, in_flight: int) -> in
             if num > 0:
                 kind = DECODE_STEP
     if in_flight != NOTHING:
-        for i in range(counters.num_rows):
-            slot = replica.lists[ROWS, i]
+        for slot in step_slots(replica):
             replica.sequences[slot].in_flight = False
     count_rows(replica, to, num)
     return kind
@@ -221,10 +215,7 @@ def seat_arrived(replica: Replica, policy: AnyPolicy) -> None:
     """Let requests whose prompt came over a link decode at once; their first block has the prompt's tail."""
     counters, fixed = replica.counters, replica.fixed
     while counters.num_waiting > 0 and counters.num_running < fixed.max_batch and _has_arrived(replica):
-        request, slot = head(replica)
-        length = prefill_length(replica, request, slot)
-        there, held = reusable(replica, policy, request, length - int(fixed.block))
-        if _seat(replica, policy, length, there, held) < 0:
+        if _seat(replica, policy, UNBOUNDED)[0] < 0:
             return
 
 
@@ -241,48 +232,38 @@ def admit(replica: Replica, policy: AnyPolicy, to: int) -> int:
     num = 0
     tokens = 0
     while counters.num_waiting > 0 and counters.num_running < fixed.max_batch and not _has_arrived(replica):
-        more = admit_one(replica, policy, to, num, tokens)
-        if more == 0:
+        slot, more = _seat(replica, policy, fixed.max_prefill - tokens if num > 0 else UNBOUNDED)
+        if slot < 0:
             break
+        replica.lists[to, num] = slot
         num += 1
         tokens += more
     return num
 
 
 @rule
-def admit_one(replica: Replica, policy: AnyPolicy, to: int, num: int, tokens: int) -> int:
-    """Admit the next request as row `num` of a prefill of `tokens`; returns its tokens, or 0 if it must wait."""
-    fixed = replica.fixed
+def _seat(replica: Replica, policy: AnyPolicy, most: int) -> tuple[int, int]:
+    """Give the queue's first request pages and a slot; returns the slot and the tokens of its prefill.
+
+    The slot is -1 without pages, or if the prefill has more than `most` tokens.
+    """
+    counters, fixed = replica.counters, replica.fixed
     request, slot = head(replica)
     length = prefill_length(replica, request, slot)
     # The last block is always computed: prefill is its first denoising step.
-    there, held = reusable(replica, policy, request, length - int(fixed.block))
-    if num > 0 and tokens + length - there > fixed.max_prefill:
-        return 0
-    slot = _seat(replica, policy, length, there, held)
-    if slot < 0:
-        return 0
-    replica.lists[to, num] = slot
-    return length - there
-
-
-@rule
-def _seat(replica: Replica, policy: AnyPolicy, length: int, there: int, held: int) -> int:
-    """Give the queue's first request pages and a slot; returns the slot, or -1 without pages."""
-    counters, fixed = replica.counters, replica.fixed
-    request, slot = head(replica)
+    there, held = reusable(replica, policy, request, length - fixed.block)
     pages = pages_to_admit(replica, policy, request, slot, length)
-    if pages - held > fixed.num_pages - counters.pages_held:
-        return -1
+    if length - there > most or pages - held > fixed.num_pages - counters.pages_held:
+        return -1, 0
     pop(replica)
     new = slot < 0
     slot = place(replica, request, slot, length, pages)
     if new:
         placed(replica, policy, slot)
     reuse(replica, policy, slot, there)
-    hold(replica, policy, slot, length - int(fixed.block))
+    hold(replica, policy, slot, length - fixed.block)
     let_in(replica, slot)
-    return slot
+    return slot, length - there
 
 
 @rule
@@ -299,25 +280,26 @@ def _make_room(replica: Replica, policy: AnyPolicy, to: int) -> int:
     counters, fixed = replica.counters, replica.fixed
     num = 0
     total = 0
-    for i in range(counters.num_running):
-        slot = replica.lists[RUNNING, i]
+    for slot in running_slots(replica):
         if not replica.sequences[slot].in_flight:
+            needed = _pages_needed(replica, policy, slot)
             replica.lists[to, num] = slot
+            replica.lists[SCRATCH, num] = needed
             num += 1
-            total += _pages_needed(replica, policy, slot) - replica.sequences[slot].pages
+            total += needed - replica.sequences[slot].pages
     while num > 0 and counters.pages_held + total > fixed.num_pages:
         last = replica.lists[to, num - 1]
-        total -= _pages_needed(replica, policy, last) - replica.sequences[last].pages
+        total -= replica.lists[SCRATCH, num - 1] - replica.sequences[last].pages
         preempt(replica, policy, last)
         preempted(replica, policy, last)
         num -= 1
     for i in range(num):
-        slot = replica.lists[to, i]
-        replica.sequences[slot].pages = _pages_needed(replica, policy, slot)
+        replica.sequences[replica.lists[to, i]].pages = replica.lists[SCRATCH, i]
     if num > 0:
         counters.pages_held += total
     for i in range(num):
-        hold(replica, policy, replica.lists[to, i], int(replica.sequences[replica.lists[to, i]].start))
+        slot = replica.lists[to, i]
+        hold(replica, policy, slot, int(replica.sequences[slot].start))
     return num
 
 
@@ -334,21 +316,17 @@ def _pages_needed(replica: Replica, policy: GroupState, slot: int) -> int:
 @rule
 def order_by_update(replica: Replica, policy: GroupState) -> None:
     """Move the step's rows to the end: LMDeploy orders by last update (block-diffusion.md 2.1)."""
-    counters = replica.counters
     if policy.fields.preempts != UPDATED:
         return
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         sequence.in_flight = not sequence.finished
     num = 0
-    for i in range(counters.num_running):
-        slot = replica.lists[RUNNING, i]
+    for slot in running_slots(replica):
         if not replica.sequences[slot].in_flight:
             replica.lists[RUNNING, num] = slot
             num += 1
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         if replica.sequences[slot].in_flight:
             replica.sequences[slot].in_flight = False
             replica.lists[RUNNING, num] = slot
@@ -372,7 +350,7 @@ def steady_batch(replica: Replica, policy: AnyPolicy) -> int:
 @rule
 def paged_ahead_of_batch(replica: Replica, policy: GroupState) -> int:
     """As in `_pages_needed`."""
-    return int(replica.fixed.width) + int(policy.fields.prealloc)
+    return replica.fixed.width + int(policy.fields.prealloc)
 
 
 @rule

@@ -9,9 +9,13 @@ from ..admission import (
     count_rows,
     keep_rows,
     let_in,
+    move,
     place,
     pop,
     prefill_length,
+    put,
+    queue_row,
+    queued,
     release,
     suspend,
     take_next,
@@ -34,7 +38,7 @@ from ..hooks import (
 from ..jit import rule
 from ..part import Answers, Choice, Policy, Preset, Range, Scheduler
 from ..prefix import PrefixMemory, caches_prefixes, count_idle, refresh_found
-from ..records import F8, I4, I8, Record, columns_of
+from ..records import F8, I4, I8, Record, columns_of, zeros_of
 from ..rows.blocks import plan_pieces
 from ..state import (
     DECODE_STEP,
@@ -50,6 +54,8 @@ from ..state import (
     PolicyState,
     Replica,
     num_arrived,
+    running_slots,
+    step_slots,
 )
 from ..unmasking import Unmasking
 from .lmdeploy import FLAGS
@@ -74,10 +80,10 @@ class LookAheadColumns(Record):
 
 
 class LookAheadRecord(Protocol):
-    after_chunk: bool
+    after_chunk: bool  # the last decided step was a chunk, not its prompt's last
     preemptions: int
-    short_turns: int
-    streak: int
+    short_turns: int  # prefills since the last chunk
+    streak: int  # decode steps with requests waiting
 
 
 LookAheadState = PolicyState[LookAheadFields, LookAheadColumns, LookAheadRecord]
@@ -117,12 +123,6 @@ class LookAhead(Scheduler):
     )
     opt_ttft_aging_sec: Annotated[float, Range(0), "waiting time that counts as one chunk less (s)"] = 2.0
 
-    neutral = frozenset(
-        {
-            "max_batch", "max_prefill_tokens", "prefill_interval", "opt_ttft_short_turns", "opt_ttft_policy",
-            "opt_ttft_aging_sec",
-        }
-    )  # fmt: skip
     hides_host = True
     columns = columns_of(LookAheadColumns)
 
@@ -135,9 +135,7 @@ class LookAhead(Scheduler):
         }
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
-        # streak: decode steps with requests waiting; short_turns: prefills since the last chunk; after_chunk: the last
-        # decided step was a chunk, not its prompt's last.
-        return {"streak": 0, "short_turns": 0, "after_chunk": False, "preemptions": 0}
+        return zeros_of(LookAheadRecord)
 
     def shares_prefixes(self, policy: Policy) -> bool:
         return True
@@ -176,8 +174,7 @@ def decide_look_ahead(replica: Replica, policy: AnyPolicy) -> int:
 
 @rule
 def _note_prompts(replica: Replica, policy: LookAheadState) -> None:
-    for i in range(replica.counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence, own = replica.sequences[slot], policy.columns[slot]
         sequence.num_tokens = own.wanted
         sequence.num_keys = own.computed
@@ -269,8 +266,8 @@ def _some_long(replica: Replica, policy: AnyPolicy) -> bool:
 @rule
 def _chunk(replica: Replica) -> int:
     """Positions of a chunk, in whole blocks."""
-    block = int(replica.fixed.block)
-    return max(block, int(replica.fixed.max_prefill) // block * block)
+    block = replica.fixed.block
+    return max(block, replica.fixed.max_prefill // block * block)
 
 
 @rule
@@ -282,8 +279,7 @@ def _is_long(replica: Replica, policy: LookAheadState, length: int) -> bool:
 @rule
 def _half_prefilled(replica: Replica, policy: LookAheadState) -> int:
     """The sequence with undecided chunks, or -1."""
-    for i in range(replica.counters.num_running):
-        slot = replica.lists[RUNNING, i]
+    for slot in running_slots(replica):
         if policy.columns[slot].computed < policy.columns[slot].goal:
             return slot
     return -1
@@ -293,29 +289,16 @@ def _half_prefilled(replica: Replica, policy: LookAheadState) -> int:
 
 
 @rule
-def _place(replica: Replica, at: int) -> int:
-    """The row in `replica.queue` of a queue place."""
-    return (int(replica.counters.queue_head) + at) & (len(replica.queue) - 1)
-
-
-@rule
-def _entry(replica: Replica, at: int) -> tuple[int, int]:
-    """A place's request, and slot: -1 for none, TAKEN if admitted."""
-    row = _place(replica, at)
-    return int(replica.queue[row, 0]), int(replica.queue[row, 1])
-
-
-@rule
 def _length(replica: Replica, policy: LookAheadState, at: int) -> int:
     """Positions of the prefill at a place."""
-    request, slot = _entry(replica, at)
+    request, slot = queued(replica, at)
     return prefill_length(replica, request, slot) - (int(policy.columns[slot].computed) if slot >= 0 else 0)
 
 
 @rule
 def _came(replica: Replica, policy: LookAheadState, at: int) -> float:
     """A place's arrival or last outcome (s)."""
-    request, slot = _entry(replica, at)
+    request, slot = queued(replica, at)
     return float(policy.columns[slot].updated) if slot >= 0 else float(replica.arrival[request])
 
 
@@ -324,45 +307,38 @@ def _preempt(replica: Replica, policy: LookAheadState, slot: int, to: int) -> No
     """Requeue a sequence with its pages; its outcome in flight is dropped."""
     counters, record, own = replica.counters, policy.record, policy.columns[slot]
     if to == NEXT:
-        for i in range(counters.num_rows):
-            if replica.lists[ROWS, i] == slot:
+        for row in step_slots(replica):
+            if row == slot:
                 replica.sequences[slot].lost = True
     suspend(replica, slot)
     preempted(replica, policy, slot)
     own.computed = replica.sequences[slot].start
     own.turn = record.preemptions
     record.preemptions += 1
-    at = int(counters.num_waiting)
+    at = counters.num_waiting
     while at > 0:
-        other = _entry(replica, at - 1)[1]
+        other = queued(replica, at - 1)[1]
         came = _came(replica, policy, at - 1)
         later = came > own.updated or (came == own.updated and (other < 0 or policy.columns[other].rank > own.rank))
         if not later:
             break
-        _move(replica, at - 1, at)
+        move(replica, at - 1, at)
         at -= 1
-    replica.queue[_place(replica, at), 0] = replica.sequences[slot].request
-    replica.queue[_place(replica, at), 1] = slot
+    put(replica, at, int(replica.sequences[slot].request), slot)
     counters.num_waiting += 1
-
-
-@rule
-def _move(replica: Replica, at: int, to: int) -> None:
-    for k in range(2):
-        replica.queue[_place(replica, to), k] = replica.queue[_place(replica, at), k]
 
 
 @rule
 def _take(replica: Replica, num: int) -> None:
     """Remove the `num` TAKEN entries; the order stays."""
     counters = replica.counters
-    at = int(counters.num_waiting) - 1
-    while _entry(replica, at)[1] != TAKEN:
+    at = counters.num_waiting - 1
+    while queued(replica, at)[1] != TAKEN:
         at -= 1
     to = at
     while at >= 0:
-        if _entry(replica, at)[1] != TAKEN:
-            _move(replica, at, to)
+        if queued(replica, at)[1] != TAKEN:
+            move(replica, at, to)
             to -= 1
         at -= 1
     counters.queue_head += num
@@ -388,21 +364,21 @@ def _sort(replica: Replica, policy: LookAheadState, turn: int) -> None:
                     key += (chunks - credit + 4096 << 13) + chunks
                 if first < 0 or key < _key(replica, first, turn):
                     first = at
-        replica.queue[_place(replica, at), 2] = key
+        replica.queue[queue_row(replica, at), 2] = key
     if first >= 0:
-        replica.queue[_place(replica, first), 2] = 0
+        replica.queue[queue_row(replica, first), 2] = 0
 
 
 @rule
 def _key(replica: Replica, at: int, turn: int) -> int:
     """A place's sort key; ties go to the first."""
-    return 0 if turn == FIRST_COME else int(replica.queue[_place(replica, at), 2])
+    return 0 if turn == FIRST_COME else int(replica.queue[queue_row(replica, at), 2])
 
 
 @rule
 def _after(replica: Replica, at: int, turn: int) -> int:
     """The place after `at` by keys (-1: the first); -1 at the end."""
-    num = int(replica.counters.num_waiting)
+    num = replica.counters.num_waiting
     if turn == FIRST_COME:
         return at + 1 if at + 1 < num else -1
     key = _key(replica, at, turn) if at >= 0 else -1
@@ -421,7 +397,7 @@ def _after(replica: Replica, at: int, turn: int) -> int:
 def _admit(replica: Replica, policy: LookAheadState, to: int, turn: int) -> int:
     """Admit the next prefill's requests; returns their number (_PrefillScheduler.schedule)."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
-    num_waiting = int(counters.num_waiting)
+    num_waiting = counters.num_waiting
     if num_waiting == 0 or counters.num_running >= fixed.max_batch:
         return 0
     _sort(replica, policy, turn)
@@ -431,7 +407,7 @@ def _admit(replica: Replica, policy: LookAheadState, to: int, turn: int) -> int:
     while at >= 0 and counters.num_running < fixed.max_batch:
         here = at
         at = _after(replica, here, turn)
-        request, slot = _entry(replica, here)
+        request, slot = queued(replica, here)
         whole = prefill_length(replica, request, slot)
         kept = slot >= 0 and replica.sequences[slot].pages > 0
         before = int(policy.columns[slot].computed) if kept else 0
@@ -452,7 +428,7 @@ def _admit(replica: Replica, policy: LookAheadState, to: int, turn: int) -> int:
             if turn == SHORT and fields.shares:  # a longer one may be mostly cached
                 continue
             break
-        pages = -(-(before + there + cost + (fields.prealloc if cost == left else 0)) // int(fixed.page))
+        pages = -(-(before + there + cost + (fields.prealloc if cost == left else 0)) // fixed.page)
         if not _make_room_for(replica, policy, request, slot, pages, there, turn):
             if kept and fields.shares:
                 _reclaim(replica, policy, slot)
@@ -476,7 +452,7 @@ def _admit(replica: Replica, policy: LookAheadState, to: int, turn: int) -> int:
         own.computed = before + there + cost
         hold(replica, policy, slot, min(known, int(own.computed)))
         let_in(replica, slot)
-        replica.queue[_place(replica, here), 1] = TAKEN
+        replica.queue[queue_row(replica, here), 1] = TAKEN
         replica.lists[to, num] = slot
         num += 1
         tokens += cost
@@ -495,12 +471,12 @@ def _seat_arrived(replica: Replica, policy: LookAheadState) -> None:
     """Let requests whose prompt came over a link decode at once; their first block has the prompt's tail."""
     counters, fixed = replica.counters, replica.fixed
     while counters.num_waiting > 0 and counters.num_running < fixed.max_batch:
-        request, slot = _entry(replica, 0)
+        request, slot = queued(replica, 0)
         if slot >= 0 or num_arrived(replica, request) == 0:
             return
         whole = prefill_length(replica, request, slot)
-        there = reusable(replica, policy, request, whole - int(fixed.block))[0]
-        pages = -(-(whole + int(policy.fields.prealloc)) // int(fixed.page))
+        there = reusable(replica, policy, request, whole - fixed.block)[0]
+        pages = -(-(whole + int(policy.fields.prealloc)) // fixed.page)
         if not _make_room_for(replica, policy, request, slot, pages, there, FIRST_COME):
             return
         pop(replica)
@@ -524,7 +500,7 @@ def _pass_over_early_end(replica: Replica, slot: int) -> None:
     LMDeploy assumes that the output begins after that block (DLLM sequences' output_start_pos).
     """
     sequence, fixed = replica.sequences[slot], replica.fixed
-    first_end = int(sequence.start) + int(fixed.block)
+    first_end = int(sequence.start) + fixed.block
     if (
         fixed.stops != IGNORED
         and sequence.prompt < first_end
@@ -540,9 +516,9 @@ def _known(replica: Replica, request: int, slot: int) -> int:
     if slot < 0:
         return max(int(replica.asked.input_length[request]), num_arrived(replica, request) + 1)
     sequence = replica.sequences[slot]
-    if has_masks(replica, slot, int(replica.fixed.block)):
+    if has_masks(replica, slot, replica.fixed.block):
         return max(int(sequence.start), int(sequence.prompt))
-    return int(sequence.start) + int(replica.fixed.block)
+    return int(sequence.start) + replica.fixed.block
 
 
 @rule
@@ -551,7 +527,7 @@ def _next_chunk(replica: Replica, policy: LookAheadState, to: int, slot: int) ->
     counters, sequence, own = replica.counters, replica.sequences[slot], policy.columns[slot]
     wanted = min(_chunk(replica), int(own.goal) - int(own.computed))
     last = own.computed + wanted == own.goal
-    pages = -(-(int(own.computed) + wanted + (policy.fields.prealloc if last else 0)) // int(replica.fixed.page))
+    pages = -(-(int(own.computed) + wanted + (policy.fields.prealloc if last else 0)) // replica.fixed.page)
     if not _make_room(replica, policy, pages - int(sequence.pages)):
         return 0
     _add_pages(replica, slot, pages)
@@ -586,13 +562,13 @@ def _grow(replica: Replica, policy: LookAheadState, to: int, long: int) -> int:
     The last admitted asks first. long: a half-prefilled sequence, or -1.
     """
     counters, fixed = replica.counters, replica.fixed
-    page, block = int(fixed.page), int(fixed.block)
-    num = int(counters.num_running)
+    page, block = fixed.page, fixed.block
+    num = counters.num_running
     copy_list(replica, RUNNING, SCRATCH, num)
     for i in range(num - 1, -1, -1):
         slot = replica.lists[SCRATCH, i]
         sequence = replica.sequences[slot]
-        end = int(sequence.start) + int(fixed.width)
+        end = int(sequence.start) + fixed.width
         if slot == long or end + block <= sequence.pages * page:
             continue
         pages = -(-(end + policy.fields.prealloc) // page)
@@ -602,8 +578,7 @@ def _grow(replica: Replica, policy: LookAheadState, to: int, long: int) -> int:
         else:
             _preempt(replica, policy, slot, to)
     num = 0
-    for i in range(counters.num_running):
-        slot = replica.lists[RUNNING, i]
+    for slot in running_slots(replica):
         if slot != long:
             replica.lists[to, num] = slot
             num += 1
@@ -627,7 +602,7 @@ def _make_room(replica: Replica, policy: LookAheadState, more: int) -> bool:
     while True:
         first = -1
         for at in range(counters.num_waiting):
-            slot = _entry(replica, at)[1]
+            slot = queued(replica, at)[1]
             if (
                 slot >= 0
                 and replica.sequences[slot].pages > 0
@@ -650,21 +625,21 @@ def _make_room_for(
     """`_make_room` for an admission: other waiting sequences lose pages, the last in order first."""
     counters, fixed = replica.counters, replica.fixed
     own = int(replica.sequences[slot].pages) if slot >= 0 else 0
-    more = pages - own - there // int(fixed.page)
+    more = pages - own - there // fixed.page
     if fixed.num_pages - counters.pages_held - idle_pages(replica, policy) >= more:
         return True
     while True:
         last = -1
         for at in range(counters.num_waiting):
-            other = _entry(replica, at)[1]
+            other = queued(replica, at)[1]
             if other < 0 or other == slot or replica.sequences[other].pages == 0:
                 continue
             if last < 0 or _key(replica, at, turn) >= _key(replica, last, turn):
                 last = at
         if last >= 0:
-            _reclaim(replica, policy, _entry(replica, last)[1])
+            _reclaim(replica, policy, queued(replica, last)[1])
         # Idle pages that the request would reuse are not free.
-        touched = there // int(fixed.page) - reusable(replica, policy, request, there)[1]
+        touched = there // fixed.page - reusable(replica, policy, request, there)[1]
         if fixed.num_pages - counters.pages_held - touched >= more:
             return True
         put_back(replica, policy, request, there)
@@ -677,7 +652,7 @@ def _make_room_for(
 def _drop_idle(replica: Replica, policy: AnyPolicy, spared: int) -> None:
     """Evict all idle pages but the newest `spared`: LMDeploy's search for room does so even in vain."""
     counters = replica.counters
-    held = int(counters.pages_held)
+    held = counters.pages_held
     counters.pages_held = replica.fixed.num_pages - spared
     hold(replica, policy, 0, 0)  # evicts
     counters.pages_held = held

@@ -13,7 +13,7 @@ from ..jit import rule
 from ..latency import seconds
 from ..part import BATCHING_SPACE, FITTED, MAX_BLOCK, Answers, Policy, Preset, Range
 from ..rows.blocks import count_prefixes
-from ..state import ROWS, PolicyState, Replica
+from ..state import PolicyState, Replica, step_slots
 from .chunk import Streaming
 from .delayed_cache import DelayedCache
 from .lmdeploy import EVERY_STEP
@@ -162,12 +162,11 @@ def _best(fields: ElasticFields, record: ElasticRecord) -> int:
 @rule
 def learn_curve(replica: Replica, policy: ElasticState, prefill: bool) -> None:
     """Update the curve with a step; a prefill's block counts at the largest chunk (6.4 h)."""
-    counters, record = replica.counters, policy.record
+    record = policy.record
     for k in range(record.width + 1):
         record.counts[k] = 0
         record.sums[k] = 0
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         count_prefixes(
             replica.status[slot],
             replica.window[slot],

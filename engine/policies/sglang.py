@@ -29,7 +29,7 @@ from ..hooks import (
 from ..jit import rule
 from ..part import Answers, PagedMemory, Policy, Preset, Range, Scheduler
 from ..prefix import PrefixMemory
-from ..records import I4, U1, Record, columns_of
+from ..records import I4, U1, Record, columns_of, zeros_of
 from ..rows.blocks import commit_block
 from ..rows.kind import Kind
 from ..rows.step import add_row, no_rows, note_row, set_features
@@ -53,11 +53,13 @@ from ..state import (
     Fixed,
     PolicyState,
     Replica,
+    running_slots,
+    step_slots,
 )
 from ..unmasking import Unmasking
 from ..windows import have_room, in_sight, most_in_sight, shared
 from .canvas import BY_LAW, Canvas
-from .lmdeploy import decide_continuous, end_group, pages_of_prefill
+from .lmdeploy import UNBOUNDED, decide_continuous, end_group, pages_of_prefill
 
 
 class RoundFields(Protocol):
@@ -95,7 +97,6 @@ RoundState = PolicyState[RoundFields, RoundColumns, RoundRecord]
 
 SOURCE = "SGLang 0.5.23 (production-dllm-serving.md 3)"
 CLIP_MAX_NEW_TOKENS = 4096  # most answer tokens that room is promised for
-UNBOUNDED = 1 << 40  # tokens: layers with a window share the pool
 
 # A running request: not yet considered by a round, passed over by one, or in.
 NEW, PASSED_OVER, ENTERED = range(3)
@@ -113,8 +114,6 @@ class TwoPools(PagedMemory):
         "tokens in the pool of layers with a window, per token in that of the others",
     ] = 0.8
 
-    neutral = PagedMemory.neutral | {"swa_full_tokens_ratio"}
-
     def pools(self, num_pages: int, window_bytes: int, kv_bytes: int) -> tuple[int, int]:
         ratio, page = self.swa_full_tokens_ratio, self.page_size
         full = int(num_pages * kv_bytes / (kv_bytes + ratio * window_bytes))
@@ -128,8 +127,6 @@ class BlockSynchronous(Scheduler):
 
     max_batch: Annotated[int | None, Range(1), "running sequences; none: the device's default"] = None
     max_prefill_tokens: Annotated[int, Range(1), "padded prompt tokens of one prefill"] = 4096
-
-    neutral = frozenset({"max_batch", "max_prefill_tokens"})
 
     def check(self, policy: Policy) -> None:
         if policy.eviction.evicts or not policy.granularity.whole_block:
@@ -152,8 +149,7 @@ class BlockSynchronous(Scheduler):
 @rule
 def round_goes_on(replica: Replica, policy: AnyPolicy) -> bool:
     """Whether a row still denoises: a round ends with a forward in which none does (2.3)."""
-    for i in range(replica.counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         if replica.sequences[slot].phase == DENOISE:
             return True
     return False
@@ -183,9 +179,6 @@ class Rounds(Scheduler):
         False
     )
 
-    neutral = frozenset(
-        {"max_running_requests", "dllm_fdfo", "max_prefill_tokens", "prefill_blocks_per_round", "ignore_eos"}
-    )
     pieces = True
     frees_windows = True
     columns = columns_of(RoundColumns)
@@ -224,10 +217,7 @@ class Rounds(Scheduler):
         return {"grid": grid, "late": late}
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
-        return {
-            "goes_on": False, "room": 0, "promised": 0, "taken": 0, "prompts": 0, "budget": 0, "to_the_last": False,
-            "window_held": 0, "window_room": 0, "as_before": False,
-        }  # fmt: skip
+        return zeros_of(RoundRecord)
 
     def answers(self, policy: Policy) -> Answers:
         answers = {
@@ -240,7 +230,7 @@ class Rounds(Scheduler):
 @rule
 def enter_round(replica: Replica, policy: RoundState, slot: int) -> None:
     """A new request: prefill its whole blocks, or a canvas model's whole prompt."""
-    sequence, own, block = replica.sequences[slot], policy.columns[slot], int(replica.fixed.block)
+    sequence, own, block = replica.sequences[slot], policy.columns[slot], replica.fixed.block
     own.computed = 0
     own.goal = int(sequence.prompt) // block * block if policy.fields.grid else sequence.prompt
     own.entry = NEW
@@ -270,8 +260,7 @@ def decide_round(replica: Replica, policy: RoundState) -> int:
             _take_on(replica, policy)
         _settle_pages(replica, policy)
         some_prefill = False
-        for i in range(counters.num_running):
-            slot = replica.lists[RUNNING, i]
+        for slot in running_slots(replica):
             if _prefills(replica, policy, slot):
                 some_prefill = True
         # SGLang would wait forever: let the last row take the spare page, and decode.
@@ -281,7 +270,7 @@ def decide_round(replica: Replica, policy: RoundState) -> int:
         # A round after an empty one follows at once, with the requests passed over.
         if counters.num_rows == 0 and (tries != 1 or not _preempt_last(replica, policy)):
             tries += 1
-    num = int(counters.num_rows)
+    num = counters.num_rows
     if num == 0:
         return NOTHING
     if decodes == 0:
@@ -295,7 +284,7 @@ def decide_round(replica: Replica, policy: RoundState) -> int:
 def _take_on(replica: Replica, policy: RoundState) -> None:
     """Let waiting requests run, up to the limit; they get pages when a round admits them."""
     counters, fixed = replica.counters, replica.fixed
-    block = int(fixed.block)
+    block = fixed.block
     while counters.num_waiting > 0 and counters.num_running < fixed.max_batch:
         request, slot = head(replica)
         if slot >= 0 and not _has_room_to_the_end(replica, policy, request, slot):
@@ -316,13 +305,12 @@ def _has_room_to_the_end(replica: Replica, policy: RoundState, request: int, slo
     Only then is it readmitted; SGLang would have ended with an error.
     """
     counters, fixed = replica.counters, replica.fixed
-    block = int(fixed.block)
-    pages = int(counters.pages_held)
+    block = fixed.block
+    pages = counters.pages_held
     seen = 0
-    for i in range(counters.num_running):
-        other = replica.lists[RUNNING, i]
+    for other in running_slots(replica):
         sequence, own, end = replica.sequences[other], policy.columns[other], _canvas_end(replica, policy, other)
-        pages += -(-end // int(fixed.page)) - sequence.pages - sequence.window_pages
+        pages += -(-end // fixed.page) - sequence.pages - sequence.window_pages
         piece = min(int(own.goal) - int(own.computed), _largest_piece(fixed, int(sequence.prompt)))
         seen += max(int(sequence.window_pages), most_in_sight(fixed, end, max(block, piece)))
     prompt = int(replica.asked.input_length[request])
@@ -330,32 +318,31 @@ def _has_room_to_the_end(replica: Replica, policy: RoundState, request: int, slo
     end = start + canvas(max(1, prompt + int(replica.asked.max_tokens[request])) - start, block)
     piece = min(max(start, int(replica.sequences[slot].start)), _largest_piece(fixed, prompt))
     if not policy.fields.grid and counters.num_running > 0:  # a round counts a row's pages among those it asks for
-        pages += (counters.num_running + 1) * (-(-block // int(fixed.page)) + 1)
-    return have_room(fixed, pages + -(-end // int(fixed.page)), seen + most_in_sight(fixed, end, max(block, piece)))
+        pages += (counters.num_running + 1) * (-(-block // fixed.page) + 1)
+    return have_room(fixed, pages + -(-end // fixed.page), seen + most_in_sight(fixed, end, max(block, piece)))
 
 
 @rule
 def _largest_piece(fixed: Fixed, prompt: int) -> int:
     """Most tokens of a sequence per prefill, so that a window's pool has room."""
-    return max(int(prompt), int(fixed.block)) if fixed.keeps > 0 else UNBOUNDED
+    return max(int(prompt), fixed.block) if fixed.keeps > 0 else UNBOUNDED
 
 
 @rule
 def _settle_pages(replica: Replica, policy: RoundState) -> None:
     """Share the last round's pages; a decoded canvas frees its pages until encoded."""
     counters, fixed = replica.counters, replica.fixed
-    for i in range(counters.num_running):
-        slot = replica.lists[RUNNING, i]
+    for slot in running_slots(replica):
         sequence, own = replica.sequences[slot], policy.columns[slot]
         if own.entry != ENTERED:
             continue
         hold(replica, policy, slot, int(own.computed) if own.computed < own.goal else int(sequence.start))
-        context = -(-(int(sequence.start) + _num_encoded(replica, slot)) // int(fixed.page))
+        context = -(-(int(sequence.start) + _num_encoded(replica, slot)) // fixed.page)
         if _is_decoded(replica, policy, slot) and sequence.pages > context:
             seen = int(sequence.window_pages)
             if seen > 0:
                 seen = shared(
-                    fixed, max(0, seen * int(fixed.kv_bytes) // int(fixed.window_bytes) - int(sequence.pages) + context)
+                    fixed, max(0, seen * fixed.kv_bytes // fixed.window_bytes - int(sequence.pages) + context)
                 )
             counters.pages_held -= sequence.pages - context + sequence.window_pages - seen
             sequence.pages = context
@@ -367,8 +354,7 @@ def _choose(replica: Replica, policy: RoundState, some_prefill: bool) -> int:
     """Choose a round's rows, those of earlier rounds first; returns how many decode (PrefillAdder)."""
     counters, fixed, fields, record = replica.counters, replica.fixed, policy.fields, policy.record
     record.window_held = 0
-    for i in range(counters.num_running):
-        slot = replica.lists[RUNNING, i]
+    for slot in running_slots(replica):
         record.window_held += replica.sequences[slot].window_pages
     record.room = (fixed.num_pages - counters.pages_held) * fixed.page
     record.window_room = UNBOUNDED
@@ -387,13 +373,12 @@ def _choose(replica: Replica, policy: RoundState, some_prefill: bool) -> int:
     decodes = 0
     more = True
     for turn in range(2):
-        for i in range(counters.num_running):
-            slot = replica.lists[RUNNING, i]
+        for slot in running_slots(replica):
             own = policy.columns[slot]
             prefills = _prefills(replica, policy, slot)
             if not more or (own.entry == NEW) != (turn == 1) or (some_prefill and not prefills):
                 continue
-            before = int(counters.num_rows)
+            before = counters.num_rows
             more = _go_on(replica, policy, slot, prefills) if turn == 0 else _enter(replica, policy, slot)
             if counters.num_rows > before and not _prefills(replica, policy, slot):
                 decodes += 1
@@ -404,7 +389,7 @@ def _choose(replica: Replica, policy: RoundState, some_prefill: bool) -> int:
 def _go_on(replica: Replica, policy: RoundState, slot: int, prefills: bool) -> bool:
     """Add a row of an earlier round; returns whether others may follow (add_dllm_staging_req)."""
     fixed, fields, sequence, own = replica.fixed, policy.fields, replica.sequences[slot], policy.columns[slot]
-    block = int(fixed.block)
+    block = fixed.block
     most = _most(replica, policy, prefills)
     if most <= 0:
         return False
@@ -446,13 +431,11 @@ def _most(replica: Replica, policy: RoundState, prefills: bool) -> int:
         return int(record.budget)
     most = min(int(record.budget), int(record.room) - int(record.promised))
     if fields.grid or not prefills:
-        most = min(most, int(fixed.block) * (fields.prefill_blocks_per_round if prefills else 1))
+        most = min(most, fixed.block * (fields.prefill_blocks_per_round if prefills else 1))
     if most <= 0:
         most = int(record.budget)
     if not fields.grid:
-        most = min(
-            most, int(record.room) - int(record.taken) - int(fixed.page), int(record.window_room) - int(fixed.page)
-        )
+        most = min(most, int(record.room) - int(record.taken) - fixed.page, int(record.window_room) - fixed.page)
     return most
 
 
@@ -479,7 +462,7 @@ def _enter(replica: Replica, policy: RoundState, slot: int) -> bool:
         replica.sequences[slot],
         policy.columns[slot],
     )
-    block, page = int(fixed.block), int(fixed.page)
+    block, page = fixed.block, fixed.page
     known = max(int(sequence.prompt), int(own.goal))
     there, held = reusable(replica, policy, int(sequence.request), int(own.goal))
     touched = (there // page - held) * page  # idle pages that it would take are no room
@@ -514,7 +497,7 @@ def _enter(replica: Replica, policy: RoundState, slot: int) -> bool:
 @rule
 def _charge(replica: Replica, policy: RoundState, tokens: int, limit: int) -> None:
     """Charge a row's tokens, and those it may ask for later, to the round (_update_prefill_budget)."""
-    record, page = policy.record, int(replica.fixed.page)
+    record, page = policy.record, replica.fixed.page
     tokens = -(-tokens // page) * page
     record.window_room -= _in_window(replica.fixed, tokens, limit)
     record.promised += tokens + page + limit
@@ -528,8 +511,8 @@ def _in_window(fixed: Fixed, tokens: int, limit: int) -> int:
     """Tokens promised to a row in a window's own pool (estimate_swa_kv_tokens)."""
     if fixed.window_pool == 0:
         return 0
-    before = int(fixed.keeps) - 1
-    return max(0, tokens - before) + min(tokens + limit, before) + int(fixed.page)
+    before = fixed.keeps - 1
+    return max(0, tokens - before) + min(tokens + limit, before) + fixed.page
 
 
 @rule
@@ -551,7 +534,7 @@ def _seat(replica: Replica, policy: RoundState, slot: int, wanted: int, there: i
     tokens = before + wanted
     if not prefills and not _is_decoded(replica, policy, slot):
         tokens = min(int(sequence.start) + wanted, _canvas_end(replica, policy, slot))
-    pages = max(int(sequence.pages), -(-int(tokens) // int(fixed.page)))
+    pages = max(int(sequence.pages), -(-int(tokens) // fixed.page))
     seen = in_sight(fixed, before, tokens)
     more = pages - sequence.pages
     if new:
@@ -581,8 +564,7 @@ def _preempt_last(replica: Replica, policy: RoundState) -> bool:
     """Preempt the last of several admitted rows; False if fewer. SGLang would have ended."""
     counters = replica.counters
     entered = 0
-    for i in range(counters.num_running):
-        slot = replica.lists[RUNNING, i]
+    for slot in running_slots(replica):
         entered += policy.columns[slot].entry == ENTERED
     if entered < 2:
         return False
@@ -602,7 +584,7 @@ def _preempt_last(replica: Replica, policy: RoundState) -> bool:
 @rule
 def _canvas_end(replica: Replica, policy: AnyPolicy, slot: int) -> int:
     sequence = replica.sequences[slot]
-    return int(sequence.start) + canvas(max(1, int(sequence.end)) - int(sequence.start), int(replica.fixed.block))
+    return int(sequence.start) + canvas(max(1, int(sequence.end)) - int(sequence.start), replica.fixed.block)
 
 
 @rule
@@ -617,7 +599,7 @@ def _prefills(replica: Replica, policy: RoundState, slot: int) -> bool:
 @rule
 def _is_decoded(replica: Replica, policy: RoundState, slot: int) -> bool:
     """Whether its canvas is decoded but not encoded."""
-    last = int(replica.fixed.block) - 1
+    last = replica.fixed.block - 1
     return not policy.fields.grid and replica.status[slot, last] != MASKED and replica.status[slot, last] != CACHED
 
 
@@ -633,12 +615,11 @@ def _num_encoded(replica: Replica, slot: int) -> int:
 @rule
 def plan_round(replica: Replica, policy: RoundState) -> None:
     """Plan the chosen rows: prefills of prompts and canvases, decodes of blocks."""
-    counters, fields, block, goes_on = replica.counters, policy.fields, int(replica.fixed.block), policy.record.goes_on
+    counters, fields, block, goes_on = replica.counters, policy.fields, replica.fixed.block, policy.record.goes_on
     decoded = 0
     encoded = 0
     sums = no_rows()
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence, own = replica.sequences[slot], policy.columns[slot]
         n, before = int(own.wanted), int(sequence.start)
         sequence.left = 0
@@ -706,8 +687,7 @@ def round_is_open(replica: Replica, policy: RoundState) -> bool:
     """
     if policy.fields.dllm_fdfo:
         return False
-    for i in range(replica.counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         if replica.sequences[slot].phase == DENOISE and (policy.fields.late or not replica.committed[slot].any()):
             return True
     return False
@@ -730,8 +710,7 @@ def step_of_round(replica: Replica, policy: RoundState) -> None:
     policy.record.goes_on = holds_back(replica, policy)
     if policy.record.goes_on:
         return
-    for i in range(replica.counters.num_rows):  # an answer's last block is stored, too
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):  # an answer's last block is stored, too
         if replica.sequences[slot].finished:
             hold(replica, policy, slot, int(replica.sequences[slot].stop))
     end_group(replica, policy)

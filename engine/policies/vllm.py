@@ -45,6 +45,8 @@ from ..state import (
     Fixed,
     PolicyState,
     Replica,
+    running_slots,
+    step_slots,
 )
 from ..windows import in_sight, most_in_sight
 from .ar import Autoregressive
@@ -113,12 +115,6 @@ class TokenBudget(Scheduler):
     ] = 1
     async_scheduling: Annotated[bool, "decide a step when the previous one begins, before its outcome is known"] = True
 
-    neutral = frozenset(
-        {
-            "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "enable_chunked_prefill",
-            "scheduler_reserve_full_isl", "watermark", "prefill_schedule_interval", "async_scheduling",
-        }
-    )  # fmt: skip
     pieces = True
     idles_finished = True
     narrows_canvases = True
@@ -249,8 +245,7 @@ def decide_budget(replica: Replica, policy: BudgetState) -> int:
     while True:  # `_fill` stands here once: each call of it is compiled for itself
         ahead = kind != NOTHING
         if ahead:
-            for i in range(counters.num_rows):
-                slot = replica.lists[ROWS, i]
+            for slot in step_slots(replica):
                 begin_row(replica, policy, slot)
             if not fields.async_scheduling:
                 return kind
@@ -292,7 +287,7 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
             continue
         end = before + n
         needed = max(int(sequence.pages), _pages_to(fixed, fields, end))
-        seen = in_sight(fixed, own.settled, needed * int(fixed.page))
+        seen = in_sight(fixed, own.settled, needed * fixed.page)
         leave_sight(replica, policy, slot, int(own.settled))
         more = needed - sequence.pages + seen - sequence.window_pages
         gone = False
@@ -336,7 +331,7 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
             break
         free = _free_for_head(replica, policy, held)
         pages = _pages_to(fixed, fields, there + n)
-        seen = in_sight(fixed, there, pages * int(fixed.page))
+        seen = in_sight(fixed, there, pages * fixed.page)
         if pages + seen > free or (
             fields.scheduler_reserve_full_isl and _pages_of_known(fixed, fields, known, there) > free
         ):
@@ -344,7 +339,7 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
         pop(replica)
         new = slot < 0
         # A next token is computed from the last known one; a canvas begins after it.
-        slot = place(replica, request, slot, known + (int(fixed.block) if fixed.block > 1 else 0), pages)
+        slot = place(replica, request, slot, known + (fixed.block if fixed.block > 1 else 0), pages)
         if new:
             placed(replica, policy, slot)
         counters.pages_held += seen
@@ -390,8 +385,8 @@ def _known_of_head(replica: Replica, policy: BudgetState) -> int:
 @rule
 def _free_for_head(replica: Replica, policy: BudgetState, held: int) -> int:
     """Pages available to the first waiting request, of whose pages others hold `held`."""
-    counters, num_pages = replica.counters, int(replica.fixed.num_pages)
-    free = num_pages - int(counters.pages_held) + held
+    counters, num_pages = replica.counters, replica.fixed.num_pages
+    free = num_pages - counters.pages_held + held
     if counters.num_running > 0:
         free -= int(policy.fields.watermark * (num_pages + 1))  # vLLM counts the empty null block
     return free
@@ -403,7 +398,7 @@ def _pages_of_known(fixed: Fixed, fields: BudgetFields, known: int, there: int) 
     at_once = fields.max_num_batched_tokens * (2 if fields.async_scheduling else 1)
     # Windows hold only the part of a cached prefix in sight.
     found = in_sight(fixed, 0, there)
-    whole = -(-known // int(fixed.page)) + max(most_in_sight(fixed, known, at_once), found)
+    whole = -(-known // fixed.page) + max(most_in_sight(fixed, known, at_once), found)
     return whole - found + in_sight(fixed, there, there)
 
 
@@ -417,7 +412,7 @@ def _head_waits(replica: Replica, policy: BudgetState) -> bool:
         return False
     known = _known_of_head(replica, policy)
     there, held = reusable(replica, policy, head(replica)[0], known - 1)
-    free = _free_for_head(replica, policy, held) + int(replica.counters.num_running)
+    free = _free_for_head(replica, policy, held) + replica.counters.num_running
     return _pages_of_known(replica.fixed, policy.fields, known, there) > free
 
 
@@ -427,8 +422,8 @@ def _holds_prefills(replica: Replica, policy: BudgetState) -> bool:
     record, interval = policy.record, policy.fields.prefill_schedule_interval
     if interval == 1 or record.backed_up or record.num_steps + 1 - record.last_prefill >= interval:
         return False
-    for i in range(replica.counters.num_running):
-        if not prefills(policy.columns[replica.lists[RUNNING, i]], policy.fields):
+    for slot in running_slots(replica):
+        if not prefills(policy.columns[slot], policy.fields):
             return True
     return False
 
@@ -465,8 +460,7 @@ def paged_ahead_of_tokens(replica: Replica, policy: BudgetState) -> int:
 def end_budget(replica: Replica, policy: BudgetState) -> None:
     """Settle the step's rows; free finished requests."""
     fields = policy.fields
-    for i in range(replica.counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence, own = replica.sequences[slot], policy.columns[slot]
         own.settled = own.computed
         own.unsure = 0

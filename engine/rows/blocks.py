@@ -34,12 +34,12 @@ from ..state import (
     PENDING,
     PREFILL,
     PREFILL_STEP,
-    ROWS,
     AnyPolicy,
     Marks,
     PolicyState,
     Replica,
     Status,
+    step_slots,
 )
 from .kind import Kind
 from .step import add_row, no_rows, note_row, set_features
@@ -64,13 +64,12 @@ MASKS = HEADS.index("masks")
 @rule
 def plan_prefill(replica: Replica, policy: AnyPolicy) -> None:
     """Plan a prefill: each row computes its prompt, block-causal (1.2)."""
-    for i in range(replica.counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         sequence.num_keys = sequence.start + replica.fixed.block
         sequence.num_tokens = sequence.num_keys
         sequence.left = 0
-    plan_pieces(replica, int(replica.fixed.max_prefill))
+    plan_pieces(replica, replica.fixed.max_prefill)
 
 
 @rule
@@ -79,9 +78,8 @@ def plan_pieces(replica: Replica, most: int) -> None:
 
     A prompt's last block is a denoising step (1.2). Prompts of more than `most` tokens take several forwards.
     """
-    block, longest, sums = int(replica.fixed.block), 0, no_rows()
-    for i in range(replica.counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    block, longest, sums = replica.fixed.block, 0, no_rows()
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         computed, length = int(sequence.num_tokens), int(sequence.num_keys)
         before = length - computed
@@ -173,11 +171,10 @@ def count_prefixes(
 @rule
 def plan_block(replica: Replica, policy: BlockState) -> None:
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
-    block, width = int(fixed.block), int(fixed.width)
+    block, width = fixed.block, fixed.width
     counters.chunk = choose(replica, policy)
     sums = no_rows()
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         status, window = replica.status[slot], replica.window[slot]
         reach = width
@@ -206,11 +203,10 @@ def plan_block(replica: Replica, policy: BlockState) -> None:
 def commit_block(replica: Replica, policy: BlockState, now: float) -> None:
     """Update the step's rows: settle, return complete blocks, open next ones."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
-    block, width = int(fixed.block), int(fixed.width)
+    block, width = fixed.block, fixed.width
     prefill = counters.kind == PREFILL_STEP
     learn(replica, policy, prefill)
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         settle(
             replica.status[slot],
             replica.evaluations[slot],
@@ -231,8 +227,7 @@ def commit_block(replica: Replica, policy: BlockState, now: float) -> None:
     if fixed.emit == EMIT_STEP and not fields.late:
         emit_prefixes(replica, now)
     if counters.prefill_tokens > 0:  # requests for no tokens end with their prefill
-        for i in range(counters.num_rows):
-            slot = replica.lists[ROWS, i]
+        for slot in step_slots(replica):
             sequence = replica.sequences[slot]
             if sequence.phase == PREFILL and sequence.left == 0 and sequence.stop == sequence.prompt:
                 finish(replica, slot, now)
@@ -245,10 +240,9 @@ def commit_block(replica: Replica, policy: BlockState, now: float) -> None:
 def _advance(replica: Replica, policy: BlockState, now: float) -> bool:
     """Return complete blocks; open the next block of rows with final KV. True if any row moved on."""
     counters, fixed = replica.counters, replica.fixed
-    block, width = int(fixed.block), int(fixed.width)
+    block, width = fixed.block, fixed.width
     gaps = 0.0
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         # A prompt with chunks left is not at its last block.
         if (
@@ -266,8 +260,7 @@ def _advance(replica: Replica, policy: BlockState, now: float) -> bool:
     counters.gap_sum += gaps
     if width > block:
         gaps = 0.0
-        for i in range(counters.num_rows):
-            slot = replica.lists[ROWS, i]
+        for slot in step_slots(replica):
             sequence = replica.sequences[slot]
             if (
                 sequence.unpublished
@@ -282,8 +275,7 @@ def _advance(replica: Replica, policy: BlockState, now: float) -> bool:
             finish(replica, slot, now)
         counters.gap_sum += gaps
     moved = False
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         if not replica.sequences[slot].finished and not _any_open(replica.status[slot], replica.sequences[slot].block):
             moved = True
             next_block(replica, policy, slot)
@@ -292,7 +284,7 @@ def _advance(replica: Replica, policy: BlockState, now: float) -> bool:
 
 @rule
 def next_block(replica: Replica, policy: AnyPolicy, slot: int) -> None:
-    sequence, block, width = replica.sequences[slot], int(replica.fixed.block), int(replica.fixed.width)
+    sequence, block, width = replica.sequences[slot], replica.fixed.block, replica.fixed.width
     sequence.start += sequence.block
     for p in range(width - block):
         replica.status[slot, p] = replica.status[slot, p + block]

@@ -17,7 +17,7 @@ from ..hooks import (
     settle,
 )
 from ..jit import rule
-from ..state import DENOISE, FLUSH, IDLE, MASKED, PENDING, PREFILL, ROWS, PolicyState, Replica, Status
+from ..state import DENOISE, FLUSH, IDLE, MASKED, PENDING, PREFILL, PolicyState, Replica, Status, step_slots
 from .blocks import commit_block
 from .chunked import ChunkColumns
 from .kind import Kind
@@ -84,8 +84,7 @@ def begin_canvas(replica: Replica, policy: CanvasState, slot: int) -> None:
 def plan_canvases(replica: Replica, policy: CanvasState) -> None:
     """Plan prompt chunks and canvas passes; only denoising is bidirectional."""
     sums = no_rows()
-    for i in range(replica.counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         n = int(sequence.num_tokens)
         over_canvas = sequence.phase == DENOISE or sequence.phase == IDLE
@@ -94,7 +93,7 @@ def plan_canvases(replica: Replica, policy: CanvasState) -> None:
         # vLLM computes the committing pass's logits and drops them.
         heads = n if sequence.phase == FLUSH and policy.fields.late else sampled
         sums = add_row(sums, sequence, n * (int(sequence.num_keys) - n) + own_pairs, heads, sampled)
-    set_features(replica, sums, 0 if sums.prompt_tokens == sums.tokens else int(replica.fixed.block))
+    set_features(replica, sums, 0 if sums.prompt_tokens == sums.tokens else replica.fixed.block)
 
 
 @rule

@@ -10,7 +10,7 @@ from ..jit import rule
 from ..journal import Journal
 from ..latency import Cost
 from ..records import I4, Bool, Record
-from ..state import DENOISE, EMIT_END, IDLE, PREFILL, ROWS, RUNNING, AnyPolicy, PolicyState, Replica
+from ..state import DENOISE, EMIT_END, IDLE, PREFILL, ROWS, RUNNING, AnyPolicy, PolicyState, Replica, step_slots
 from .kind import Kind
 from .leap import take_tokens
 from .step import add_row, no_rows, note_row, set_features
@@ -80,8 +80,7 @@ def plan_chunked(replica: Replica, policy: AnyPolicy) -> None:
     """Plan a causal step of prompt chunks and next tokens; only sampled positions need the LM head."""
     width = replica.window.shape[1]
     sums = no_rows()
-    for i in range(replica.counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         n = int(sequence.num_tokens)
         sampled = 0
@@ -94,8 +93,7 @@ def plan_chunked(replica: Replica, policy: AnyPolicy) -> None:
 @rule
 def draw_chunked(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
     """Commit each sampled row's token, and drafts up to the first rejected one."""
-    for i in range(replica.counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         accept_row(replica.window[slot], replica.committed[slot], int(sequence.start), int(sequence.request), draws)
 
@@ -105,8 +103,7 @@ def commit_chunked(replica: Replica, policy: ChunkState, now: float) -> None:
     """Add committed tokens to the rows; preempted sequences recompute them."""
     counters, emits = replica.counters, replica.fixed.emit != EMIT_END
     gaps = 0.0
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence, own = replica.sequences[slot], policy.columns[slot]
         if sequence.phase == IDLE or not replica.committed[slot, 0]:
             continue
@@ -146,8 +143,8 @@ def leap_chunked(
         if own.computed != sequence.start or own.goal != own.computed + 1:
             return
     taken = take_tokens(replica, policy, cost, journal, horizon, False)
-    for i in range(counters.num_rows):
-        own = policy.columns[replica.lists[ROWS, i]]
+    for slot in step_slots(replica):
+        own = policy.columns[slot]
         own.computed += taken
         own.goal += taken
         own.settled = own.computed

@@ -12,7 +12,7 @@ from ..hooks import hold, paged_ahead, steady
 from ..jit import rule
 from ..journal import Journal, has_room, record_again
 from ..latency import Cost, price
-from ..state import DENOISE, EMIT_END, MASKED, NO, ROWS, RUNNING, UNTIL_A_REQUEST, AnyPolicy, Replica
+from ..state import DENOISE, EMIT_END, MASKED, NO, ROWS, RUNNING, UNTIL_A_REQUEST, AnyPolicy, Replica, step_slots
 
 
 @rule
@@ -37,7 +37,7 @@ def take_tokens(
         return 0
     ahead = int(paged_ahead(replica, policy))
     emitting, most = _prepare(replica, ahead)
-    rows = int(counters.num_rows)
+    rows = counters.num_rows
     now, taken, at = counters.clock, 0, 0
     while taken < most and goes_on(replica, how_long, journal):
         if counters.pages_held + replica.growth[at] > fixed.num_pages:
@@ -78,11 +78,10 @@ def _hold_filled(replica: Replica, policy: AnyPolicy, taken: int, ahead: int, at
 
     at: the step's place in `replica.growth`; a row fills a page `2 - ahead` steps before it takes another.
     """
-    counters, page = replica.counters, int(replica.fixed.page)
+    page = replica.fixed.page
     if replica.growth[at] == 0 and (ahead == 2 or replica.growth[(at + 1) % page] == 0):
         return
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         filled = int(replica.sequences[slot].start) + taken + 1
         if filled % page == 0 or (filled + ahead - 2) % page == 0:
             hold(replica, policy, slot, filled)
@@ -128,13 +127,13 @@ def _count_steps(
 @rule
 def _prepare(replica: Replica, ahead: int) -> tuple[int, int]:
     """The rows that return a token a step, and the steps that all rows can take; fills `replica.growth`."""
-    counters, page = replica.counters, int(replica.fixed.page)
+    counters, page = replica.counters, replica.fixed.page
     replica.growth[:] = 0
     emits = replica.fixed.emit != EMIT_END
     emitting = 0
     most = 1 << 30
-    for i in range(counters.num_rows):
-        sequence = replica.sequences[replica.lists[ROWS, i]]
+    for slot in step_slots(replica):
+        sequence = replica.sequences[slot]
         most = min(most, sequence.stop - sequence.start - 2)
         left = sequence.answer - sequence.prompt - sequence.emitted
         if emits and left > 0:
@@ -154,10 +153,10 @@ def _prepare(replica: Replica, ahead: int) -> tuple[int, int]:
 @rule
 def _settle(replica: Replica, taken: int, now: float, ahead: int) -> None:
     """Bring the rows up to date at the end of a leap's last step."""
-    counters, page = replica.counters, int(replica.fixed.page)
+    counters, page = replica.counters, replica.fixed.page
     emits = replica.fixed.emit != EMIT_END
-    for i in range(counters.num_rows):
-        sequence = replica.sequences[replica.lists[ROWS, i]]
+    for slot in step_slots(replica):
+        sequence = replica.sequences[slot]
         outcome = replica.requests[sequence.request]
         sequence.pages = max(sequence.pages, -(-(sequence.start + taken - 1 + ahead) // page))
         sequence.start += taken
@@ -201,9 +200,9 @@ def take_alike(replica: Replica, how_long: int, most: int, journal: Journal, hor
         taken += 1
     if taken > 0:
         counters.clock = now
-        _count_steps(replica, began, now, waiting, submitted, 0, int(counters.num_rows), taken)
-        for i in range(counters.num_rows):
-            sequence = replica.sequences[replica.lists[ROWS, i]]
+        _count_steps(replica, began, now, waiting, submitted, 0, counters.num_rows, taken)
+        for slot in step_slots(replica):
+            sequence = replica.sequences[slot]
             outcome = replica.requests[sequence.request]
             outcome.num_forwards += taken
             outcome.num_computed += taken * sequence.num_retained
@@ -223,8 +222,7 @@ def leap_canvases(
     if taken == 0:
         return
     counters.fruitless += taken
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         replica.sequences[slot].fruitless += taken
         status, evaluations, window = replica.status[slot], replica.evaluations[slot], replica.window[slot]
         for p in range(len(status)):

@@ -27,7 +27,19 @@ from ..hooks import (
 )
 from ..jit import is_ours, plain, rule
 from ..part import Cache, Policy, Scheduler
-from ..state import EMIT_END, EMIT_STEP, IDLE, MASKED, PENDING, ROWS, AnyPolicy, PolicyState, Replica, Sequence
+from ..state import (
+    EMIT_END,
+    EMIT_STEP,
+    IDLE,
+    MASKED,
+    PENDING,
+    ROWS,
+    AnyPolicy,
+    PolicyState,
+    Replica,
+    Sequence,
+    step_slots,
+)
 from ..view import asked
 from .blocks import next_block
 from .kind import Kind
@@ -125,29 +137,24 @@ class ApproximateCache(Cache):
 
     def work(self, at: RowPosition) -> Work:
         """Work of each request's next step."""
-        step = self._in_python(work)
-        columns = zip(at.prompt.tolist(), at.length.tolist(), at.start.tolist(), at.step.tolist(),
-                      at.block_step.tolist(), strict=True)  # fmt: skip
-        rows = [step(*row, at.block, self) for row in columns]
-        phases, tokens, keys = (np.array([row[i] for row in rows], np.int64) for i in range(3))
+        phases, tokens, keys = self._answers(work, at[:5], at.block).reshape(-1, 3).T
         return Work(phases.astype(np.uint8), tokens, keys)
 
     def head_rows(self, at: RowPosition, tokens: Ints) -> Ints:
         """LM-head rows of steps that compute `tokens`."""
-        count = self._in_python(head_rows)
-        columns = zip(at.prompt.tolist(), at.length.tolist(), at.start.tolist(), tokens.tolist(), strict=True)
-        return np.array([count(*row, at.block, self) for row in columns], np.int64)
+        return self._answers(head_rows, (*at[:3], tokens), at.block)
 
     def held(self, prompt: Ints, length: Ints, state: int = 1) -> Ints:
         """Tokens' worth of KV of running requests (hooks.held)."""
-        count = self._in_python(held)
-        rows = zip(np.atleast_1d(prompt).tolist(), np.atleast_1d(length).tolist(), strict=True)
-        return np.array([count(*row, state, self) for row in rows], np.int64)
+        return self._answers(held, (prompt, length), state)
 
-    def _in_python(self, question: Any) -> Any:
+    def _answers(self, question: Any, columns: tuple[Ints, ...], number: int) -> Ints:
+        """A rule's answers to each row of the columns, in Python."""
         rules = self._rules()
         rule = rules[question]
-        return plain(rule if is_ours(rule) else asked(question, rule, rules[held]))
+        answer = plain(rule if is_ours(rule) else asked(question, rule, rules[held]))
+        rows = zip(*(np.atleast_1d(column).tolist() for column in columns), strict=True)
+        return np.array([answer(*row, number, self) for row in rows], np.int64)
 
     def _rules(self) -> dict[Any, Any]:
         found: dict[Any, Any] = {}
@@ -177,8 +184,8 @@ def pages_of_canvas(replica: Replica, policy: PassState, request: int, slot: int
     fixed, prompt = replica.fixed, int(replica.asked.input_length[request])
     tokens = held(
         prompt,
-        prompt + canvas(int(replica.asked.max_tokens[request]), int(fixed.block)),
-        int(fixed.state_tokens),
+        prompt + canvas(int(replica.asked.max_tokens[request]), fixed.block),
+        fixed.state_tokens,
         policy.fields,
     )
     return -(-tokens // fixed.page)
@@ -198,7 +205,7 @@ def let_head_in(replica: Replica, policy: AnyPolicy) -> int:
     request, slot = head(replica)
     pages = pages_to_admit(replica, policy, request, slot, 0)
     pop(replica)
-    end = int(replica.asked.input_length[request]) + int(replica.fixed.block)
+    end = int(replica.asked.input_length[request]) + replica.fixed.block
     slot = place(replica, request, slot, end, pages)
     placed(replica, policy, slot)
     return slot
@@ -207,7 +214,7 @@ def let_head_in(replica: Replica, policy: AnyPolicy) -> int:
 @rule
 def tokens_of_row(replica: Replica, policy: AnyPolicy, slot: int) -> int:
     """Query positions of a request's next step, unpadded."""
-    sequence, block = replica.sequences[slot], int(replica.fixed.block)
+    sequence, block = replica.sequences[slot], replica.fixed.block
     prompt, length, start = _extent(sequence, block)
     _, tokens, _ = work(prompt, length, start, int(sequence.steps), int(sequence.block_steps), block, policy.fields)
     return int(tokens)
@@ -224,8 +231,8 @@ def _extent(sequence: Sequence, block: int) -> tuple[int, int, int]:
 def _longest(replica: Replica) -> tuple[int, int, int]:
     """The same for a padded batch, whose rows are at the same block, finished ones included."""
     prompt = canvases = furthest = 0
-    for i in range(replica.counters.num_rows):
-        own, length, start = _extent(replica.sequences[replica.lists[ROWS, i]], int(replica.fixed.block))
+    for slot in step_slots(replica):
+        own, length, start = _extent(replica.sequences[slot], replica.fixed.block)
         prompt = max(prompt, own)
         canvases = max(canvases, length - own)
         furthest = max(furthest, start - own)
@@ -236,13 +243,12 @@ def _longest(replica: Replica) -> tuple[int, int, int]:
 def plan_passes(replica: Replica, policy: PassState) -> None:
     """Plan each row's next step; a static batch is padded to its longest prompt and output."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
-    block = int(fixed.block)
+    block = fixed.block
     longest = _longest(replica)
     whole = 0
     whole_pairs = 0
     sums = no_rows()
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         prompt, length, start = longest if fields.pads else _extent(sequence, block)
         phase, tokens, keys = work(prompt, length, start, int(sequence.steps), int(sequence.block_steps), block, fields)
@@ -266,8 +272,7 @@ def plan_passes(replica: Replica, policy: PassState) -> None:
 def commit_passes(replica: Replica, policy: PassState, now: float) -> None:
     """Apply rows' commits; return complete blocks, or a static batch's answers at its end."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         if not sequence.prefilled:
             sequence.prefilled = True
@@ -286,8 +291,7 @@ def commit_passes(replica: Replica, policy: PassState, now: float) -> None:
     if fixed.emit == EMIT_STEP:
         emit_prefixes(replica, now)
     gaps = 0.0
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         if sequence.stop == sequence.prompt:
             finish(replica, slot, now)
@@ -310,15 +314,13 @@ def commit_passes(replica: Replica, policy: PassState, now: float) -> None:
 def _end_together(replica: Replica, policy: PassState, now: float) -> None:
     """Move a static batch to its next block; return answers when its longest request is done."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         if replica.sequences[slot].start < replica.sequences[slot].stop and (
             has_masks(replica, slot, fixed.block) or _once_more(replica.sequences[slot].block_steps, fields)
         ):
             return
     goes_on = False
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         if sequence.start < sequence.stop:
             next_block(replica, policy, slot)
@@ -329,8 +331,7 @@ def _end_together(replica: Replica, policy: PassState, now: float) -> None:
         return
     counters.num_group = -1
     gaps = 0.0
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         tokens = int(sequence.answer) - int(sequence.prompt)
         if tokens > 0:

@@ -6,7 +6,7 @@ from ..draw import Draws
 from ..emission import emit, finish
 from ..hooks import commit_rows, draw_rows, hold, leap, paged_ahead, plan_prompts, plan_rows, steady
 from ..jit import rule
-from ..state import DENOISE, EMIT_END, PREFILL_STEP, ROWS, AnyPolicy, Replica
+from ..state import DENOISE, EMIT_END, PREFILL_STEP, AnyPolicy, Replica, step_slots
 from .blocks import plan_prefill
 from .kind import Kind
 from .leap import leap_tokens
@@ -16,8 +16,7 @@ from .step import add_row, no_rows, note_row, set_features
 @rule
 def plan_tokens(replica: Replica, policy: AnyPolicy) -> None:
     sums = no_rows()
-    for i in range(replica.counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         seen = int(sequence.start) + 1
         note_row(sequence, DENOISE, 1, seen)
@@ -28,8 +27,7 @@ def plan_tokens(replica: Replica, policy: AnyPolicy) -> None:
 
 @rule
 def draw_tokens(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
-    for i in range(replica.counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         replica.committed[slot, 0] = True
 
 
@@ -37,8 +35,7 @@ def draw_tokens(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
 def commit_tokens(replica: Replica, policy: AnyPolicy, now: float) -> None:
     counters, emits = replica.counters, replica.fixed.emit != EMIT_END
     last, times = 0.0, 0  # a gap, and rows in succession with it: leaps multiply, too
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         sequence.start += 1
         if counters.kind == PREFILL_STEP and sequence.stop == sequence.prompt:
@@ -54,8 +51,7 @@ def commit_tokens(replica: Replica, policy: AnyPolicy, now: float) -> None:
                 last, times = gap, 0
             times += 1
     counters.gap_sum += last * times
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
+    for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         if sequence.start + 1 >= sequence.stop:
             finish(replica, slot, now)

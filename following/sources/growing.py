@@ -14,7 +14,7 @@ from ...files.read import MOST_OF_SETTINGS, naming, parsing
 from ...traces.formats import TICKS_PER_SECOND, Asked
 from ...traces.load import read_data
 from ...traces.rows import container
-from ..windows import Arrivals
+from ..windows import ARRIVAL, Arrivals, arrivals_at
 
 EPOCH = 1e9  # s: earlier times are not since 1970
 MEMORY = 7200.0  # s of requests that stay in memory
@@ -75,7 +75,7 @@ class AccessLog:
     ) -> None:  # fmt: skip
         self.path, self._tail, self._tell = path, Tail(path), tell
         self._options, self._unit = Asked(columns, only, True), time_unit
-        self._requests = np.zeros((3, 0))  # time, input and output length
+        self._requests: Arrivals = np.zeros(0, ARRIVAL).view(np.recarray)  # in s since 1970
         self._reported: set[str] = set()
 
     def read(self) -> None:
@@ -106,18 +106,18 @@ class AccessLog:
                 f"{path}: its last request is at {time.max():g} s, expected dates or seconds since 1970 "
                 "(--time-unit says another unit)"
             )
-        added = np.stack([time, data.input_length, data.output_length])
-        self._requests = np.hstack([self._requests, added[:, (time > EPOCH) & (data.output_length > 0)]])
+        added = arrivals_at(time, data.input_length, data.output_length)
+        self._requests = np.concatenate([self._requests, added[(added.time > EPOCH) & (added.output_length > 0)]])
 
     def arrivals(self, begin: float, end: float, now: float = math.inf) -> Arrivals | None:
         """The requests that arrived in a stretch of time (s since 1970); long before it they are forgotten.
 
         None if there are none, or if the newest is long after `now`, or long before a stretch without any.
         """
-        newest = self._requests[0].max(initial=-math.inf)
-        self._requests = self._requests[:, self._requests[0] > begin - MEMORY]
-        time = self._requests[0]
-        inside = np.flatnonzero((time >= begin) & (time < end))
+        newest = self._requests["time"].max(initial=-math.inf)
+        self._requests = self._requests[self._requests["time"] > begin - MEMORY]
+        time = self._requests["time"]
+        inside = self._requests[(time >= begin) & (time < end)]
         distance = 0.0
         if (time > now + FAR).sum() > len(inside):
             distance = newest - now
@@ -131,8 +131,7 @@ class AccessLog:
             return None
         if not len(inside):
             return None
-        time, inputs, outputs = self._requests[:, inside[np.argsort(time[inside], kind="stable")]]
-        return Arrivals(time - begin, inputs, outputs)
+        return arrivals_at(inside["time"] - begin, inside["input_length"], inside["output_length"])
 
     def _report(self, step: str, fault: str) -> None:
         """Tell the first fault of each step."""

@@ -2,25 +2,32 @@
 
 from collections.abc import Sequence
 
-from torch import Tensor, float32
+from torch import Tensor
+from torch.nn.functional import rms_norm
 
-from .. import run
-from ..checks import FLOATS, check_tensor
-from . import reference
+from ..operation import operation
 
 
+@operation("x float N h", "weight x h", "added x N h")
 def add_rms_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x + added, and its root-mean-square norm times weight, both [N, h] in x's dtype; sums are in fp32.
 
     x, added [N, h], weight [h], of one dtype. added None: returns x and its norm.
     """
-    check_tensor("x", x, x.device, FLOATS, "N", "h")
-    check_tensor("weight", weight, x.device, x.dtype, x.shape[1])
-    if added is not None:
-        check_tensor("added", added, x.device, x.dtype, *x.shape)
-    return run(reference.add_rms_norm, x, x, added, weight, eps)
+    x = x if added is None else x + added
+    return x, rms_norm(x, weight.shape, weight, eps)
 
 
+def _check_parts(parts: Sequence[Tensor], part_weights: Tensor | None, **_: object) -> None:
+    if len(parts) not in (1, 2) or (part_weights is None) != (len(parts) == 1):
+        found = "no weights" if part_weights is None else "weights"
+        raise ValueError(f"there are {len(parts)} parts and {found} of parts, expected 1 without or 2 with")
+
+
+@operation(
+    "x float N h", "parts x N h", "part_weights float32 2 h", "scale float32 1", "weight float32 h", "after float32 h",
+    check=_check_parts,
+)  # fmt: skip
 def sandwich_norm(
     x: Tensor, parts: Sequence[Tensor], part_weights: Tensor | None, weight: Tensor, scale: Tensor | None,
     after: Tensor, eps: float,
@@ -32,17 +39,14 @@ def sandwich_norm(
 
     x and parts [N, h] of one dtype; weight and after [h], scale [1] or None for 1, and part_weights in fp32.
     """
-    check_tensor("x", x, x.device, FLOATS, "N", "h")
-    width = x.shape[1]
-    if len(parts) not in (1, 2) or (part_weights is None) != (len(parts) == 1):
-        found = "no weights" if part_weights is None else "weights"
-        raise ValueError(f"there are {len(parts)} parts and {found} of parts, expected 1 without or 2 with")
-    for i, part in enumerate(parts):
-        check_tensor(f"parts[{i}]", part, x.device, x.dtype, *x.shape)
+
+    def normed(part: Tensor, by: Tensor) -> Tensor:
+        return rms_norm(part.float(), by.shape, by, eps).to(x.dtype)
+
+    total = parts[0]
     if part_weights is not None:
-        check_tensor("part_weights", part_weights, x.device, float32, 2, width)
+        total = normed(parts[0], part_weights[0]) + normed(parts[1], part_weights[1])
+    x = x + normed(total, weight)
     if scale is not None:
-        check_tensor("scale", scale, x.device, float32, 1)
-    check_tensor("weight", weight, x.device, float32, width)
-    check_tensor("after", after, x.device, float32, width)
-    return run(reference.sandwich_norm, x, x, parts, part_weights, weight, scale, after, eps)
+        x = (x.float() * scale).to(x.dtype)
+    return x, normed(x, after)

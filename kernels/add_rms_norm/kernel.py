@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 
 def add_rms_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -18,7 +19,7 @@ def sandwich_norm(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """weight None: parts are added without a norm."""
     num_rows, width = x.shape
-    normed = torch.empty((num_rows, width), dtype=x.dtype, device=x.device)
+    normed = x.new_empty((num_rows, width))
     total = torch.empty_like(normed) if parts else x
     if normed.numel():
         block = triton.next_power_of_2(width)
@@ -34,7 +35,7 @@ def sandwich_norm(
 
 
 @triton.jit
-def _normed(b, b_weight, eps, WIDTH: tl.constexpr, dtype: tl.constexpr):
+def _normed(b, b_weight, eps, WIDTH: constexpr, dtype: constexpr):
     """b normed and weighted, rounded to dtype, in fp32."""
     return (b * tl.rsqrt(tl.sum(b * b) / WIDTH + eps) * b_weight).to(dtype).to(tl.float32)
 
@@ -43,12 +44,12 @@ def _normed(b, b_weight, eps, WIDTH: tl.constexpr, dtype: tl.constexpr):
 def _add_norm(
     x_ptr, one_ptr, two_ptr, part_weights_ptr, weight_ptr, scale_ptr, after_ptr, total_ptr, normed_ptr,
     x_row, one_row, two_row, part_weights_row, eps,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, NORM: tl.constexpr, SCALE: tl.constexpr,
+    WIDTH: constexpr, BLOCK: constexpr, PARTS: constexpr, NORM: constexpr, SCALE: constexpr,
 ):  # fmt: skip
     i_row = tl.program_id(0).to(tl.int64)
     o = tl.arange(0, BLOCK)
     m = o < WIDTH
-    dtype: tl.constexpr = total_ptr.dtype.element_ty
+    dtype: constexpr = total_ptr.dtype.element_ty
     if PARTS > 0:
         b_part = tl.load(one_ptr + i_row * one_row + o, mask=m, other=0.0).to(tl.float32)
     if PARTS == 2:

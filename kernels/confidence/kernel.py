@@ -6,8 +6,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
-from ..device import num_multiprocessors
+from ..device import logits_of, num_multiprocessors
 
 CHUNK = 1024  # rows of logits at once
 SPLITS = tl.constexpr(256)  # of a row, merged together
@@ -17,74 +18,48 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)  # no logit yet: differences with 
 
 
 class Pass(NamedTuple):
-    """How the pass over logits is compiled."""
+    """How the pass over logits is compiled; benchmarks/kernels.py --tune times others."""
 
-    block: int  # logits at a time
-    num_warps: int
-    programs: int  # on a multiprocessor: rows are split until it has them
-
-
-# The first is launched; benchmarks/kernels.py --tune times the others, too.
-PASSES = (Pass(4096, 8, 8), Pass(2048, 4, 16), Pass(8192, 8, 4), Pass(4096, 4, 8))
+    block: int = 4096  # logits at a time
+    num_warps: int = 8
+    programs: int = 8  # on a multiprocessor: rows are split until it has them
 
 
 def confidence(
-    logits: Tensor, temperature: float, num_splits: int | None = None, how: Pass = PASSES[0]
+    logits: Tensor, temperature: float, num_splits: int | None = None, how: Pass | None = None
 ) -> tuple[Tensor, Tensor]:
+    how = how or Pass()
     num_rows, num_tokens = logits.shape
     if num_splits is None:
         num_splits = how.programs * num_multiprocessors(logits.device) // max(num_rows, 1)
     num_splits = max(1, min(num_splits, triton.cdiv(num_tokens, how.block)))
     share = triton.cdiv(triton.cdiv(num_tokens, num_splits), SHARE) * SHARE
-    best, total, token = _partials(num_splits, num_rows, logits.device)
+    scale = 1.4426950408889634 / (temperature or 1.0)  # from logits to exponents of two
+    # By row and split: the highest logit, the sum of exponentials relative to it, and its token.
+    best, total = (logits.new_empty((num_rows, num_splits), dtype=torch.float32) for _ in range(2))
+    token = logits.new_empty((num_rows, num_splits), dtype=torch.int32)
+    tokens = logits.new_empty(num_rows, dtype=torch.int64)
+    probabilities = logits.new_empty(num_rows, dtype=torch.float32)
     if num_rows:
         _of_logits[(num_rows, num_splits)](
-            logits, best, total, token, num_tokens, share, logits.stride(0), _scale(temperature),
+            logits, best, total, token, num_tokens, share, logits.stride(0), scale,
             LANES=how.block // RUN, RUN=RUN, num_warps=how.num_warps,
         )  # fmt: skip
-    return _merged(best, total, token, temperature)
+        _merge[(num_rows,)](best, total, token, tokens, probabilities, num_splits, scale)
+    return tokens, probabilities
 
 
 def confidence_of_hidden(
     hidden: Tensor, head: Tensor, temperature: float, max_num_logits: int
 ) -> tuple[Tensor, Tensor]:
-    parts = [confidence(_logits(rows, head), temperature) for rows in hidden.split(min(CHUNK, max_num_logits))]
+    parts = [confidence(logits_of(rows, head), temperature) for rows in hidden.split(min(CHUNK, max_num_logits))]
     return torch.cat([tokens for tokens, _ in parts]), torch.cat([sure for _, sure in parts])
-
-
-def _logits(hidden: Tensor, head: Tensor) -> Tensor:
-    """hidden @ head.T, always in fp32: rounded logits would tie."""
-    if hidden.dtype == torch.float32:
-        return hidden @ head.T
-    if hidden.is_cuda:
-        return torch.mm(hidden, head.T, out_dtype=torch.float32)
-    return hidden.float() @ head.float().T
-
-
-def _scale(temperature: float) -> float:
-    """From logits to exponents of two."""
-    return 1.4426950408889634 / (temperature or 1.0)
-
-
-def _partials(num_splits: int, num_rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """By row and split: the highest logit, the sum of exponentials relative to it, and its token."""
-    best, total = (torch.empty((num_rows, num_splits), dtype=torch.float32, device=device) for _ in range(2))
-    return best, total, torch.empty((num_rows, num_splits), dtype=torch.int32, device=device)
-
-
-def _merged(best: Tensor, total: Tensor, token: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    num_rows, num_splits = best.shape
-    tokens = torch.empty(num_rows, dtype=torch.int64, device=best.device)
-    probabilities = torch.empty(num_rows, dtype=torch.float32, device=best.device)
-    if num_rows:
-        _merge[(num_rows,)](best, total, token, tokens, probabilities, num_splits, _scale(temperature))
-    return tokens, probabilities
 
 
 @triton.jit
 def _of_logits(
     logits_ptr, best_ptr, total_ptr, token_ptr, num_tokens, share, row, scale,
-    LANES: tl.constexpr, RUN: tl.constexpr,
+    LANES: constexpr, RUN: constexpr,
 ):  # fmt: skip
     """One row's share of the vocabulary: each lane keeps a maximum, a sum, and where the maximum's run began."""
     i_row = tl.program_id(0).to(tl.int64)

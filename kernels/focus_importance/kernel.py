@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from ..device import interpreted
 from ..tiles import num_tiles, rows_of, tile_of
@@ -12,18 +13,18 @@ BLOCK = 32  # masked tokens at a time, as queries and keys
 BLOCK_SUM = 256
 
 
-def focus_importance(q: Tensor, k: Tensor, masked: Tensor, masked_start: Tensor, scale: float) -> Tensor:
+def focus_importance(q: Tensor, k: Tensor, masked: Tensor, masked_start: Tensor) -> Tensor:
     num_heads, head_dim = q.shape[1:]
     num_masked, num_sequences = len(masked), len(masked_start) - 1
-    lse = torch.empty((num_heads, num_masked), dtype=torch.float32, device=q.device)
-    columns = torch.empty((num_heads, num_masked), dtype=torch.float32, device=q.device)
-    importance = torch.empty(num_masked, dtype=torch.float32, device=q.device)
+    lse = q.new_empty((num_heads, num_masked), dtype=torch.float32)
+    columns = q.new_empty((num_heads, num_masked), dtype=torch.float32)
+    importance = q.new_empty(num_masked, dtype=torch.float32)
     if num_masked == 0:
         return importance
     for kernel, lse_or_columns in ((_row_sums, (lse,)), (_column_sums, (lse, columns))):
         kernel[(num_tiles(num_masked, num_sequences, BLOCK), num_heads)](
-            q, k, masked, masked_start, *lse_or_columns, scale * 1.4426950408889634, num_masked, num_sequences,
-            q.stride(0), q.stride(1), k.stride(0), k.stride(1),
+            q, k, masked, masked_start, *lse_or_columns, head_dim**-0.5 * 1.4426950408889634, num_masked, num_sequences,
+            *q.stride()[:2], *k.stride()[:2],
             G=num_heads // k.shape[1], D=head_dim, BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
             BLOCK=BLOCK, WIDEN=interpreted(q),
         )  # fmt: skip
@@ -32,7 +33,7 @@ def focus_importance(q: Tensor, k: Tensor, masked: Tensor, masked_start: Tensor,
 
 
 @triton.jit
-def _rows(x_ptr, masked_ptr, o, start, end, row, D: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr):
+def _rows(x_ptr, masked_ptr, o, start, end, row, D: constexpr, BLOCK_D: constexpr, WIDEN: constexpr):
     """Vectors of entries of a sequence's list of masked tokens; zeros beyond its ends."""
     m = (o >= start) & (o < end)
     return rows_of(x_ptr, tl.load(masked_ptr + o, mask=m, other=0), m, row, D, BLOCK_D, WIDEN)
@@ -41,7 +42,7 @@ def _rows(x_ptr, masked_ptr, o, start, end, row, D: tl.constexpr, BLOCK_D: tl.co
 @triton.jit
 def _pooled(
     b_q, k_ptr, masked_ptr, o_key, start, end, k_row, scale,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr,
+    D: constexpr, BLOCK_D: constexpr, WIDEN: constexpr,
 ):  # fmt: skip
     """Scores of queries on keys, each the maximum of the key and its list neighbours; -inf beyond the ends."""
     b_pooled = tl.full([b_q.shape[0], o_key.shape[0]], float("-inf"), tl.float32)
@@ -56,8 +57,8 @@ def _pooled(
 @triton.jit(do_not_specialize=["num_masked", "num_sequences"])
 def _row_sums(
     q_ptr, k_ptr, masked_ptr, start_ptr, lse_ptr, scale, num_masked, num_sequences, q_row, q_head, k_row, k_head,
-    G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
-    WIDEN: tl.constexpr,
+    G: constexpr, D: constexpr, BLOCK_D: constexpr, BLOCK: constexpr,
+    WIDEN: constexpr,
 ):  # fmt: skip
     """The base-2 log of each query's sum of exponentials, for one head and a tile of queries."""
     i_head = tl.program_id(1)
@@ -83,8 +84,8 @@ def _row_sums(
 def _column_sums(
     q_ptr, k_ptr, masked_ptr, start_ptr, lse_ptr, columns_ptr, scale, num_masked, num_sequences,
     q_row, q_head, k_row, k_head,
-    G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
-    WIDEN: tl.constexpr,
+    G: constexpr, D: constexpr, BLOCK_D: constexpr, BLOCK: constexpr,
+    WIDEN: constexpr,
 ):  # fmt: skip
     """The attention that a tile of keys gets from all queries of its sequence, for one head."""
     i_head = tl.program_id(1)
@@ -106,7 +107,7 @@ def _column_sums(
 
 
 @triton.jit(do_not_specialize=["num_masked"])
-def _head_sums(columns_ptr, importance_ptr, num_masked, num_heads, BLOCK: tl.constexpr):
+def _head_sums(columns_ptr, importance_ptr, num_masked, num_heads, BLOCK: constexpr):
     """Adds heads in order."""
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b_sum = tl.zeros([BLOCK], tl.float32)

@@ -3,13 +3,19 @@
 import torch
 from torch import Tensor
 
-from .. import run
-from ..checks import FLOATS, check_tensor
-from . import reference
-
-ACTIVATIONS = ("silu", "gelu")
+from ..operation import operation
+from ..swiglu import check_activation, gated
 
 
+def _check(gate_up: Tensor, activation: str, **_: Tensor) -> None:
+    if gate_up.shape[1] % 2:
+        raise ValueError(f"gate_up has {gate_up.shape[1]} rows an expert, expected an even number")
+    check_activation(activation)
+
+
+@operation(
+    "x float N h", "experts int64 N k", "weights float32 N k", "gate_up x E 2f h", "down x E h 2f/2", check=_check
+)  # fmt: skip
 def grouped_experts(
     x: Tensor, experts: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, activation: str = "silu"
 ) -> Tensor:
@@ -19,13 +25,11 @@ def grouped_experts(
     down [E, h, f], in x's dtype. activation: silu, or gelu in its tanh approximation (Gemma). Products and sums
     accumulate in fp32.
     """
-    check_tensor("x", x, x.device, FLOATS, "N", "h")
-    check_tensor("experts", experts, x.device, torch.int64, len(x), "k")
-    check_tensor("weights", weights, x.device, torch.float32, len(x), experts.shape[1])
-    check_tensor("gate_up", gate_up, x.device, x.dtype, "E", "2f", x.shape[1])
-    if gate_up.shape[1] % 2:
-        raise ValueError(f"gate_up has {gate_up.shape[1]} rows an expert, expected an even number")
-    check_tensor("down", down, x.device, x.dtype, len(gate_up), x.shape[1], gate_up.shape[1] // 2)
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation is {activation!r}, expected silu or gelu")
-    return run(reference.grouped_experts, x, x, experts, weights, gate_up, down, activation)
+    num_rows, top_k = experts.shape
+    out = torch.zeros((num_rows * top_k, x.shape[1]), dtype=torch.float32, device=x.device)
+    of_pair = experts.reshape(-1)
+    for expert in set(of_pair.tolist()):
+        pairs = (of_pair == expert).nonzero()[:, 0]
+        opened = gated(x[pairs // top_k] @ gate_up[expert].T, activation)
+        out[pairs] = (opened @ down[expert].T).float() * weights.reshape(-1, 1)[pairs]
+    return out.view(num_rows, top_k, x.shape[1]).sum(1).to(x.dtype)

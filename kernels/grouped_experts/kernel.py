@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from ..device import interpreted, shared_memory
 from ..tiles import num_tiles, tile_of
@@ -17,7 +18,7 @@ GROUP = 8
 
 
 class Tile(NamedTuple):
-    """What a program multiplies: rows of an expert, columns, and width at a time."""
+    """What a program multiplies: rows of an expert, columns, and width at a time; --tune times others."""
 
     rows: int
     columns: int  # of gates and of ups; of `down` the same
@@ -28,18 +29,10 @@ class Tile(NamedTuple):
     down_stages: int = 0  # of the second product, if fewer: two of its programs fit a multiprocessor
 
 
-# By rows; the first is launched. From 64 rows on products are wgmma (sm_90) or tcgen05 (sm_100).
-TILES = {
-    16: (Tile(16, 64, 64, 4, 4), Tile(16, 64, 128, 4, 3), Tile(16, 32, 128, 4, 4), Tile(16, 128, 64, 4, 4)),
-    32: (Tile(32, 64, 64, 4, 4), Tile(32, 64, 128, 4, 3), Tile(32, 128, 64, 8, 3)),
-    64: (Tile(64, 64, 64, 4, 4), Tile(64, 128, 64, 8, 3), Tile(64, 64, 64, 8, 4)),
-    128: (
-        Tile(128, 128, 64, 8, 4, 32, 3), Tile(128, 128, 64, 8, 3, 32), Tile(128, 64, 64, 4, 3, 32),
-        Tile(128, 128, 64, 8, 3),
-    ),
-}  # fmt: skip
-SMALL_TILES = {rows: (Tile(rows, 64, 64, 4 if rows < 128 else 8, 2),) for rows in TILES}  # of 99 KiB of shared memory
-WIDE_TILES = (Tile(16, 64, 32, 4, 2),)  # of fp32
+# By rows. From 64 rows on products are wgmma (sm_90) or tcgen05 (sm_100).
+TILES = {rows: Tile(rows, 64, 64, 4, 4) for rows in (16, 32, 64)} | {128: Tile(128, 128, 64, 8, 4, 32, 3)}
+SMALL_TILES = {rows: Tile(rows, 64, 64, 4 if rows < 128 else 8, 2) for rows in TILES}  # of 99 KiB of shared memory
+WIDE_TILE = Tile(16, 64, 32, 4, 2)  # of fp32
 
 
 def rows_of_a_tile(num_pairs: int, num_experts: int) -> int:
@@ -47,10 +40,10 @@ def rows_of_a_tile(num_pairs: int, num_experts: int) -> int:
     return next((rows for rows in TILES if 2 * rows * num_experts >= 3 * num_pairs), max(TILES))
 
 
-def tiles(x: Tensor, num_pairs: int, num_experts: int) -> tuple[Tile, ...]:
-    """The ways to compile these products; the first is launched."""
+def tile_for(x: Tensor, num_pairs: int, num_experts: int) -> Tile:
+    """How these products are compiled."""
     if x.element_size() > 2:
-        return WIDE_TILES
+        return WIDE_TILE
     small = 0 < shared_memory(x.device) < 200 * 1024  # an A100 has 163 KiB, an H200 227
     return (SMALL_TILES if small else TILES)[rows_of_a_tile(num_pairs, num_experts)]
 
@@ -62,10 +55,15 @@ def grouped_experts(
     """Never waits for the device, which alone knows each expert's number of rows."""
     (num_rows, top_k), (num_experts, width, ffn) = experts.shape, down.shape
     num_pairs = num_rows * top_k
-    tile = tiles(x, num_pairs, num_experts)[0] if tile is None else tile
-    start, order, place = pairs_by_expert(experts, num_experts)
-    inner = torch.empty((num_pairs, ffn), dtype=x.dtype, device=x.device)
-    read = torch.empty((num_pairs, width), dtype=x.dtype, device=x.device)
+    tile = tile or tile_for(x, num_pairs, num_experts)
+    start = x.new_empty(num_experts + 1, dtype=torch.int32)
+    order, place = (x.new_empty(num_pairs, dtype=torch.int32) for _ in range(2))
+    shapes = (num_pairs, ffn), (num_pairs, width), (num_rows, width)
+    inner, read, out = (x.new_empty(shape) for shape in shapes)
+    if num_experts:
+        _sort[(num_experts,)](
+            experts.reshape(-1), start, order, place, num_pairs, num_experts, BLOCK=PAIRS, num_warps=8
+        )
     if num_pairs and width:
         num = num_tiles(num_pairs, num_experts, tile.rows)
         shared: dict[str, Any] = {
@@ -81,24 +79,6 @@ def grouped_experts(
             inner, down, start, read, num_experts, num, down.stride(0), down.stride(1),
             num_stages=tile.down_stages or tile.num_stages, **shared,
         )  # fmt: skip
-    return sum_of_pairs(read, place, weights)
-
-
-def pairs_by_expert(experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    num_pairs = experts.numel()
-    start = torch.empty(num_experts + 1, dtype=torch.int32, device=experts.device)
-    order, place = (torch.empty(num_pairs, dtype=torch.int32, device=experts.device) for _ in range(2))
-    if num_experts:
-        _sort[(num_experts,)](
-            experts.reshape(-1), start, order, place, num_pairs, num_experts, BLOCK=PAIRS, num_warps=8
-        )
-    return start, order, place
-
-
-def sum_of_pairs(read: Tensor, place: Tensor, weights: Tensor) -> Tensor:
-    (num_rows, top_k), width = weights.shape, read.shape[1]
-    out = torch.empty((num_rows, width), dtype=read.dtype, device=read.device)
-    if out.numel():
         _combine[(num_rows, triton.cdiv(width, COLUMNS))](
             read, place, weights.reshape(-1), out, TOP_K=top_k, WIDTH=width, BLOCK=COLUMNS, num_warps=4
         )
@@ -106,7 +86,7 @@ def sum_of_pairs(read: Tensor, place: Tensor, weights: Tensor) -> Tensor:
 
 
 @triton.jit(do_not_specialize=["num_pairs", "num_experts"])
-def _sort(experts_ptr, start_ptr, order_ptr, place_ptr, num_pairs, num_experts, BLOCK: tl.constexpr):
+def _sort(experts_ptr, start_ptr, order_ptr, place_ptr, num_pairs, num_experts, BLOCK: constexpr):
     """A program an expert: its pairs come after those of earlier experts."""
     i_e = tl.program_id(0)
     start = 0
@@ -127,7 +107,7 @@ def _sort(experts_ptr, start_ptr, order_ptr, place_ptr, num_pairs, num_experts, 
 
 
 @triton.jit
-def _tile_and_columns(num_tiles, NUM: tl.constexpr, GROUP: tl.constexpr):
+def _tile_and_columns(num_tiles, NUM: constexpr, GROUP: constexpr):
     """This program's tile and block of columns: all NUM blocks of GROUP tiles follow each other, tiles first."""
     i = tl.program_id(0)
     first = i // (GROUP * NUM) * GROUP
@@ -137,7 +117,7 @@ def _tile_and_columns(num_tiles, NUM: tl.constexpr, GROUP: tl.constexpr):
 
 
 @triton.jit
-def _part(ptr, i_k, o_k, WIDTH: tl.constexpr, EVEN: tl.constexpr, WIDEN: tl.constexpr):
+def _part(ptr, i_k, o_k, WIDTH: constexpr, EVEN: constexpr, WIDEN: constexpr):
     """Rows from column i_k on; zeros beyond the width."""
     if EVEN:
         b = tl.load(ptr + i_k)
@@ -151,105 +131,73 @@ def _part(ptr, i_k, o_k, WIDTH: tl.constexpr, EVEN: tl.constexpr, WIDEN: tl.cons
 @triton.jit(do_not_specialize=["num_experts", "num_tiles"])
 def _gate_up(
     x_ptr, gate_up_ptr, start_ptr, order_ptr, inner_ptr, num_experts, num_tiles, x_row, expert_stride, gate_row,
-    TOP_K: tl.constexpr, WIDTH: tl.constexpr, FFN: tl.constexpr, GELU: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_R: tl.constexpr, TAIL: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDEN: tl.constexpr,
+    TOP_K: constexpr, WIDTH: constexpr, FFN: constexpr, GELU: constexpr, GROUP: constexpr,
+    BLOCK_R: constexpr, TAIL: constexpr, BLOCK_N: constexpr, BLOCK_K: constexpr, WIDEN: constexpr,
 ):  # fmt: skip
     """The gated input of pairs of one expert: a tile of gates times a tile of ups."""
     i_tile, i_n = _tile_and_columns(num_tiles, tl.cdiv(FFN, BLOCK_N), GROUP)
     i_e, _, begin, end = tile_of(start_ptr, num_experts, i_tile, BLOCK_R)
     if begin < end:
-        if TAIL > 0 and end - begin <= TAIL:
-            _gate_up_of(
-                x_ptr, gate_up_ptr, order_ptr, inner_ptr, i_e, i_n, begin, end, x_row, expert_stride, gate_row,
-                TOP_K, WIDTH, FFN, GELU, TAIL, BLOCK_N, BLOCK_K, WIDEN,
-            )  # fmt: skip
-        else:
-            _gate_up_of(
-                x_ptr, gate_up_ptr, order_ptr, inner_ptr, i_e, i_n, begin, end, x_row, expert_stride, gate_row,
-                TOP_K, WIDTH, FFN, GELU, BLOCK_R, BLOCK_N, BLOCK_K, WIDEN,
-            )  # fmt: skip
-
-
-@triton.jit
-def _gate_up_of(
-    x_ptr, gate_up_ptr, order_ptr, inner_ptr, i_e, i_n, begin, end, x_row, expert_stride, gate_row,
-    TOP_K: tl.constexpr, WIDTH: tl.constexpr, FFN: tl.constexpr, GELU: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDEN: tl.constexpr,
-):  # fmt: skip
-    """At most ROWS pairs of expert i_e from `begin` on, and its columns of block i_n."""
-    o_r, o_k = begin + tl.arange(0, ROWS), tl.arange(0, BLOCK_K)
-    o_f = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    # Rows beyond the tile and the matrix repeat the last one: their products are not stored.
-    b_row = tl.load(order_ptr + tl.minimum(o_r, end - 1)) // TOP_K
-    x_rows = x_ptr + b_row.to(tl.int64)[:, None] * x_row + o_k[None, :]
-    gates = gate_up_ptr + i_e.to(tl.int64) * expert_stride + tl.minimum(o_f, FFN - 1)[:, None] * gate_row
-    gates += o_k[None, :]
-    b_gate = tl.zeros([ROWS, BLOCK_N], tl.float32)
-    b_up = tl.zeros([ROWS, BLOCK_N], tl.float32)
-    for i_k in range(0, WIDTH, BLOCK_K):
-        b_x = _part(x_rows, i_k, o_k, WIDTH, WIDTH % BLOCK_K == 0, WIDEN)
-        b_of_gate = _part(gates, i_k, o_k, WIDTH, WIDTH % BLOCK_K == 0, WIDEN)
-        b_of_up = _part(gates + FFN * gate_row, i_k, o_k, WIDTH, WIDTH % BLOCK_K == 0, WIDEN)
-        b_gate = tl.dot(b_x, tl.trans(b_of_gate), b_gate, input_precision="ieee")
-        b_up = tl.dot(b_x, tl.trans(b_of_up), b_up, input_precision="ieee")
-    dtype = inner_ptr.dtype.element_ty
-    # Round as the reference's steps do.
-    b_gate, b_up = b_gate.to(dtype).to(tl.float32), b_up.to(dtype).to(tl.float32)
-    b_at = b_gate
-    if GELU:  # (1 + tanh z) / 2 is the sigmoid of 2 z
-        b_at = 1.5957691216057308 * (b_gate + 0.044715 * b_gate * b_gate * b_gate)
-    b_open = (b_gate / (1.0 + tl.exp(-b_at))).to(dtype).to(tl.float32)
-    o_out = o_r.to(tl.int64)[:, None] * FFN + o_f[None, :]
-    tl.store(inner_ptr + o_out, (b_open * b_up).to(dtype), mask=(o_r < end)[:, None] & (o_f < FFN)[None, :])
+        # An expert's last pairs are a smaller tile, if there is one.
+        for WHOLE in tl.static_range(0 if TAIL > 0 else 1, 2):
+            if end - begin > TAIL if WHOLE else end - begin <= TAIL:
+                o_r, o_k = begin + tl.arange(0, BLOCK_R if WHOLE else TAIL), tl.arange(0, BLOCK_K)
+                o_f = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
+                # Rows beyond the tile and the matrix repeat the last one: their products are not stored.
+                b_row = tl.load(order_ptr + tl.minimum(o_r, end - 1)) // TOP_K
+                x_rows = x_ptr + b_row.to(tl.int64)[:, None] * x_row + o_k[None, :]
+                gates = gate_up_ptr + i_e.to(tl.int64) * expert_stride + tl.minimum(o_f, FFN - 1)[:, None] * gate_row
+                gates += o_k[None, :]
+                b_gate = tl.zeros([BLOCK_R if WHOLE else TAIL, BLOCK_N], tl.float32)
+                b_up = tl.zeros([BLOCK_R if WHOLE else TAIL, BLOCK_N], tl.float32)
+                for i_k in range(0, WIDTH, BLOCK_K):
+                    b_x = _part(x_rows, i_k, o_k, WIDTH, WIDTH % BLOCK_K == 0, WIDEN)
+                    b_of_gate = _part(gates, i_k, o_k, WIDTH, WIDTH % BLOCK_K == 0, WIDEN)
+                    b_of_up = _part(gates + FFN * gate_row, i_k, o_k, WIDTH, WIDTH % BLOCK_K == 0, WIDEN)
+                    b_gate = tl.dot(b_x, tl.trans(b_of_gate), b_gate, input_precision="ieee")
+                    b_up = tl.dot(b_x, tl.trans(b_of_up), b_up, input_precision="ieee")
+                dtype = inner_ptr.dtype.element_ty
+                # Round as the reference's steps do.
+                b_gate, b_up = b_gate.to(dtype).to(tl.float32), b_up.to(dtype).to(tl.float32)
+                b_at = b_gate
+                if GELU:  # (1 + tanh z) / 2 is the sigmoid of 2 z
+                    b_at = 1.5957691216057308 * (b_gate + 0.044715 * b_gate * b_gate * b_gate)
+                b_open = (b_gate / (1.0 + tl.exp(-b_at))).to(dtype).to(tl.float32)
+                o_out = o_r.to(tl.int64)[:, None] * FFN + o_f[None, :]
+                tl.store(inner_ptr + o_out, (b_open * b_up).to(dtype), mask=(o_r < end)[:, None] & (o_f < FFN)[None, :])
 
 
 @triton.jit(do_not_specialize=["num_experts", "num_tiles"])
 def _down(
     inner_ptr, down_ptr, start_ptr, read_ptr, num_experts, num_tiles, expert_stride, down_row,
-    WIDTH: tl.constexpr, FFN: tl.constexpr, GROUP: tl.constexpr, BLOCK_R: tl.constexpr, TAIL: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDEN: tl.constexpr,
+    WIDTH: constexpr, FFN: constexpr, GROUP: constexpr, BLOCK_R: constexpr, TAIL: constexpr,
+    BLOCK_N: constexpr, BLOCK_K: constexpr, WIDEN: constexpr,
 ):  # fmt: skip
     """An expert's output for some of its pairs, in order."""
     i_tile, i_n = _tile_and_columns(num_tiles, tl.cdiv(WIDTH, BLOCK_N), GROUP)
     i_e, _, begin, end = tile_of(start_ptr, num_experts, i_tile, BLOCK_R)
     if begin < end:
-        if TAIL > 0 and end - begin <= TAIL:
-            _down_of(
-                inner_ptr, down_ptr, read_ptr, i_e, i_n, begin, end, expert_stride, down_row,
-                WIDTH, FFN, TAIL, BLOCK_N, BLOCK_K, WIDEN,
-            )  # fmt: skip
-        else:
-            _down_of(
-                inner_ptr, down_ptr, read_ptr, i_e, i_n, begin, end, expert_stride, down_row,
-                WIDTH, FFN, BLOCK_R, BLOCK_N, BLOCK_K, WIDEN,
-            )  # fmt: skip
-
-
-@triton.jit
-def _down_of(
-    inner_ptr, down_ptr, read_ptr, i_e, i_n, begin, end, expert_stride, down_row,
-    WIDTH: tl.constexpr, FFN: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    WIDEN: tl.constexpr,
-):  # fmt: skip
-    """At most ROWS pairs of expert i_e from `begin` on, and its columns of block i_n."""
-    o_r, o_k = begin + tl.arange(0, ROWS), tl.arange(0, BLOCK_K)
-    o_h = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    rows = inner_ptr + tl.minimum(o_r, end - 1).to(tl.int64)[:, None] * FFN + o_k[None, :]
-    downs = down_ptr + i_e.to(tl.int64) * expert_stride + tl.minimum(o_h, WIDTH - 1)[:, None] * down_row
-    downs += o_k[None, :]
-    b_out = tl.zeros([ROWS, BLOCK_N], tl.float32)
-    for i_k in range(0, FFN, BLOCK_K):
-        b_inner = _part(rows, i_k, o_k, FFN, FFN % BLOCK_K == 0, WIDEN)
-        b_of_down = _part(downs, i_k, o_k, FFN, FFN % BLOCK_K == 0, WIDEN)
-        b_out = tl.dot(b_inner, tl.trans(b_of_down), b_out, input_precision="ieee")
-    o_out = o_r.to(tl.int64)[:, None] * WIDTH + o_h[None, :]
-    m = (o_r < end)[:, None] & (o_h < WIDTH)[None, :]
-    tl.store(read_ptr + o_out, b_out.to(read_ptr.dtype.element_ty), mask=m)
+        # An expert's last pairs are a smaller tile, if there is one.
+        for WHOLE in tl.static_range(0 if TAIL > 0 else 1, 2):
+            if end - begin > TAIL if WHOLE else end - begin <= TAIL:
+                o_r, o_k = begin + tl.arange(0, BLOCK_R if WHOLE else TAIL), tl.arange(0, BLOCK_K)
+                o_h = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
+                rows = inner_ptr + tl.minimum(o_r, end - 1).to(tl.int64)[:, None] * FFN + o_k[None, :]
+                downs = down_ptr + i_e.to(tl.int64) * expert_stride + tl.minimum(o_h, WIDTH - 1)[:, None] * down_row
+                downs += o_k[None, :]
+                b_out = tl.zeros([BLOCK_R if WHOLE else TAIL, BLOCK_N], tl.float32)
+                for i_k in range(0, FFN, BLOCK_K):
+                    b_inner = _part(rows, i_k, o_k, FFN, FFN % BLOCK_K == 0, WIDEN)
+                    b_of_down = _part(downs, i_k, o_k, FFN, FFN % BLOCK_K == 0, WIDEN)
+                    b_out = tl.dot(b_inner, tl.trans(b_of_down), b_out, input_precision="ieee")
+                o_out = o_r.to(tl.int64)[:, None] * WIDTH + o_h[None, :]
+                m = (o_r < end)[:, None] & (o_h < WIDTH)[None, :]
+                tl.store(read_ptr + o_out, b_out.to(read_ptr.dtype.element_ty), mask=m)
 
 
 @triton.jit
 def _combine(
-    read_ptr, place_ptr, weights_ptr, out_ptr, TOP_K: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+    read_ptr, place_ptr, weights_ptr, out_ptr, TOP_K: constexpr, WIDTH: constexpr, BLOCK: constexpr
 ):  # fmt: skip
     """Some columns of a row: the weighted sum of its pairs, in order."""
     i_row = tl.program_id(0).to(tl.int64)

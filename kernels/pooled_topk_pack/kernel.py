@@ -4,9 +4,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from ..tiles import num_tiles, tile_of
-from .reference import Choice
+from . import Choice
 
 BLOCK = 64  # keys at a time
 
@@ -20,23 +21,20 @@ def pooled_topk_pack(q: Tensor, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: 
     kept = torch.full((choosing, num_sequences, slots), -1, dtype=torch.int32, device=k.device)
     if num_keys == 0:
         return kept
-    query = torch.empty((num_sequences, num_heads, head_dim), dtype=torch.float32, device=k.device)
-    scores, pooled = (torch.empty((choosing, num_keys), dtype=torch.float32, device=k.device) for _ in range(2))
+    query = k.new_empty((num_sequences, num_heads, head_dim), dtype=torch.float32)
+    scores, pooled = (k.new_empty((choosing, num_keys), dtype=torch.float32) for _ in range(2))
     block_d = triton.next_power_of_2(head_dim)
     grid = (num_tiles(num_keys, num_sequences, BLOCK), choosing)
-    _mean_queries[(num_sequences, num_heads)](
-        q, query_start, query, q.stride(0), q.stride(1), D=head_dim, BLOCK_D=block_d
-    )
+    _mean_queries[(num_sequences, num_heads)](q, query_start, query, *q.stride()[:2], D=head_dim, BLOCK_D=block_d)
     _scores[grid](
-        query, k, key_start, scores, num_keys, num_sequences, num_heads, k.stride(0), k.stride(1),
+        query, k, key_start, scores, num_keys, num_sequences, num_heads, *k.stride()[:2],
         G=num_heads // num_kv_heads, D=head_dim, SHARED=shared, BLOCK=BLOCK, BLOCK_D=block_d,
     )  # fmt: skip
     _pool[grid](scores, query_start, key_start, block_start, pooled, num_keys, num_sequences, POOL=pool, BLOCK=BLOCK)
     _pack[grid](
         pooled, k, v, query_start, key_start, block_start, num_kept, k_pages, v_pages, page_table, kept,
-        num_keys, num_sequences, slots, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        k_pages.stride(0), k_pages.stride(1), k_pages.stride(2), v_pages.stride(0), v_pages.stride(1),
-        v_pages.stride(2), page_table.stride(0),
+        num_keys, num_sequences, slots, *k.stride()[:2], *v.stride()[:2], *k_pages.stride()[:3], *v_pages.stride()[:3],
+        page_table.stride(0),
         HEADS=num_kv_heads if shared else 1, D=head_dim, PAGE=k_pages.shape[1],
         BLOCK=BLOCK, BLOCK_D=block_d,
     )  # fmt: skip
@@ -44,7 +42,7 @@ def pooled_topk_pack(q: Tensor, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: 
 
 
 @triton.jit
-def _mean_queries(q_ptr, start_ptr, query_ptr, q_row, q_head, D: tl.constexpr, BLOCK_D: tl.constexpr):
+def _mean_queries(q_ptr, start_ptr, query_ptr, q_row, q_head, D: constexpr, BLOCK_D: constexpr):
     i_s, i_head = tl.program_id(0), tl.program_id(1)
     start = tl.load(start_ptr + i_s)
     end = tl.load(start_ptr + i_s + 1)
@@ -60,8 +58,8 @@ def _mean_queries(q_ptr, start_ptr, query_ptr, q_row, q_head, D: tl.constexpr, B
 @triton.jit(do_not_specialize=["num_keys", "num_sequences"])
 def _scores(
     query_ptr, k_ptr, start_ptr, scores_ptr, num_keys, num_sequences, num_heads, k_row, k_head,
-    G: tl.constexpr, D: tl.constexpr, SHARED: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
+    G: constexpr, D: constexpr, SHARED: constexpr,
+    BLOCK: constexpr, BLOCK_D: constexpr,
 ):  # fmt: skip
     """Scores of a tile of keys, merged over all heads in order, or over one group."""
     i_choosing = tl.program_id(1)
@@ -92,7 +90,7 @@ def _scores(
 
 
 @triton.jit
-def _candidates(query_start_ptr, key_start_ptr, block_start_ptr, num_sequences, BLOCK: tl.constexpr):
+def _candidates(query_start_ptr, key_start_ptr, block_start_ptr, num_sequences, BLOCK: constexpr):
     """A tile of a sequence's candidates: their indices and number, the block's start and length, the first key."""
     i_s, start, first, end = tile_of(key_start_ptr, num_sequences, tl.program_id(0), BLOCK)
     block = tl.load(query_start_ptr + i_s + 1) - tl.load(query_start_ptr + i_s)
@@ -103,7 +101,7 @@ def _candidates(query_start_ptr, key_start_ptr, block_start_ptr, num_sequences, 
 @triton.jit(do_not_specialize=["num_keys", "num_sequences"])
 def _pool(
     scores_ptr, query_start_ptr, key_start_ptr, block_start_ptr, pooled_ptr, num_keys, num_sequences,
-    POOL: tl.constexpr, BLOCK: tl.constexpr,
+    POOL: constexpr, BLOCK: constexpr,
 ):  # fmt: skip
     """Pooled scores of a tile of candidates, stored as if the block were cut out of the sequence."""
     _, o, num, block_start, block, start = _candidates(
@@ -124,8 +122,8 @@ def _pack(
     pooled_ptr, k_ptr, v_ptr, query_start_ptr, key_start_ptr, block_start_ptr, num_kept_ptr,
     k_pages_ptr, v_pages_ptr, table_ptr, kept_ptr, num_keys, num_sequences, slots,
     k_row, k_head, v_row, v_head, k_page, k_slot, k_page_head, v_page, v_slot, v_page_head, table_row,
-    HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
+    HEADS: constexpr, D: constexpr, PAGE: constexpr,
+    BLOCK: constexpr, BLOCK_D: constexpr,
 ):  # fmt: skip
     """Rank a tile of candidates among all; write the kept ones, of HEADS heads, to the slots of their ranks."""
     i_choosing = tl.program_id(1)

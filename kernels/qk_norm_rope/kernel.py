@@ -1,46 +1,38 @@
 """Norm and RoPE in Triton, to rows or pages: a program for some heads of a row."""
 
-import torch
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
+
+from . import kv_heads
 
 NUMBERS = 1024  # of each half of a program's heads: 16 bytes a thread of four warps
 
 
-def qk_norm_rope(
-    qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor,
-    values: str,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    num_rows, heads, head_dim = qkv.shape
-    shape = num_rows, 1, (heads - num_heads) // (1 if values == "keys" else 2), head_dim
-    k, v = (torch.empty(shape, dtype=qkv.dtype, device=qkv.device) for _ in range(2))
+def qk_norm_rope(qkv: Tensor, num_heads: int, values: str, **heads: Any) -> tuple[Tensor, Tensor, Tensor]:
+    shape = len(qkv), 1, kv_heads(qkv, num_heads, values), qkv.shape[2]
+    k, v = (qkv.new_empty(shape) for _ in range(2))
     # A page of one slot for each row, in order.
-    q = _launched(qkv, num_heads, q_weight, k_weight, eps, cos, sin, k, v, None, values)
+    q = qk_norm_rope_scatter(qkv, num_heads, values=values, k_pages=k, v_pages=v, slots=None, **heads)
     return q, k.squeeze(1), v.squeeze(1)
 
 
 def qk_norm_rope_scatter(
     qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor,
-    k_pages: Tensor, v_pages: Tensor, slots: Tensor, values: str,
-) -> Tensor:  # fmt: skip
-    return _launched(qkv, num_heads, q_weight, k_weight, eps, cos, sin, k_pages, v_pages, slots, values)
-
-
-def _launched(
-    qkv: Tensor, num_heads: int, q_weight: Tensor | None, k_weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor,
     k_pages: Tensor, v_pages: Tensor, slots: Tensor | None, values: str,
 ) -> Tensor:  # fmt: skip
     num_rows, heads, head_dim = qkv.shape
-    q = torch.empty((num_rows, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
+    q = qkv.new_empty((num_rows, num_heads, head_dim))
     if num_rows:
         block_d = triton.next_power_of_2(head_dim // 2)
         block_h = max(1, NUMBERS // block_d)
         _norm_rope[(num_rows, triton.cdiv(heads, block_h))](
             qkv, qkv if q_weight is None else q_weight, qkv if k_weight is None else k_weight, cos, sin, q,
-            k_pages, v_pages, qkv if slots is None else slots, qkv.stride(0), qkv.stride(1), cos.stride(0),
-            sin.stride(0), k_pages.stride(0), k_pages.stride(1), k_pages.stride(2), v_pages.stride(0),
-            v_pages.stride(1), v_pages.stride(2), eps,
+            k_pages, v_pages, qkv if slots is None else slots, *qkv.stride()[:2], cos.stride(0),
+            sin.stride(0), *k_pages.stride()[:3], *v_pages.stride()[:3], eps,
             H=num_heads, HKV=k_pages.shape[2], D=head_dim, HALF=head_dim // 2, PAGE=k_pages.shape[1],
             BLOCK_H=block_h, BLOCK_D=block_d, NORM=q_weight is not None, SCATTER=slots is not None,
             NORM_V=values == "normed", KEYS=values == "keys", num_warps=4,
@@ -52,9 +44,9 @@ def _launched(
 def _norm_rope(
     qkv_ptr, q_weight_ptr, k_weight_ptr, cos_ptr, sin_ptr, q_ptr, k_ptr, v_ptr, slots_ptr,
     qkv_row, qkv_head, cos_row, sin_row, k_page, k_slot, k_head, v_page, v_slot, v_head, eps,
-    H: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, NORM: tl.constexpr, SCATTER: tl.constexpr,
-    NORM_V: tl.constexpr, KEYS: tl.constexpr,
+    H: constexpr, HKV: constexpr, D: constexpr, HALF: constexpr, PAGE: constexpr,
+    BLOCK_H: constexpr, BLOCK_D: constexpr, NORM: constexpr, SCATTER: constexpr,
+    NORM_V: constexpr, KEYS: constexpr,
 ):  # fmt: skip
     i_row = tl.program_id(0).to(tl.int64)
     o_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)

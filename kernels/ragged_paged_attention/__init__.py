@@ -1,14 +1,43 @@
 """Attention of ragged queries at arbitrary positions over a paged KV cache."""
 
+import itertools
+from typing import Generic, NamedTuple, TypeVar
+
 import torch
 from torch import Tensor
 
-from .. import run
-from ..checks import FLOATS, check_heads, check_tensor
-from . import reference
-from .reference import Sequences as Sequences
+from ..operation import operation
+
+TILE = 256  # queries at a time: bounds memory, and lets early blocks skip keys of later ones
+Array = TypeVar("Array")  # on the device or the host
 
 
+class Sequences(NamedTuple, Generic[Array]):
+    """Where each sequence's queries and keys are, and the keys that a query sees.
+
+    Key j of sequence s is in page page_table[s, j // page_size], slot j % page_size. A query at position p sees it iff
+    j // block_length <= p // block_length and (j < history[s] or listed[s, j - history[s]]).
+    """
+
+    page_table: Array  # [S, max_pages] int32, unused entries -1
+    query_start: Array  # [S + 1] int32; the rows of sequence s are query_start[s] to query_start[s + 1]
+    positions: Array  # [N] int32, absolute
+    history: Array  # [S] int32
+    listed: Array  # [S, W] bool
+    block_length: int
+    spare: int = 0  # last sequences, without keys: the launch is chosen for the others
+
+
+def _check(sequences: Sequences[Tensor], **_: Tensor) -> None:
+    if sequences.block_length < 1:
+        raise ValueError(f"block_length is {sequences.block_length}, expected at least 1")
+
+
+@operation(
+    "q float N H D", "k_pages q num_pages page_size Hkv D", "v_pages q num_pages page_size Hkv D",
+    "sequences.page_table int32 S max_pages", "sequences.query_start int32 S+1", "sequences.positions int32 N",
+    "sequences.history int32 S", "sequences.listed bool S W", check=_check,
+)  # fmt: skip
 def ragged_paged_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, sequences: Sequences[Tensor]) -> Tensor:
     """Each query's output, [N, H, D] of q's dtype: block-causal, over history and listed block positions.
 
@@ -16,16 +45,35 @@ def ragged_paged_attention(q: Tensor, k_pages: Tensor, v_pages: Tensor, sequence
 
     q [N, H, D]; k_pages, v_pages [num_pages, page_size, Hkv, D].
     """
-    s, device = sequences, q.device
-    check_tensor("q", q, device, FLOATS, "N", "H", "D")
-    check_tensor("k_pages", k_pages, device, q.dtype, "num_pages", "page_size", "Hkv", q.shape[2])
-    check_tensor("v_pages", v_pages, device, q.dtype, *k_pages.shape)
-    check_tensor("page_table", s.page_table, device, torch.int32, "S", "max_pages")
-    check_tensor("query_start", s.query_start, device, torch.int32, len(s.page_table) + 1)
-    check_tensor("positions", s.positions, device, torch.int32, len(q))
-    check_tensor("history", s.history, device, torch.int32, len(s.page_table))
-    check_tensor("listed", s.listed, device, torch.bool, len(s.page_table), "W")
-    check_heads(q.shape[1], k_pages.shape[2], "k_pages")
-    if s.block_length < 1:
-        raise ValueError(f"block_length is {s.block_length}, expected at least 1")
-    return run(reference.ragged_paged_attention, q, q, k_pages, v_pages, s, q.shape[2] ** -0.5)
+    page_table, query_start, positions, history, listed, block_length, _ = sequences
+    _, page_size, num_kv_heads, head_dim = k_pages.shape
+    group = q.shape[1] // num_kv_heads
+    out = torch.zeros_like(q)
+    # Keys that a sequence may see: history, and its block up to the last listed position.
+    width = torch.arange(1, listed.shape[1] + 1, device=q.device)
+    num_listed = (listed * width).amax(1) if listed.shape[1] else torch.zeros_like(history)
+    starts, lengths, total = query_start.tolist(), history.tolist(), (history + num_listed).tolist()
+    for s, (first, last) in enumerate(itertools.pairwise(starts)):
+        if first == last or total[s] == 0:
+            continue
+        pages = page_table[s, : -(-total[s] // page_size)]
+        k = k_pages[pages].flatten(0, 1)[: total[s]].float().permute(1, 2, 0)  # [Hkv, D, keys]
+        v = v_pages[pages].flatten(0, 1)[: total[s]].float().transpose(0, 1)  # [Hkv, keys, D]
+        blocks = torch.arange(total[s], device=q.device) // block_length
+        offered = torch.ones(total[s], dtype=torch.bool, device=q.device)
+        offered[lengths[s] :] = listed[s, : total[s] - lengths[s]]
+        v = v.masked_fill(~offered[:, None], 0.0)  # an unwritten slot may hold NaN
+        for low in range(first, last, TILE):
+            high = min(low + TILE, last)
+            own_blocks = positions[low:high] // block_length
+            num_keys = min(total[s], (int(own_blocks.max()) + 1) * block_length)
+            visible = offered[:num_keys] & (blocks[:num_keys] <= own_blocks[:, None])  # [queries, keys]
+            b_q = q[low:high].float().reshape(-1, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
+            shape = (num_kv_heads, group, high - low, -1)
+            scores = (b_q.flatten(1, 2) @ k[:, :, :num_keys]).mul_(head_dim**-0.5).view(shape)
+            weights = scores.masked_fill_(~visible, -torch.inf).softmax(-1)
+            if not bool(visible.any(1).all()):
+                weights = weights.masked_fill(~visible, 0.0)  # a query that sees no key
+            b_out = (weights.flatten(1, 2) @ v[:, :num_keys]).view(shape)
+            out[low:high] = b_out.permute(2, 0, 1, 3).flatten(1, 2).to(q.dtype)
+    return out

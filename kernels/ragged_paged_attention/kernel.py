@@ -6,10 +6,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from ..device import interpreted, num_multiprocessors, shared_memory
 from ..tiles import matrix_of, num_tiles, scores_of, tile_of, with_values
-from .reference import Sequences
+from . import Sequences
 
 WIDTH = tl.constexpr(64)  # listed positions at a time
 SPLITS = tl.constexpr(64)  # at a time, when merged
@@ -18,7 +19,7 @@ LEAST_BLOCKS = 4  # blocks of keys in a split: fewer cost more to merge than the
 
 
 class Tile(NamedTuple):
-    """How a launch is compiled, by rows of queries in a tile."""
+    """How a launch is compiled, by rows of queries in a tile; benchmarks/kernels.py --tune times others."""
 
     keys: int  # at a time; a divisor of the page size needs one page look-up
     num_warps: int
@@ -26,26 +27,16 @@ class Tile(NamedTuple):
     resident: int = 1  # programs on a multiprocessor: keys are split for these (tests/kernels/test_compile.py)
 
 
-# By rows of queries. The first is launched; benchmarks/kernels.py --tune times the others, too.
-TILES = {
-    16: (Tile(64, 4, 3, 2), Tile(64, 4, 4), Tile(32, 4, 5), Tile(32, 2, 4)),
-    32: (Tile(32, 4, 5, 2), Tile(64, 4, 3), Tile(64, 4, 4), Tile(64, 8, 3)),
-    64: (Tile(32, 4, 4, 2), Tile(64, 4, 3), Tile(64, 4, 2), Tile(64, 8, 3)),
-    128: (Tile(64, 8, 3), Tile(64, 8, 4), Tile(64, 8, 2), Tile(32, 8, 5)),
-}
+# By rows of queries.
+TILES = {16: Tile(64, 4, 3, 2), 32: Tile(32, 4, 5, 2), 64: Tile(32, 4, 4, 2), 128: Tile(64, 8, 3)}
 # Without asynchronous products of four warps operands are in registers, and 64 keys do not fit as well.
-SMALL_TILES = {
-    32: (Tile(64, 4, 3, 2), Tile(32, 4, 4)),
-    64: (Tile(32, 8, 3), Tile(32, 4, 3), Tile(64, 8, 2)),
-    128: (Tile(32, 8, 3), Tile(32, 8, 2)),
-}
-WIDE_TILES = (Tile(32, 4, 3), Tile(32, 4, 2))  # fp32
+SMALL_TILES = {32: Tile(64, 4, 3, 2), 64: Tile(32, 8, 3), 128: Tile(32, 8, 3)}
 
 
-def tiles(block_m: int, q: Tensor) -> tuple[Tile, ...]:
-    """The ways to compile a tile of block_m rows; the first is launched."""
+def tile_for(block_m: int, q: Tensor) -> Tile:
+    """How a tile of block_m rows is compiled."""
     if q.element_size() > 2:
-        return WIDE_TILES
+        return Tile(32, 4, 3)
     small = SMALL_TILES if shared_memory(q.device) < 200 * 1024 else {}  # an A100 has 163 KiB, an H200 227
     return small.get(block_m) or TILES[min(max(block_m, 16), 128)]
 
@@ -59,14 +50,9 @@ def rows_of_a_tile(q: Tensor, num_sequences: int, num_kv_heads: int) -> int:
 
 
 def ragged_paged_attention(
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    sequences: Sequences[Tensor],
-    scale: float,
-    num_splits: int | None = None,
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, sequences: Sequences[Tensor], num_splits: int | None = None,
     tile: Tile | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The launch depends on shapes alone: nothing waits for the device, and graphs can capture it.
 
     num_splits: the most parts of a sequence's keys; its length on the device decides how many are not empty.
@@ -76,32 +62,33 @@ def ragged_paged_attention(
     page_size, num_kv_heads = k_pages.shape[1], k_pages.shape[2]
     num_sequences, width = listed.shape
     group = num_heads // num_kv_heads
-    out = torch.empty((num_queries, num_heads, head_dim), dtype=q.dtype, device=q.device)
+    out = q.new_empty((num_queries, num_heads, head_dim))
     if num_queries == 0:
         return out
     num_read = max(1, num_sequences - spare)
     block_m = rows_of_a_tile(q, num_read, num_kv_heads)
     block_d = max(16, triton.next_power_of_2(head_dim))
-    tile = tiles(block_m, q)[0] if tile is None else tile
+    tile = tile or tile_for(block_m, q)
     block_q = block_m // group
     if num_splits is None:
-        num_splits = most_splits(num_queries, num_read, num_kv_heads, block_q, tile, q.device)
+        # Splits that fill the device once if sequences are equal; some launched tiles are empty.
+        programs = num_kv_heads * num_read * triton.cdiv(triton.cdiv(num_queries, num_read), block_q)
+        num_splits = tile.resident * num_multiprocessors(q.device) // programs
         num_splits = max(1, min(num_splits, page_table.shape[1] * page_size // (LEAST_BLOCKS * tile.keys)))
     if num_splits == 1:
         partial, lse = out, out
     else:
         shape = (num_splits, num_queries, num_heads)
-        partial = torch.empty((*shape, head_dim), dtype=torch.float32, device=q.device)
-        lse = torch.empty(shape, dtype=torch.float32, device=q.device)
+        partial = q.new_empty((*shape, head_dim), dtype=torch.float32)
+        lse = q.new_empty(shape, dtype=torch.float32)
     num_stages = tile.num_stages
     while (block_m + 2 * num_stages * tile.keys) * block_d * q.element_size() > shared_memory(q.device) > 0:
         num_stages -= 1
     num = num_tiles(num_queries, num_sequences, block_q)
     _attend[(num * num_kv_heads, num_splits)](
         q, k_pages, v_pages, page_table, query_start, positions, history, listed, partial, lse,
-        scale * 1.4426950408889634, num_queries, num_sequences, num, width, block_length,
-        q.stride(0), q.stride(1), k_pages.stride(0), k_pages.stride(1), k_pages.stride(2),
-        v_pages.stride(0), v_pages.stride(1), v_pages.stride(2), page_table.stride(0), listed.stride(0),
+        head_dim**-0.5 * 1.4426950408889634, num_queries, num_sequences, num, width, block_length,
+        *q.stride()[:2], *k_pages.stride()[:3], *v_pages.stride()[:3], page_table.stride(0), listed.stride(0),
         H=num_kv_heads, G=group, D=head_dim, PAGE=page_size, SPLIT=num_splits > 1, LEAST=LEAST_BLOCKS * tile.keys,
         BLOCK_M=block_m, BLOCK_N=tile.keys, BLOCK_D=block_d, WIDEN=interpreted(q), num_warps=tile.num_warps,
         num_stages=num_stages,
@@ -115,15 +102,6 @@ def ragged_paged_attention(
     return out
 
 
-def most_splits(
-    num_queries: int, num_sequences: int, num_kv_heads: int, block_q: int, tile: Tile, device: torch.device
-) -> int:
-    """Splits of the keys that fill the device once if sequences are equal; some launched tiles are empty."""
-    programs = num_kv_heads * num_sequences * triton.cdiv(triton.cdiv(num_queries, num_sequences), block_q)
-    splits: int = tile.resident * num_multiprocessors(device) // programs
-    return max(1, splits)
-
-
 @triton.jit(
     do_not_specialize=[
         "num_queries", "num_sequences", "num_tiles", "width", "block_length", "table_row", "listed_row",
@@ -133,14 +111,14 @@ def _attend(
     q_ptr, k_ptr, v_ptr, table_ptr, start_ptr, positions_ptr, history_ptr, listed_ptr, out_ptr, lse_ptr,
     scale, num_queries, num_sequences, num_tiles, width, block_length,
     q_row, q_head, k_page, k_slot, k_head, v_page, v_slot, v_head, table_row, listed_row,
-    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, SPLIT: tl.constexpr, LEAST: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, WIDEN: tl.constexpr,
+    H: constexpr, G: constexpr, D: constexpr, PAGE: constexpr, SPLIT: constexpr, LEAST: constexpr,
+    BLOCK_M: constexpr, BLOCK_N: constexpr, BLOCK_D: constexpr, WIDEN: constexpr,
 ):  # fmt: skip
     """One tile of one sequence's queries, for the heads of one KV head, over one split of its keys; scale in base 2.
 
     The last tile goes first: callers put sequences with many keys last, and a long one should not begin late.
     """
-    BLOCK_Q: tl.constexpr = BLOCK_M // G
+    BLOCK_Q: constexpr = BLOCK_M // G
     i_head, i_split = tl.program_id(0) % H, tl.program_id(1)
     i_s, _, first, end = tile_of(start_ptr, num_sequences, num_tiles - 1 - tl.program_id(0) // H, BLOCK_Q)
     if first >= end:
@@ -244,7 +222,7 @@ def _attend(
 @triton.jit(do_not_specialize=["num_rows", "num_splits"])
 def _merge(
     partial_ptr, lse_ptr, out_ptr, num_rows, num_splits,
-    D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    D: constexpr, BLOCK_R: constexpr, BLOCK_D: constexpr,
 ):  # fmt: skip
     """Merge the splits of some rows (each a head of a query), always in the same order."""
     o_r = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)

@@ -3,11 +3,17 @@
 import torch
 from torch import Tensor
 
-from .. import run
-from ..checks import FLOATS, check_tensor
-from . import reference
+from ..operation import operation
 
 
+def _check(logits: Tensor, cap: float, **_: Tensor) -> None:
+    if logits.shape[1] == 0:
+        raise ValueError("the vocabulary has 0 tokens, expected at least 1")
+    if not 0 < cap < float("inf"):
+        raise ValueError(f"cap is {cap}, expected a finite number above 0")
+
+
+@operation("logits float R V", "temperature float32 R", "uniform float32 R", check=_check)
 def read_logits(logits: Tensor, temperature: Tensor, uniform: Tensor, cap: float) -> tuple[Tensor, Tensor, Tensor]:
     """For each row the drawn and the likeliest token, int64, and the entropy in nats, fp32.
 
@@ -17,11 +23,12 @@ def read_logits(logits: Tensor, temperature: Tensor, uniform: Tensor, cap: float
 
     logits [R, V]; temperature [R] fp32, above 0; uniform [R] fp32, 0 to 1.
     """
-    check_tensor("logits", logits, logits.device, FLOATS, "R", "V")
-    check_tensor("temperature", temperature, logits.device, torch.float32, len(logits))
-    check_tensor("uniform", uniform, logits.device, torch.float32, len(logits))
-    if logits.shape[1] == 0:
-        raise ValueError("the vocabulary has 0 tokens, expected at least 1")
-    if not 0 < cap < float("inf"):
-        raise ValueError(f"cap is {cap}, expected a finite number above 0")
-    return run(reference.read_logits, logits, logits, temperature, uniform, cap)
+    scaled = (logits.float() / cap).tanh() * cap / temperature[:, None]
+    logs = scaled.log_softmax(-1)
+    probabilities = logs.exp()
+    reached = probabilities.double().cumsum(-1)
+    total = reached[:, -1:].contiguous()
+    drawn = torch.searchsorted(reached, uniform.double()[:, None] * total, right=True)
+    drawn = torch.minimum(drawn, torch.searchsorted(reached, total))[:, 0]  # a token with some weight
+    logits.copy_(probabilities)
+    return drawn, scaled.argmax(-1), -(logs.clamp(min=torch.finfo(logs.dtype).min) * probabilities).sum(-1)

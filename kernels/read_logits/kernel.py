@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 SHARE = 4096  # tokens of a program
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # beyond the last token: differences with it are never NaN
@@ -11,11 +12,11 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)  # beyond the last token: differen
 
 def read_logits(logits: Tensor, temperature: Tensor, uniform: Tensor, cap: float) -> tuple[Tensor, Tensor, Tensor]:
     num_rows, num_tokens = logits.shape
-    device, num_shares = logits.device, triton.cdiv(num_tokens, SHARE)
-    best, total, spread = (torch.empty((num_rows, num_shares), dtype=torch.float32, device=device) for _ in range(3))
-    token = torch.empty((num_rows, num_shares), dtype=torch.int32, device=device)
-    drawn, likeliest = (torch.empty(num_rows, dtype=torch.int64, device=device) for _ in range(2))
-    entropy = torch.empty(num_rows, dtype=torch.float32, device=device)
+    num_shares = triton.cdiv(num_tokens, SHARE)
+    best, total, spread = (logits.new_empty((num_rows, num_shares), dtype=torch.float32) for _ in range(3))
+    token = logits.new_empty((num_rows, num_shares), dtype=torch.int32)
+    drawn, likeliest = (logits.new_empty(num_rows, dtype=torch.int64) for _ in range(2))
+    entropy = logits.new_empty(num_rows, dtype=torch.float32)
     if num_rows:
         grid = num_rows, num_shares
         _sums[grid](
@@ -42,7 +43,7 @@ def _scaled(logits_ptr, o_token, num_tokens, cap, temperature):
 @triton.jit
 def _sums(
     logits_ptr, temperature_ptr, best_ptr, total_ptr, spread_ptr, token_ptr, num_tokens, row, cap,
-    SHARE: tl.constexpr,
+    SHARE: constexpr,
 ):  # fmt: skip
     """Of one row's share: the highest value, its token, and sums of e^d and d e^d of differences d with it."""
     i_row = tl.program_id(0).to(tl.int64)
@@ -61,7 +62,7 @@ def _sums(
 @triton.jit(do_not_specialize=["num_shares"])
 def _read(
     logits_ptr, temperature_ptr, uniform_ptr, best_ptr, total_ptr, spread_ptr, token_ptr, drawn_ptr, likeliest_ptr,
-    entropy_ptr, num_tokens, num_shares, row, cap, SHARE: tl.constexpr, SHARES: tl.constexpr,
+    entropy_ptr, num_tokens, num_shares, row, cap, SHARE: constexpr, SHARES: constexpr,
 ):  # fmt: skip
     """Write a share's probabilities; the first share also writes likeliest and entropy, the drawn share its token."""
     i_row, i_share = tl.program_id(0).to(tl.int64), tl.program_id(1)

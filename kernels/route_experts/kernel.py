@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 
 def route_experts(
@@ -11,8 +12,8 @@ def route_experts(
     scale: float, expert_scale: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     num_rows, num = logits.shape
-    chosen = torch.empty((num_rows, top_k), dtype=torch.int64, device=logits.device)
-    weights = torch.empty((num_rows, top_k), dtype=torch.float32, device=logits.device)
+    chosen = logits.new_empty((num_rows, top_k), dtype=torch.int64)
+    weights = logits.new_empty((num_rows, top_k), dtype=torch.float32)
     if num_rows:
         # A group is a row of the block; lanes beyond its experts, and rows beyond the groups, are never chosen.
         _route[(num_rows,)](
@@ -29,9 +30,9 @@ def route_experts(
 @triton.jit
 def _route(
     logits_ptr, bias_ptr, expert_scale_ptr, chosen_ptr, weights_ptr, row, scale,
-    GROUPS: tl.constexpr, SIZE: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP_K: tl.constexpr, SIGMOID: tl.constexpr,
-    BIAS: tl.constexpr, EXPERT_SCALE: tl.constexpr, NORMED: tl.constexpr, BLOCK_G: tl.constexpr,
-    BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr,
+    GROUPS: constexpr, SIZE: constexpr, TOP_GROUPS: constexpr, TOP_K: constexpr, SIGMOID: constexpr,
+    BIAS: constexpr, EXPERT_SCALE: constexpr, NORMED: constexpr, BLOCK_G: constexpr,
+    BLOCK_S: constexpr, BLOCK_K: constexpr,
 ):  # fmt: skip
     i_row = tl.program_id(0).to(tl.int64)
     o_g, o_s, o_k = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_K)

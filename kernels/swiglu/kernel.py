@@ -1,16 +1,16 @@
 """SwiGLU's gate in Triton: one pass."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 BLOCK = 1024  # columns of a program
 
 
 def swiglu(gate_up: Tensor, activation: str) -> Tensor:
     num_rows, width = len(gate_up), gate_up.shape[1] // 2
-    out = torch.empty((num_rows, width), dtype=gate_up.dtype, device=gate_up.device)
+    out = gate_up.new_empty((num_rows, width))
     if out.numel():
         _gate[(num_rows, triton.cdiv(width, BLOCK))](
             gate_up, out, gate_up.stride(0), WIDTH=width, GELU=activation == "gelu", BLOCK=BLOCK
@@ -19,7 +19,7 @@ def swiglu(gate_up: Tensor, activation: str) -> Tensor:
 
 
 @triton.jit
-def _gate(gate_up_ptr, out_ptr, row, WIDTH: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr):
+def _gate(gate_up_ptr, out_ptr, row, WIDTH: constexpr, GELU: constexpr, BLOCK: constexpr):
     i_row = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     m = o < WIDTH

@@ -2,18 +2,18 @@
 
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import constexpr
 
 from ..device import interpreted, shared_memory
 from ..tiles import matrix_of, num_tiles, scores_of, tile_of, with_values
-from .reference import Spans
+from . import Spans
 
 
 class Tile(NamedTuple):
-    """How a launch is compiled."""
+    """How a launch is compiled; benchmarks/kernels.py --tune times others."""
 
     rows: int  # of queries, with all query heads of a KV head
     keys: int  # at a time; a divisor of the page size needs one page look-up
@@ -23,21 +23,16 @@ class Tile(NamedTuple):
 
 
 # By head width: fp32 sums of rows x width take half of the registers; two stages of keys and values take the shared
-# memory that queries leave. The first is launched. Heads of 512 are summed in two programs: one has registers for 64
-# rows only, which Triton scores twice, once in each half of the warps, by wgmma of 16 keys.
-TILES = {
-    128: (Tile(128, 64, 8, 3), Tile(128, 64, 4, 3), Tile(64, 64, 4, 3)),
-    256: (Tile(128, 32, 8, 3), Tile(128, 64, 8, 2), Tile(64, 32, 4, 3)),
-    512: (Tile(128, 32, 8, 2, 2), Tile(64, 32, 8, 2), Tile(64, 32, 4, 2, 2), Tile(64, 16, 8, 3)),
-}
-SMALL_TILES = {128: (Tile(64, 32, 4, 2),), 256: (Tile(64, 32, 8, 1),), 512: (Tile(32, 16, 8, 1),)}  # of 99 KiB
-WIDE_TILES = (Tile(16, 32, 4, 1),)  # of fp32
+# memory that queries leave. Heads of 512 are summed in two programs: one has registers for 64 rows only, which Triton
+# scores twice, once in each half of the warps, by wgmma of 16 keys.
+TILES = {128: Tile(128, 64, 8, 3), 256: Tile(128, 32, 8, 3), 512: Tile(128, 32, 8, 2, 2)}
+SMALL_TILES = {128: Tile(64, 32, 4, 2), 256: Tile(64, 32, 8, 1), 512: Tile(32, 16, 8, 1)}  # of 99 KiB
 
 
-def tiles(q: Tensor) -> tuple[Tile, ...]:
-    """The ways to compile for q's heads; the first is launched."""
+def tile_for(q: Tensor) -> Tile:
+    """How attention of q's heads is compiled."""
     if q.element_size() > 2:
-        return WIDE_TILES
+        return Tile(16, 32, 4, 1)
     small = 0 < shared_memory(q.device) < 200 * 1024  # an A100 has 163 KiB, an H200 227
     return (SMALL_TILES if small else TILES)[min(512, max(128, triton.next_power_of_2(q.shape[2])))]
 
@@ -51,17 +46,17 @@ def window_attention(
     page_size, num_kv_heads = k_pages.shape[1], k_pages.shape[2]
     num_sequences = len(spans.lengths)
     group = num_heads // num_kv_heads
-    out = torch.empty((num_queries, num_heads, head_dim), dtype=q.dtype, device=q.device)
+    out = q.new_empty((num_queries, num_heads, head_dim))
     if num_queries == 0:
         return out
-    tile = tiles(q)[0] if tile is None else tile
+    tile = tile or tile_for(q)
     block_m = max(tile.rows, int(triton.next_power_of_2(group)))
     num = num_tiles(num_queries, num_sequences, block_m // group)
     block_d = max(16, triton.next_power_of_2(head_dim))
     _attend[(num * num_kv_heads * tile.parts,)](
         q, k_pages, v_pages, spans.page_table, spans.query_start, spans.lengths, out,
         scale * 1.4426950408889634, num_sequences, num,
-        q.stride(0), q.stride(1), k_pages.stride(0), k_pages.stride(2), v_pages.stride(0), v_pages.stride(2),
+        *q.stride()[:2], k_pages.stride(0), k_pages.stride(2), v_pages.stride(0), v_pages.stride(2),
         spans.page_table.stride(0), K_SLOT=k_pages.stride(1), V_SLOT=v_pages.stride(1),
         H=num_kv_heads, G=group, D=head_dim, PAGE=page_size, WINDOW=window, CAUSAL=causal, BLOCK_M=block_m,
         BLOCK_N=tile.keys, BLOCK_D=block_d, BLOCK_V=block_d // tile.parts, WIDEN=interpreted(q),
@@ -73,13 +68,13 @@ def window_attention(
 @triton.jit(do_not_specialize=["num_sequences", "num_tiles", "table_row"])
 def _attend(
     q_ptr, k_ptr, v_ptr, table_ptr, start_ptr, lengths_ptr, out_ptr, scale, num_sequences, num_tiles,
-    q_row, q_head, k_page, k_head, v_page, v_head, table_row, K_SLOT: tl.constexpr, V_SLOT: tl.constexpr,
-    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, CAUSAL: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, WIDEN: tl.constexpr,
+    q_row, q_head, k_page, k_head, v_page, v_head, table_row, K_SLOT: constexpr, V_SLOT: constexpr,
+    H: constexpr, G: constexpr, D: constexpr, PAGE: constexpr, WINDOW: constexpr, CAUSAL: constexpr,
+    BLOCK_M: constexpr, BLOCK_N: constexpr, BLOCK_D: constexpr, BLOCK_V: constexpr, WIDEN: constexpr,
 ):  # fmt: skip
     """One tile of one sequence's queries, for the heads of one KV head, the last tile first; scale in base 2."""
-    BLOCK_Q: tl.constexpr = BLOCK_M // G
-    PARTS: tl.constexpr = BLOCK_D // BLOCK_V
+    BLOCK_Q: constexpr = BLOCK_M // G
+    PARTS: constexpr = BLOCK_D // BLOCK_V
     i_head = tl.program_id(0) // PARTS % H
     i_tile = num_tiles - 1 - tl.program_id(0) // (PARTS * H)
     i_s, start, first, end = tile_of(start_ptr, num_sequences, i_tile, BLOCK_Q)

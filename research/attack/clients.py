@@ -7,7 +7,7 @@ import logging
 import socket
 import struct
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -185,7 +185,7 @@ def hostile(work: Path, chance: Random, folder: Path) -> None:
     lines: list[str] = []
     full = chance.random() < 0.3
     with logged(lines), RunWriter(folder / "run", room_for=500) as writer:
-        append = _failing(chance.randrange(1, 4)) if full else writer.steps(POLICY).append
+        append = _failing(chance.randrange(1, 4)) if full else partial(writer.append, POLICY)
         behind = open_twin(Scenario(trace="", policy=POLICY, profile=_profile(work)), append=append)
         left: list[socket.socket] = []
         try:

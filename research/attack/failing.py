@@ -16,7 +16,7 @@ from dsim.engine.journal import RequestTable, StepRecorder
 from dsim.engine.policy import parse
 from dsim.live.loop import serve
 from dsim.results.run import read_run
-from dsim.results.run_folder import StepSink
+from dsim.results.run_folder import RunWriter
 from dsim.results.scenario import Scenario
 from dsim.serve.fleet import RefusedError
 from dsim.serve.open import open_twin
@@ -228,10 +228,10 @@ def live(chance: Random, folder: Path) -> None:
         executor.step = steps[-1]
         return executor
 
-    sink = FailsAt(n if what == "journal" else 0, StepSink.append, _full())
+    sink = FailsAt(n if what == "journal" else 0, RunWriter.append, _full())
     with (
         mock.patch.object(session.Serving, "executor", opens), mock.patch.object(session, "BATCH", 1),
-        mock.patch.object(StepSink, "append", lambda *of: sink(*of)),
+        mock.patch.object(RunWriter, "append", lambda *of: sink(*of)),
     ):  # fmt: skip
         code, _, said = run_command([*LIVE, "--policy", TINY, "-o", "out"], folder)
     failed = sink.failed or steps[0].failed

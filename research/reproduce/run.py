@@ -35,7 +35,6 @@ FOLDER = FolderKind(
 )  # fmt: skip
 RECORDED = Path(__file__).parent / "recorded.csv"
 PLACE = ("experiment", "series", "at", "measure")
-CONFIDENCE = 0.95
 CAPACITY_REPLICATIONS = 3
 
 
@@ -297,7 +296,7 @@ def _estimate(
         found = found / below
     if not len(found):
         return None, None
-    return float(found.mean()), student(found, CONFIDENCE) if len(found) > 1 else None
+    return float(found.mean()), student(found) if len(found) > 1 else None
 
 
 # Files

@@ -125,17 +125,17 @@ def test_an_input_error_leaves_no_folder_and_a_full_disk_the_old_report(monkeypa
 def test_ctrl_c_keeps_the_replays_and_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = dsim(*QUEUE, "--jobs", 1, "--json").out
     module = sys.modules[CapacitySearch.__module__]
-    search, calls = module._own_capacity, iter(range(1000))
+    search, calls = module.find, iter(range(1000))
 
     def stopped(*arguments: Any) -> Crossing:
-        if next(calls) >= 3:
+        if next(calls) > 3:  # the pilot is one
             raise KeyboardInterrupt
         crossing: Crossing = search(*arguments)
         return crossing
 
     asked = [*QUEUE, "--jobs", 1, "-o", "out"]
     with monkeypatch.context() as patched:
-        patched.setattr(module, "_own_capacity", stopped)
+        patched.setattr(module, "find", stopped)
         ran = dsim(*asked)
     assert (ran.code, ran.out) == (130, "")
     assert ran.err == "Interrupted: the replays are kept in out/: the same command continues\n"

@@ -68,9 +68,9 @@ def test_a_replay_whose_code_is_on_disk_makes_a_dispatcher_of_no_shipped_rule() 
     command = ["replay", "azure-conv", "--num-requests", "300"]
     after(command)
     counts = (
-        "import gc\nfrom dsim.engine.numba_parts import Rule\n"
+        "import gc\nfrom dsim.engine.jit import Rule\n"
         "rules = [held for held in gc.get_objects() if isinstance(held, Rule)]\n"
-        "print(len(rules) > 100, [rule.__name__ for rule in rules if 'dispatcher' in vars(rule)])"
+        "print(len(rules) > 100, [rule.__name__ for rule in rules if '_compiled' in vars(rule)])"
     )
     code = [sys.executable, "-c", SAYS_WHAT_IS_LOADED + counts, json.dumps([[], [command]])]
     assert subprocess.run(code, capture_output=True, text=True, check=True).stdout.endswith("\nTrue []\n")

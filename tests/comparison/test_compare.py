@@ -5,7 +5,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 from dsim.comparison.bounds import Bound
 from dsim.comparison.comparison import COMPARISON, Comparison, PolicyErrors, compare_runs
 from dsim.comparison.pairs import PolicyRuns, check_machines
+from dsim.comparison.parts import MetricParts
 from dsim.comparison.rerun import world_of
 from dsim.engine.commits import CommitDraws, CommitModel
 from dsim.engine.engine import Limits
@@ -105,13 +106,12 @@ def twin(
     done = {}
     with RunWriter(folder) as writer:
         for policy in policies:
-            sink = writer.steps(policy)
             result = simulate(
                 trace or traffic(),
                 Setting(parse(policy), PROFILES[name]),
                 seed=seed,
                 replicas=replicas,
-                append=sink.append,
+                append=partial(writer.append, policy),
                 eos=manifest.get("eos", False),
             )
             result.table["status"][list(cancelled)] = CANCELLED
@@ -197,7 +197,7 @@ def live(
     )  # fmt: skip
     device = NoisyDevice(StepModel(model.latency, draws), factor)
     with RunWriter(folder) as writer:
-        recorder = StepRecorder(writer.steps(policy).append, width)
+        recorder = StepRecorder(partial(writer.append, policy), width)
         requests = [trace.request(i) for i in range(len(trace))]
         serve(engine, device, requests, recorder=recorder, clock=lambda: device.now, sleep=device.sleep)
         recorder.flush()
@@ -214,23 +214,23 @@ def cells(p: Run, m: Run) -> Sequence[PolicyErrors]:
     return compared(p, m).cells
 
 
-def adds_up(cell: PolicyErrors) -> None:
+def adding_up(cell: PolicyErrors, metric: str = "e2el") -> MetricParts:
+    """The parts of a metric's error; those of every metric sum to its error."""
     assert cell.parts is not None
     for name, part in cell.parts.metrics.items():
         total = part.latency + part.commits + part.scheduling
         assert total == pytest.approx(part.error, abs=1e-12), name
+    return cell.parts.metrics[metric]
 
 
 @pytest.mark.parametrize("policy", [CHUNK, LMDEPLOY, FOCUS])
 def test_another_seed_is_the_commit_models_part_and_leaves_requests_unpaired(runs: Runs, policy: str) -> None:
     of_seeds = [runs.twin(policies=(policy,), seed=seed) for seed in range(3)]
     (cell,) = compared(*of_seeds[:2], seeds=2).cells
-    adds_up(cell)
+    part = adding_up(cell)
     assert cell.unpaired == "commits were drawn with seed 0 and with seed 1"
     assert cell.metrics["e2el"].requests is None
     assert 0 < cell.metrics["e2el"].ks < 1
-    assert cell.parts is not None
-    part = cell.parts.metrics["e2el"]
     assert part.commits == pytest.approx(part.error, abs=1e-9)
     # Re-runs with other seeds are the runs of those seeds.
     means = [run.info.policies[0].e2el_ms.mean / 1e3 for run in of_seeds]
@@ -278,9 +278,7 @@ def test_a_full_sequence_run_beside_itself_is_priced_with_its_cache_overhead(run
 @pytest.mark.slow
 def test_slower_steps_alone_are_the_latency_models_part(runs: Runs) -> None:
     for cell in runs.slower.cells:
-        adds_up(cell)
-        assert cell.parts is not None
-        part = cell.parts.metrics["e2el"]
+        part = adding_up(cell)
         assert part.error < -0.08 * part.measured
         assert part.latency == pytest.approx(part.error, rel=0.02)
         assert part.scheduling == pytest.approx(0, abs=1e-12)
@@ -294,9 +292,7 @@ def test_slower_steps_alone_are_the_latency_models_part(runs: Runs) -> None:
 def test_another_yield_alone_is_the_commit_models_part(runs: Runs) -> None:
     base, eager = runs.twin(policies=ALL), runs.twin("eager", policies=ALL)
     for cell in cells(base, eager):
-        adds_up(cell)
-        assert cell.parts is not None
-        part = cell.parts.metrics["e2el"]
+        part = adding_up(cell)
         # Steps that were never taken are priced by the nearest, which here are the profile's own price.
         assert part.latency == pytest.approx(0, abs=1e-9)
         assert part.scheduling == pytest.approx(0, abs=1e-12)
@@ -305,15 +301,14 @@ def test_another_yield_alone_is_the_commit_models_part(runs: Runs) -> None:
             assert part.error == 0.0
         else:
             assert part.error > 0.05 * part.measured
+        assert cell.parts is not None
         assert cell.parts.commit_unknown == 0
 
 
 def test_two_causes_are_told_apart(runs: Runs) -> None:
     base, both = runs.twin(), runs.twin("both")
     (cell,) = cells(base, both)
-    adds_up(cell)
-    assert cell.parts is not None
-    part = cell.parts.metrics["e2el"]
+    part = adding_up(cell)
     # The twin's steps are too fast and its yield is too small.
     assert part.latency < -0.05 * part.measured
     assert part.commits > 0.05 * part.measured
@@ -324,9 +319,7 @@ def test_waking_late_is_schedulings_part(runs: Runs) -> None:
     # Requests far apart: each finds an idle server, which sees it 2 ms late.
     trace = toy_trace(np.arange(10) * 30.0, [8] * 10, [8] * 10)
     (cell,) = cells(runs.twin(trace=trace), runs.live(trace=trace))
-    adds_up(cell)
-    assert cell.parts is not None
-    part = cell.parts.metrics["queue_time"]
+    part = adding_up(cell, "queue_time")
     assert part.measured == pytest.approx(0.0018)  # the first one is there when the clock starts
     assert (part.latency, part.commits) == (0.0, 0.0)
     assert part.scheduling == pytest.approx(-0.0018)
@@ -447,9 +440,8 @@ def moved(by: float) -> Trace:
 def without_lists(runs: Runs) -> Run:
     """A run of the twin that kept scalar columns of steps only."""
     with RunWriter(folder := runs.new()) as writer:
-        sink = writer.steps(CHUNK)
         result = simulate(
-            traffic(), Setting(parse(CHUNK), PROFILES["twin"]), append=lambda steps, lists: sink.append(steps)
+            traffic(), Setting(parse(CHUNK), PROFILES["twin"]), append=lambda steps, lists: writer.append(CHUNK, steps)
         )
         finish(writer, {CHUNK: (result.table.columns, result.totals)}, PROFILES["twin"])
     return read_run(folder)

@@ -11,23 +11,14 @@ import torch
 
 from dsim.comparison.bounds import Bound
 from dsim.device.on_device import LiveSetting
-from dsim.device.validate import (
-    Cell,
-    Validated,
-    affordable,
-    lengthen,
-    load_of,
-    plan_cells,
-    runs_of,
-    validate,
-)
+from dsim.device.validate import Cell, Validated, affordable, lengthen, load_of, plan_cells, runs_of, validate
 from dsim.engine.commits import CommitModel
 from dsim.engine.errors import DsimError
 from dsim.engine.latency import LatencyModel
 from dsim.live.config import ModelConfig
 from dsim.live.weights import random_model
 from dsim.planner.memo import Memo
-from dsim.profiler.measure import Loaded, shape_of
+from dsim.profiler.measure import Loaded, open_any, shape_of
 from dsim.profiler.profile import Profile, load, save
 from dsim.research.tiny.saved import save_model
 from dsim.results.scenario import Scenario
@@ -80,7 +71,7 @@ def world(tmp_path: Path) -> tuple[Scenario, Loaded]:
     save_model(random_model(SMALL, "cpu", torch.float32), tmp_path / "model", torch.float32)
     save(profile(), tmp_path / "p.json")
     scenario = Scenario("azure-conv", profile=str(tmp_path / "p.json"), lengths="fixed:12,8", num_requests=40, seed=1)
-    return scenario, Loaded.open(str(tmp_path / "model"), "cpu")
+    return scenario, open_any(str(tmp_path / "model"), "cpu")
 
 
 def run(world: tuple[Scenario, Loaded], out: Path, **how: Any) -> Validated:
@@ -93,7 +84,7 @@ def run(world: tuple[Scenario, Loaded], out: Path, **how: Any) -> Validated:
 def test_every_cell_is_predicted_measured_compared_and_kept(world: tuple[Scenario, Loaded], tmp_path: Path) -> None:
     watched = []
     both = {"loads": ["3", "0.3"]}
-    found = run(world, tmp_path / "v", **both, watch=lambda cell: watched.append(cell) or nullcontext())
+    found = run(world, tmp_path / "v", **both, watch=lambda cell, _: watched.append(cell) or nullcontext())
     assert watched == [*found.cells[:2], *found.cells]
     assert set(found.capacities) == set(POLICIES)
     assert [cell.policy for cell in found.cells] == [cell.policy for cell in found.comparison.cells] == POLICIES * 2

@@ -6,13 +6,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dsim.engine.core import _RULES, answers_of
 from dsim.engine.errors import PolicyError
 from dsim.engine.jit import JIT, bind, is_rule, rule
-from dsim.engine.numba_parts import _type_of
 from dsim.engine.policy import PRESETS, parse
 
 compiled = pytest.mark.skipif(not JIT, reason="rules run as plain Python: nothing is compiled")
@@ -83,16 +81,6 @@ def test_code_that_is_on_disk_is_loaded_without_binding_what_it_calls(
     later = bind(top, {ask: triple})
     assert later(4) == 121
     assert later.py_func.__globals__["between"] is between
-
-
-@compiled
-def test_arguments_have_the_types_that_numba_gives_them() -> None:
-    import numba
-
-    arrays = np.zeros(3), np.zeros((2, 3), np.int32).T, np.zeros(6, np.uint8)[::2], np.zeros(2, [("a", "i4")])
-    read_only = np.broadcast_to(np.zeros(1), (3, 1))
-    arguments = (*arrays, read_only, arrays[3].view(np.recarray), 1, 2.0, True, (arrays[0], 1), ())
-    assert list(map(_type_of, arguments)) == list(map(numba.typeof, arguments))
 
 
 @compiled

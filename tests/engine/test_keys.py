@@ -39,10 +39,10 @@ def mine(prompt, length, state, p):
 KEY = """
 import plugin
 from replica.engine.hooks import held
-from replica.engine.jit import _key, bind
+from replica.engine.jit import _folder, bind
 from replica.engine.rows.passes import pages_of_canvas
 
-answer = _key(pages_of_canvas, {held: plugin.mine}, "")
+answer = _folder(pages_of_canvas, {held: plugin.mine}, "").name
 """
 ASK = (
     KEY

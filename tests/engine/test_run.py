@@ -90,4 +90,4 @@ def test_the_loop_is_compiled_once_whatever_the_run() -> None:
     for append, concurrency in ((None, None), (lambda columns, lists: None, None), (None, 2)):
         simulate(trace, Setting(policy, profile), append=append, concurrency=concurrency)
     engine = Setting(policy, profile).engine(RequestTable(1))
-    assert len(engine._core.run.__wrapped__.signatures) == 1
+    assert len(engine.core.run.__wrapped__.signatures) == 1

@@ -79,7 +79,6 @@ def test_links_devices_and_pipes_are_nobodys_to_replace(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tests_of_place import KIND, OURS
 import dsim.files.place as place
 renames = 0
 rename = os.rename
@@ -100,9 +99,10 @@ def test_a_kill_at_either_rename_loses_neither_folder(
     tmp_path: Path, at: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = make(tmp_path / "out", OURS)
-    code = KILLED.replace("from tests_of_place import KIND, OURS\n", "")
     new = OURS | {"page.html": "new"}
-    done = subprocess.run([sys.executable, "-c", code.format(at=at, out=str(out), files=new)], check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED.format(at=at, out=str(out), files=new)], check=False, timeout=60
+    )
     assert done.returncode == -signal.SIGKILL
     assert out.exists() == (at == 0)
     place = check_folder(out, KIND, force=True)

@@ -146,7 +146,7 @@ def test_a_flag_that_changes_while_prices_are_open_is_named_at_once_and_once(tmp
 
 @pytest.mark.slow
 def test_the_outlook_searches_the_capacity_and_advises_by_it(as_it_is: list[Sample], tmp_path: Path) -> None:
-    profile = name_of_profile(doubting(load("h100-sdar-8b/sglang"), "decode steps up to 256 tokens (1 sequence)"))
+    profile = profile_name(doubting(load("h100-sdar-8b/sglang"), "decode steps up to 256 tokens (1 sequence)"))
     server = replace(SGLANG, scenario=replace(SGLANG.scenario, profile=profile, slos=("ttft=1s", "e2el=20s")))
     how: dict[str, Any] = {"outlook": True, "attainment": 0.9}
     follower = Follower(followed(server, **how), tmp_path)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from dsim.following.sources.sample import Buckets, Sample
-from dsim.following.windows import Arrivals, Cutter, Scrape, Window, drawn_arrivals, trace_of, with_open
+from dsim.following.windows import Arrivals, Cutter, Scrape, Window, arrivals_at, drawn_arrivals, trace_after, with_open
 
 
 def sample(time: float, requests: float, running: float = 0.0, **more: float) -> Sample:
@@ -83,12 +83,12 @@ def test_drawn_lengths_have_the_histograms_shape_and_mean() -> None:
 
 def test_the_window_before_and_what_was_in_flight_run_in_the_replay() -> None:
     def three(at: float) -> Arrivals:
-        return Arrivals(np.array([at, at + 1, at + 2]), np.full(3, 7.0), np.full(3, 9.0))
+        return arrivals_at(np.array([at, at + 1, at + 2]), np.full(3, 7.0), np.full(3, 9.0))
 
-    trace, begins = trace_of(three(1.0), three(0.5), 10.0, 2, "x")
+    trace, begins = trace_after(three(1.0), three(0.5), 10.0, 2, "x")
     assert trace.arrival.tolist() == [0, 0, 1, 2, 3, 10.5, 11.5, 12.5]
     assert begins == 10.0
-    trace, begins = trace_of(None, three(0.5), 0.0, 0, "x")
+    trace, begins = trace_after(None, three(0.5), 0.0, 0, "x")
     assert (trace.arrival.tolist(), begins) == ([0.0, 1.0, 2.0], -0.5)
 
 
@@ -98,7 +98,7 @@ def test_requests_in_flight_are_added_to_a_log_that_has_them_only_when_they_end(
         Sample(5.0 * i, "vllm", 1, {"requests": done}, {"running": running, "waiting": 0.0})
         for i, (done, running) in enumerate(counts)
     )
-    logged = Arrivals(np.linspace(0.1, 4.0, 10), np.full(10, 7.0), np.full(10, 9.0))
+    logged = arrivals_at(np.linspace(0.1, 4.0, 10), np.full(10, 7.0), np.full(10, 9.0))
     whole = with_open(logged, Window(samples), 0)
     assert len(whole) == 13
     assert (np.histogram(whole.time, [0, 5, 10])[0]).tolist() == [12, 1]

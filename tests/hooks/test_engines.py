@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 import dsim
-from dsim.profiler.as_logged import policy_of
-from dsim.profiler.steplog import read_log
+from dsim.profiler.steplog import policy_of, read_log
 
 PYTHON = os.environ.get("DSIM_ENGINES_PYTHON")
 # Preset, tokens of each request, steps of each block since the one before was handed out (four masks settle one by one,

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from dsim.engine.latency import Features
-from dsim.profiler.as_logged import policy_of
 from dsim.profiler.logged import PHASES
-from dsim.profiler.steplog import StepLog, profile_of_log, read_log
+from dsim.profiler.steplog import StepLog, policy_of, profile_of_log, read_log
 
 pytest.importorskip("torch")
 from .test_hooks import GEMMA, Bag, Layers, hook, modules

@@ -152,7 +152,6 @@ def others() -> None:
     from dsim.kernels.add_rms_norm import add_rms_norm
     from dsim.kernels.confidence import confidence
     from dsim.kernels.focus_importance import focus_importance
-    from dsim.kernels.mask_vote import mask_vote
     from dsim.kernels.pooled_topk_pack import Choice, pooled_topk_pack
     from dsim.kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_scatter
     from dsim.kernels.swiglu import swiglu
@@ -168,7 +167,6 @@ def others() -> None:
     case = ""
     q, k = bf16(3, 4, 128), bf16(3, 2, 128)
     focus_importance(q, k, torch.arange(3), int32(0, 1, 3))
-    mask_vote(q, k, torch.arange(2), int32(0, 2), int32(0, 3), int32(1))
     choice = Choice(int32(0, 1), int32(0, 3), int32(1), int32(2), int32(0).view(1, 1))
     pooled_topk_pack(q[:1], k, k, bf16(1, 16, 2, 128), bf16(1, 16, 2, 128), choice)
 

@@ -28,8 +28,8 @@ def _memory_is_never_clean() -> Iterator[None]:
     with torch.device("cpu"):  # PyTorch lists its factories, for later `with torch.device`: these, not ours
         torch.empty(0)
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("empty", "empty_like"):
-            patch.setattr(torch, name, dirty(getattr(torch, name)))
+        for place, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+            patch.setattr(place, name, dirty(getattr(place, name)))
         yield
 
 

@@ -21,7 +21,7 @@ from dsim.engine.engine import Limits
 from dsim.engine.latency import LatencyModel
 from dsim.engine.policy import Policy, parse
 from dsim.engine.request import Request
-from dsim.kernels import compilations, device, use
+from dsim.kernels import device, use
 from dsim.live import session
 from dsim.live.canvas_model import CanvasModel, random_canvas_model
 from dsim.live.config import Experts, ModelConfig
@@ -79,7 +79,7 @@ def served(policy: Policy, graphs: session.Kept | None) -> dict[str, Any]:
     if done.failure is not None:
         raise done.failure
     assert (done.table["status"] == 0).all()
-    return {"ready": compilations.num_compilations(), "late": done.num_made_ready}
+    return {"ready": device.num_compilations(), "late": done.num_made_ready}
 
 
 def zeroed(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -94,8 +94,8 @@ driver.set_active(named_only(90))
 device.interpreted = lambda _: False
 device.num_multiprocessors = lambda _: 132
 device.shared_memory = lambda _: 227 * 1024
-for name in ("empty", "empty_like"):
-    setattr(torch, name, zeroed(getattr(torch, name)))
+for place, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+    setattr(place, name, zeroed(getattr(place, name)))
 # What products come to matters as little, and in bf16 they take a CPU longer than all else.
 torch.nn.functional.linear = lambda x, weight, bias=None: x.new_zeros(*x.shape[:-1], len(weight))
 knobs.runtime.jit_cache_hook = lambda *_, **__: True  # not to be compiled
@@ -104,5 +104,5 @@ with use("triton"):
     for spec in sys.argv[1:]:
         policy = parse(spec)
         for graphs in (None, session.Kept()) if policy.family != "full-sequence" else (None,):
-            compilations._ready.clear()
+            device._ready.clear()
             print(json.dumps({"policy": spec, "graphs": graphs is not None, **served(policy, graphs)}), flush=True)

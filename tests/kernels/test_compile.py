@@ -65,7 +65,7 @@ def test_attention_copies_by_16_bytes_multiplies_by_tensor_cores_and_resides_as_
         assert fact["wide_loads"] >= 24, fact
         assert fact["tensor_cores"] == (TENSOR_CORES[capability] if fact["case"].endswith(LARGE) else "mma"), fact
         block_m = max(16, min(128, 4 * int(fact["case"].split()[2])))  # four query heads a KV head
-        tile = (SMALL_TILES if capability == CONSUMER else {}).get(block_m, TILES[block_m][:1])[0]
+        tile = (SMALL_TILES if capability == CONSUMER else {}).get(block_m, TILES[block_m])
         assert fact["programs"] >= tile.resident, fact
         assert fact["programs"] * fact["warps"] >= 8, fact  # that a scheduler has to choose from
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dsim.kernels import confidence as confidence_module
 from dsim.kernels.confidence import confidence, confidence_of_hidden
 
 from .places import BF16, FP16, FP32, KERNEL, Place, normal
@@ -76,9 +77,9 @@ def test_the_confidence_of_hidden_states_is_that_of_their_logits(
 
 
 def test_at_most_max_num_logits_rows_of_logits_exist_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dsim.kernels.confidence import reference
-
-    rows, whole = [], reference.confidence
-    monkeypatch.setattr(reference, "confidence", lambda logits, t: (rows.append(len(logits)), whole(logits, t))[1])
+    rows, whole = [], confidence_module._most_probable
+    monkeypatch.setattr(
+        confidence_module, "_most_probable", lambda logits, t: (rows.append(len(logits)), whole(logits, t))[1]
+    )
     confidence_of_hidden(torch.ones(11, 4), torch.ones(9, 4), max_num_logits=4)
     assert rows == [4, 4, 3]

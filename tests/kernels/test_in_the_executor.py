@@ -60,7 +60,7 @@ def test_forwards_over_pages_say_the_logits_and_tokens_of_an_independent_impleme
         forward = Forward(model, PagedCache(config, 3, 8, "cpu", torch.float32))
         before = taken["ragged_paged_attention", path]
         with use(path), torch.inference_mode():
-            inputs = forward._unflatten(*forward._moved(*forward._flatten(batch)))
+            inputs = forward.inputs(batch.arrays())
             hidden = forward._hidden(inputs, batch)
             said, _ = forward._sample(hidden, None)
         assert taken["ragged_paged_attention", path] == before + config.layers
@@ -143,7 +143,7 @@ def test_refreshes_by_the_kernels_say_what_those_by_the_references_say_and_heads
         assert isinstance(forward, PeriodicForward)
         # A layer has two norms, and a third where it looks for what changed, in two steps.
         assert now == {
-            ("ragged_paged_attention", path): 4 * 3, ("mask_vote", path): 3, ("confidence_of_hidden", path): 4,
+            ("ragged_paged_attention", path): 4 * 3, ("confidence_of_hidden", path): 4,
             ("qk_norm_rope", path): 4 * 3, ("swiglu", path): 4 * 3,
             ("add_rms_norm", path): 4 * (2 * 3 + 1) + 2 * 3,
         }  # fmt: skip

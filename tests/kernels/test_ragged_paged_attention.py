@@ -130,7 +130,7 @@ def test_keys_may_be_split_among_any_number_of_programs(place: Place, num_splits
     from dsim.kernels.ragged_paged_attention.kernel import ragged_paged_attention as launch
 
     sample = world(LONG, dtype=dtype, heads=(4, 1))
-    found = launch(*moved(sample, place.device), scale=0.125, num_splits=num_splits)
+    found = launch(*moved(sample, place.device), num_splits=num_splits)
     near(found, by_definition(*sample, 0.125), sample)
 
 
@@ -151,7 +151,7 @@ def test_a_padded_step_is_launched_for_its_sequences_without_the_spare_one(
     q, pages = (torch.empty(*shape, 128, dtype=BF16, device="meta") for shape in ((padded[0], 32), (1, 64, 8)))
     table = torch.empty(padded[1], 512, dtype=torch.int32, device="meta")
     none = table[0]
-    kernel.ragged_paged_attention(q, pages, pages, Sequences(table, none, none, none, table[:, :32], 32, 1), 1.0)
+    kernel.ragged_paged_attention(q, pages, pages, Sequences(table, none, none, none, table[:, :32], 32, 1))
     ((grid,), _) = attend.__getitem__.call_args
     assert (attend[grid].call_args.kwargs["BLOCK_M"], grid[1]) == (rows, splits)
 

@@ -11,7 +11,6 @@ from dsim.kernels.add_rms_norm import add_rms_norm, sandwich_norm
 from dsim.kernels.confidence import confidence, confidence_of_hidden
 from dsim.kernels.focus_importance import focus_importance
 from dsim.kernels.grouped_experts import grouped_experts
-from dsim.kernels.mask_vote import mask_vote
 from dsim.kernels.pooled_topk_pack import Choice, pooled_topk_pack
 from dsim.kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_scatter
 from dsim.kernels.ragged_paged_attention import Sequences, ragged_paged_attention
@@ -34,10 +33,6 @@ CALLS: dict[Callable[..., Any], dict[str, Any]] = {
     grouped_experts: {
         "x": torch.ones(4, 8), "experts": torch.zeros(4, 2).long(), "weights": torch.ones(4, 2),
         "gate_up": torch.ones(5, 6, 8), "down": torch.ones(5, 8, 3), "activation": "silu",
-    },
-    mask_vote: {
-        "q": torch.zeros(9, 4, 8), "k": torch.zeros(9, 2, 8), "masked": torch.tensor([8]), "masked_start": int32(0, 1),
-        "key_start": NINE, "num_prompt": int32(4),
     },
     pooled_topk_pack: {
         "q": torch.zeros(2, 4, 8), "k": torch.zeros(9, 2, 8), "v": torch.zeros(9, 2, 8), "k_pages": PAGES,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsim.device.on_device import check_live
+from dsim.device.on_device import LiveSetting
 from dsim.engine.commits import CanvasLaw, LawDraws
 from dsim.engine.engine import Limits
 from dsim.engine.errors import ModelError, ProfileError
@@ -142,10 +142,10 @@ def test_it_answers_as_generate_does_step_by_step(
     text = tokens
     for i in range(canvases):
         cache.encode({0: text})
-        canvas = Canvas()
+        canvas = Canvas(chance)
         cache.begin(0, chance.noise(VOCAB))
         while not canvas.done:
-            turn = canvas.turn(VOCAB, rule, chance)
+            turn = canvas.turn(VOCAB, rule)
             # Before the temperature, which multiplies what rounding leaves.
             logits = seen.logits[step] * turn.temperature
             torch.testing.assert_close(model.logits(cache.states([0])[0]), logits, rtol=0, atol=1e-4)
@@ -200,10 +200,11 @@ def alone(model: CanvasModel, request: int, prompt: int, output: int, eos: tuple
     cache, text, rule = cache_of(model), prompt_of(request, prompt).tolist(), model.config.renoise
     cache.encode({0: torch.tensor(text)})
     for begin in range(prompt, prompt + output, CANVAS):
-        chance, canvas = KeyedChance(3, request, begin, CANVAS), Canvas()
+        chance = KeyedChance(3, request, begin, CANVAS)
+        canvas = Canvas(chance)
         cache.begin(0, chance.noise(VOCAB))
         while not canvas.done:
-            canvas.settle(cache.denoise({0: canvas.turn(VOCAB, rule, chance)})[0], rule)
+            canvas.settle(cache.denoise({0: canvas.turn(VOCAB, rule)})[0], rule)
         text += canvas.answer.tolist()
         if eos and (ends := [p for p in range(begin, begin + CANVAS) if text[p] in eos]):
             return text[: min(ends[0] + 1, prompt + output)]
@@ -331,7 +332,7 @@ def test_a_canvas_model_is_measured_and_its_law_is_the_rule_s(
     assert (columns["window_kv"] < columns["sum_kv"]).any()  # texts are longer than a window
     save(found, tmp_path / "g.json")
     assert load(tmp_path / "g.json").canvas_laws == found.canvas_laws
-    check_live(Scenario("azure-conv", f"sglang-gemma,canvas_length={CANVAS}"), loaded, found, "twin")
+    LiveSetting(loaded, found, "twin").check(Scenario("azure-conv", f"sglang-gemma,canvas_length={CANVAS}"))
 
 
 @pytest.mark.slow
@@ -453,7 +454,7 @@ def test_captured_steps_are_the_eager_ones(gemma: tuple[Any, Path], num: int) ->
     eager = CanvasCache(model, (80, 80), PAGE, "cpu", torch.float32)
     captured = GraphCanvasCache(model, (80, 80), PAGE, "cpu", torch.float32, longest=60)
     captured.prepare(4)
-    assert captured.num_captures == 4
+    assert captured.graphs.num_captures == 4
     answers: list[list[Any]] = []
     for cache in (eager, captured):
         answers.append([])
@@ -461,11 +462,10 @@ def test_captured_steps_are_the_eager_ones(gemma: tuple[Any, Path], num: int) ->
         for slot, chance in enumerate(chances):
             cache.encode({slot: torch.arange(5 + 6 * slot) % VOCAB})
             cache.begin(slot, chance.noise(VOCAB))
-        canvas = Canvas()
         for _ in range(3):
-            turns = {slot: canvas.turn(VOCAB, EARLY, chance) for slot, chance in enumerate(chances)}
+            turns = {slot: Canvas(chance).turn(VOCAB, EARLY) for slot, chance in enumerate(chances)}
             answers[-1] += [(x.likeliest.tolist(), x.entropy) for x in cache.denoise(turns).values()]
-    assert captured.num_captures == 4 + (num > 4)
+    assert captured.graphs.num_captures == 4 + (num > 4)
     assert [tokens for tokens, _ in answers[0]] == [tokens for tokens, _ in answers[1]]
     assert [entropy for _, entropy in answers[1]] == pytest.approx([entropy for _, entropy in answers[0]], rel=1e-5)
 

@@ -150,10 +150,10 @@ def test_whole_requests_are_what_a_plain_executor_makes_of_them(extra: str) -> N
 def test_steps_that_evict_are_two_graphs_round_one_wait_and_do_the_same(extra: str, drawn: bool) -> None:
     forward = GraphForward(decoder(), PagedCache(DEEP, 200, 12, "cpu", torch.float32))
     forward.prepare(focus(extra), 4)
-    captured = forward.num_captures
+    captured = forward.graphs.num_captures
     ran = run(focus(extra), forward=forward, draws=draws_of() if drawn else None)
     assert ran.steps == served(extra, drawn).steps
-    assert forward.num_captures == captured  # all that was needed was there
+    assert forward.graphs.num_captures == captured  # all that was needed was there
 
 
 @contextmanager

@@ -98,7 +98,7 @@ def test_a_captured_prefill_says_and_writes_what_the_eager_one_does(lengths: lis
         torch.testing.assert_close(captured.cache.keys, plain.cache.keys)
         torch.testing.assert_close(captured.cache.values, plain.cache.values)
     graphs = 0 if len(lengths) == 65 else 1 + bool(num_sampled)  # 65 sequences are too many
-    assert (captured.num_captures, device.launches) == (graphs, 2 * graphs)
+    assert (captured.graphs.num_captures, device.launches) == (graphs, 2 * graphs)
 
 
 def test_prefills_are_padded_to_few_shapes_and_every_one_of_them_is_prepared() -> None:
@@ -145,7 +145,7 @@ def test_the_largest_shape_is_captured_first_and_a_step_is_one_launch_of_one_gra
     for sequences in (4, 1, 3, 2, 4):
         asked = batch(chance, sequences)
         assert forward.run(asked).tokens.tolist() == plain.run(asked).tokens.tolist()
-    assert (len(device.rows), device.launches) == (forward.num_captures, 5)  # no capture in mid-run
+    assert (len(device.rows), device.launches) == (forward.graphs.num_captures, 5)  # no capture in mid-run
     assert len(device.rows) == num_prepared(policy("chunk:4"), 4, 8 * forward.pages)
 
 
@@ -212,27 +212,27 @@ def test_a_head_of_masks_alone_is_a_graph_of_its_own_launched_behind_the_layers(
     given = policy("chunk:4,head=masks")
     forward.prepare(given, 4)
     buckets = {bucket(n) for n in range(1, 17)}
-    assert forward.num_captures == len(device.rows) == num_prepared(given, 4, 8 * forward.pages, len(buckets))
+    assert forward.graphs.num_captures == len(device.rows) == num_prepared(given, 4, 8 * forward.pages, len(buckets))
     asked = batch(np.random.default_rng(3), 4)
     whole = Forward(DECODER, PagedCache(SMALL, 40, 8, "cpu", torch.float32)).run(asked)
     for num, launches in ((3, 2), (1, 4), (0, 5)):  # of no mask the layers alone
         found = forward.run(replace(asked, sampled=np.arange(num), own_head=True))
         assert found.tokens.tolist() == whole.tokens[:num].tolist()
         assert device.launches == launches
-    assert len(device.rows) == forward.num_captures == num_prepared(given, 4, 8 * forward.pages, len(buckets))
+    assert len(device.rows) == forward.graphs.num_captures == num_prepared(given, 4, 8 * forward.pages, len(buckets))
 
 
 def test_larger_steps_that_evict_drop_the_graphs_of_smaller_ones_and_no_other() -> None:
     forward = GraphForward(DECODER, PagedCache(SMALL, 40, 8, "cpu", torch.float32), record=recompute)
     forward.prepare(policy("chunk:4,head=masks"), 4)  # with a graph of the head alone
-    others = forward.num_captures
+    others = forward.graphs.num_captures
     forward.prepare(policy("focus"), 2)
-    small = forward.num_captures - others
+    small = forward.graphs.num_captures - others
     forward.prepare(policy("focus"), 4)
-    large = forward.num_captures - others - small
+    large = forward.graphs.num_captures - others - small
     forward.prepare(policy("chunk:4,head=masks"), 4)
     forward.prepare(policy("focus"), 2)
-    assert forward.num_captures == others + small + large  # all that are asked for are held
+    assert forward.graphs.num_captures == others + small + large  # all that are asked for are held
 
 
 def test_graphs_are_kept_for_the_next_run_of_as_many_pages() -> None:
@@ -240,11 +240,11 @@ def test_graphs_are_kept_for_the_next_run_of_as_many_pages() -> None:
     first = served(kept, 6)
     forward = kept._forward
     assert forward is not None
-    captured = forward.num_captures
+    captured = forward.graphs.num_captures
     assert (first.num_made_ready, captured) == (0, num_prepared(policy("lmdeploy-bd32"), 3, 24))
     again = served(kept, 4)
     assert kept._forward is forward
-    assert (again.num_made_ready, forward.num_captures) == (0, captured)
+    assert (again.num_made_ready, forward.graphs.num_captures) == (0, captured)
     assert (again.table["status"] == 0).all()
 
 
@@ -252,7 +252,7 @@ def test_a_shape_that_was_not_prepared_is_counted_where_it_is_captured() -> None
     kept = Kept()
     done = served(kept, 6, prepared=False)
     assert kept._forward is not None
-    assert done.num_made_ready == kept._forward.num_captures > 0
+    assert done.num_made_ready == kept._forward.graphs.num_captures > 0
 
 
 def test_a_kept_forward_of_too_few_pages_or_of_another_model_is_made_anew() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dsim.benchmarks.counted import Launches
+from dsim.live import forward as forward_module
 from dsim.live.cache import PagedCache
 from dsim.live.canvas import CanvasCache, Turn
 from dsim.live.canvas_model import random_canvas_model
@@ -100,9 +101,9 @@ def test_a_layer_with_experts_is_three_products_attention_and_three_small_kernel
 def test_a_step_brings_one_array_there_and_one_back(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = Forward(random_model(SMALL, "cpu", torch.float32), PagedCache(SMALL, 20, 8, "cpu", torch.float32))
     there: list[int] = []
-    flatten = Forward._flatten
+    flatten = forward_module.flattened
     monkeypatch.setattr(
-        Forward, "_flatten", staticmethod(lambda b: (there.append(flatten(b)[0].nbytes), flatten(b))[1])
+        forward_module, "flattened", lambda arrays: (there.append(flatten(arrays)[0].nbytes), flatten(arrays))[1]
     )
     asked = decode(3)
     said = forward.run(asked)

@@ -18,8 +18,8 @@ from dsim.engine.policy import Policy
 from dsim.engine.rows.passes import ApproximateCache
 from dsim.engine.state import FULL, PARTIAL, REUSE
 from dsim.engine.step import Phase
-from dsim.live.evicting import check_evicts
 from dsim.live.full_sequence import check_runs, passes_of
+from dsim.live.refused import check_policy
 
 from .dense import SMALL
 from .watched import LENGTHS, run
@@ -108,6 +108,6 @@ def test_what_builds_on_a_known_cache_runs_its_passes_and_nothing_else_does() ->
 
 def test_an_eviction_by_importance_is_a_kind_of_focus_or_one_line() -> None:
     focus = Policy("mine", EVERY_STEP, eviction=Elsewise())
-    check_evicts(focus)
+    check_policy(focus)
     with pytest.raises(PolicyError, match="mine: dsim live cannot evict as Other does: expected a kind of Focus"):
-        check_evicts(replace(focus, eviction=Other()))
+        check_policy(replace(focus, eviction=Other()))

@@ -15,7 +15,7 @@ from dsim.engine.step import StepPlan
 from dsim.live import periodic
 from dsim.live.config import ModelConfig
 from dsim.live.full_sequence import FullSequenceExecutor
-from dsim.live.periodic import PeriodicForward, importance_of, least_alike
+from dsim.live.periodic import PeriodicForward, importance_of, least_alike, votes_of
 
 from .dense import SMALL, Dense
 from .plain_periodic import PlainPeriodic
@@ -48,6 +48,17 @@ def oracle(policy: Policy, config: ModelConfig = DEEP) -> PlainPeriodic:
 def served(spec: str) -> dict[int, Commits]:
     """What the executor commits of all requests."""
     return run(policy_of(spec), LENGTHS, config=DEEP).commits
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_votes_are_the_column_sums_of_the_attention_of_the_masks(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(63, heads, 24, generator=generator).to(dtype) for heads in (6, 2))
+    expected = torch.zeros(2, 63, dtype=torch.float64)
+    for head in range(6):
+        scores = q[40:, head].double() @ k[:, head // 3].double().T * 24**-0.5
+        expected[head // 3] += scores.softmax(1).sum(0)
+    torch.testing.assert_close(votes_of(q, k, 40).double(), expected, rtol=2e-5, atol=1e-7)
 
 
 @pytest.mark.sampled(2)

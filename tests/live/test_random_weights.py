@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from dsim.engine.errors import ModelError
-from dsim.live import experts, weights
+from dsim.live import model as decoder
+from dsim.live import weights
 from dsim.live.canvas_model import canvas_config, num_params
 from dsim.live.config_file import Given, named
-from dsim.live.experts import route
+from dsim.live.model import route
 from dsim.live.random_weights import drawn_experts, of_rows
 from dsim.live.shipped_configs import CONFIGS
 from dsim.live.weights import source_of
@@ -80,7 +81,7 @@ def test_a_config_alone_makes_a_model_with_finite_logits_and_experts_that_rows_d
         chosen.append(found[0])
         return found
 
-    monkeypatch.setattr(experts, "route", spied)
+    monkeypatch.setattr(decoder, "route", spied)
     with torch.no_grad():
         hidden = model(tokens, torch.arange(24), Dense(block_causal(24, 4)))
     tables = drawn_experts(8, 3, 3, "cpu")  # the first layer is dense

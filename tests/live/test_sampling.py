@@ -7,18 +7,18 @@ import torch
 from dsim.engine import chance
 from dsim.engine.engine import Limits
 from dsim.engine.policy import parse
-from dsim.live.sampling import Sampling, sample, sample_of_hidden, uniform
+from dsim.live.sampling import Sampling, sample, sample_of_hidden
 
 from .test_executor import decoder
 from .watched import Texts
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, -torch.inf])
 DRAWS = 20_000
-KEYS = torch.from_numpy(chance.key(3, np.arange(DRAWS)).view(np.int64))
+UNIFORM = torch.from_numpy(chance.uniform(chance.key(3, np.arange(DRAWS))))
 
 
 def shares(how: Sampling) -> tuple[np.ndarray, np.ndarray]:
-    tokens, confidence = sample(LOGITS.expand(DRAWS, -1), KEYS, how)
+    tokens, confidence = sample(LOGITS.expand(DRAWS, -1), UNIFORM, how)
     return np.bincount(tokens.numpy(), minlength=5) / DRAWS, confidence.numpy()[
         [tokens.tolist().index(i) for i in (0, 1)]
     ]
@@ -38,14 +38,10 @@ def test_the_confidence_is_of_the_distribution_drawn_from() -> None:
     np.testing.assert_allclose(confidence, (LOGITS / 0.5).softmax(0)[:2], rtol=1e-5)
 
 
-def test_uniform_numbers_are_those_of_the_engine() -> None:
-    assert np.array_equal(uniform(KEYS).numpy(), chance.uniform(KEYS.numpy().view(np.uint64)))
-
-
 def test_logits_in_parts_are_drawn_from_as_in_one() -> None:
     torch.manual_seed(0)
     hidden, head = torch.randn(70, 16), torch.randn(50, 16)
-    one, parts = (sample_of_hidden(hidden, head, KEYS[:70], Sampling(0.7), rows) for rows in (100, 9))
+    one, parts = (sample_of_hidden(hidden, head, UNIFORM[:70], Sampling(0.7), rows) for rows in (100, 9))
     assert torch.equal(one[0], parts[0])
     torch.testing.assert_close(one[1], parts[1])
 

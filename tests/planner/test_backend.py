@@ -14,7 +14,7 @@ import pytest
 from joblib.externals.loky import get_reusable_executor
 
 from dsim.engine.errors import DsimError
-from dsim.planner.backend import Pool, _attempt_pickled, in_order, uninterrupted
+from dsim.planner.backend import Pool, _attempt_pickled, in_order
 from dsim.planner.capacity import capacity
 from dsim.planner.ensemble import ensemble
 from dsim.planner.sweep import sweep
@@ -154,20 +154,6 @@ def test_workers_that_are_in_another_folder_find_the_files(tmp_path: Path, monke
     assert found[0] == found[1]
 
 
-def test_ctrl_c_waits_for_what_must_not_be_interrupted() -> None:
-    done = []
-
-    def interrupted() -> None:
-        with uninterrupted():
-            os.kill(os.getpid(), signal.SIGINT)
-            done.append("whole")
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert done == ["whole"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
 def test_a_wrong_number_of_jobs_is_refused_before_any_cell() -> None:
     with pytest.raises(DsimError, match="jobs is 0, expected at least 1"):
         Pool(jobs=0)
@@ -177,10 +163,7 @@ def test_what_answers_and_is_no_cluster_is_told_after_a_while(monkeypatch: pytes
     monkeypatch.setattr("dsim.planner.backend.JOIN_TIMEOUT", 3.0)
     with socket.create_server((LOOPBACK, 0)) as deaf:
         address = f"{LOOPBACK}:{deaf.getsockname()[1]}"
-        with (
-            pytest.raises(DsimError, match="answers, but not as a Ray cluster within 3 s"),
-            Pool(ray=address),
-        ):
+        with pytest.raises(DsimError, match="answers, but not as a Ray cluster within 3 s"), Pool(ray=address):
             pass
 
 

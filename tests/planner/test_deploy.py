@@ -30,25 +30,21 @@ VLLM, FP8, SDAR = load("h200x2-diffusiongemma-vllm"), load("h100-diffusiongemma-
 QWEN = load("h100-qwen3-8b-ar")
 
 
-def deployed(spec: str, profile: Any = SDAR, replicas: int = 1, router: str = "") -> Deployment:
-    found = deployment_of(spec, profile, replicas, router=router)
+def deployed(spec: str, profile: Any = SDAR, replicas: int = 1, **how: Any) -> Deployment:
+    found = deployment_of(spec, profile, replicas, **how)
     assert found is not None
     return found
 
 
-def test_a_policy_that_no_engine_serves_has_no_command() -> None:
+def test_a_policy_of_no_known_engine_has_no_command(tmp_path: Path) -> None:
     assert deployment_of("optimus", SDAR) is None
-
-
-def test_an_engine_that_is_not_known_has_no_command(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text('from dsim.engine.policy import Policy, Preset\nPOLICY = Preset(Policy("mine"), engine="ours")\n')
     assert deployment_of(f"{file}:POLICY", SDAR, allow_code=allowed([str(file)])) is None
 
 
 def test_a_command_is_whole_and_has_only_what_differs_from_the_defaults() -> None:
-    found = deployment_of("vllm-diffusion,max_num_seqs=24", VLLM, 4, context=6300)
-    assert found is not None
+    found = deployed("vllm-diffusion,max_num_seqs=24", VLLM, 4, context=6300)
     assert found.shell == (
         "vllm serve google/diffusiongemma-26B-A4B-it --generation-config vllm --enable-auto-tool-choice "
         "--tool-call-parser gemma4 --reasoning-parser gemma4 --tensor-parallel-size 2 --max-num-seqs 24 "
@@ -126,7 +122,7 @@ def test_caching_stays_as_the_engine_has_it_unless_it_is_named() -> None:
 
 def test_what_no_flag_says_is_named() -> None:
     assert deployed("lmdeploy-bd32,num_loops=4").unset == ("num_loops=4",)
-    (router,) = deployed("lmdeploy-0.18", SDAR, 2, "least-tokens").unset
+    (router,) = deployed("lmdeploy-0.18", SDAR, 2, router="least-tokens").unset
     assert router.endswith("uses least-tokens")
 
 
@@ -210,11 +206,7 @@ def test_a_profiles_words_cannot_become_commands() -> None:
 
 
 def test_the_files_start_the_spare_replicas_too_and_say_that_they_are_spare() -> None:
-    found = deployment_of("vllm-diffusion", load("h200x2-diffusiongemma-vllm"), 5, spare=1)
-    assert found is not None
-    for name, text in found.files().items():
-        assert "# spare replicas: 1; the SLOs are met without them\n" in text, name
-    assert "  replicas: 5\n" in found.files()["kubernetes.yaml"]
-    plain = deployment_of("vllm-diffusion", load("h200x2-diffusiongemma-vllm"), 5)
-    assert plain is not None
-    assert "spare" not in "".join(plain.files().values())
+    files = deployed("vllm-diffusion", VLLM, 5, spare=1).files()
+    assert all("# spare replicas: 1; the SLOs are met without them\n" in text for text in files.values())
+    assert "  replicas: 5\n" in files["kubernetes.yaml"]
+    assert "spare" not in "".join(deployed("vllm-diffusion", VLLM, 5).files().values())

@@ -10,8 +10,7 @@ from dsim.engine.errors import ProfileError
 from dsim.engine.journal import RequestTable
 from dsim.engine.policy import parse
 from dsim.engine.request import Request
-from dsim.planner.limits import JOURNALED, LEFT, Shares, limited_by
-from dsim.planner.memory import largest, parts
+from dsim.planner.limits import JOURNALED, LEFT, Shares, largest, limited_by, parts
 from dsim.profiler.profile import Profile, load
 from dsim.sim.setting import Setting
 

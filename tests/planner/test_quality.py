@@ -17,52 +17,44 @@ DELAYED = (84.92 + 59.20 + 64.33 + 49.81 + 57.94) / 5
 NEIGHBOUR = (88.02 + 63.70 + 69.21 + 52.14 + 55.15) / 5
 
 
-def relative(spec: str, model: str = MODEL) -> float | None:
-    return quality_of(parse(spec), model).relative
-
-
 def table(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "mine.csv"
     path.write_text(text)
     return path
 
 
-def test_published_scores_are_looked_up() -> None:
-    assert relative("lmdeploy-bd32,threshold=0.8") == pytest.approx(CONF_8 / BASE)
-    assert relative("sglang-bd32,threshold=0.7") == pytest.approx(CONF_7 / BASE)
-    assert relative("delayed-cache") == pytest.approx(DELAYED / BASE)
-    assert relative("delayed-cache-plus") == pytest.approx(NEIGHBOUR / BASE)
-    # 90.15, 64.30, 69.51, 61.09 and 60.87.
-    assert relative("focus") == relative("focus:1.5") == pytest.approx(345.92 / 5 / BASE)
+@pytest.mark.parametrize(
+    ("spec", "model", "expected"),
+    [
+        ("lmdeploy-bd32,threshold=0.8", MODEL, CONF_8 / BASE), ("sglang-bd32,threshold=0.7", MODEL, CONF_7 / BASE),
+        ("delayed-cache", MODEL, DELAYED / BASE), ("delayed-cache-plus", MODEL, NEIGHBOUR / BASE),
+        # 90.15, 64.30, 69.51, 61.09 and 60.87.
+        ("focus", MODEL, 345.92 / 5 / BASE), ("focus:1.5", MODEL, 345.92 / 5 / BASE),
+        # The full cache is its own reference on any model; of full sequences, what computes everything every step.
+        ("lmdeploy-bd32", MODEL, 1.0), ("sglang-bd32", MODEL, 1.0), ("lmdeploy-bd32", "LLaDA2.0-mini", 1.0),
+        ("vanilla", "LLaDA-8B", 1.0), ("vanilla,logits=block", "LLaDA-8B", 1.0), ("vanilla:4", "LLaDA-8B", 1.0),
+        ("sparse-dllm:0.5", "LLaDA-8B", 77.56 / 78.39), ("maskkv:256", "Dream-7B", 30.88 / 32.70),
+        # Batching and memory do not change tokens.
+        ("lmdeploy-bd32,max_batch=4", MODEL, 1.0), ("lmdeploy-bd32,max_prefill_tokens=512", MODEL, 1.0),
+        ("lmdeploy-bd32,num_loops=7", MODEL, 1.0), ("lmdeploy-bd32,prefill_interval=2", MODEL, 1.0),
+        ("lmdeploy-bd32,decide_ahead=false", MODEL, 1.0), ("lmdeploy-bd32,page_size=128,num_pages=999", MODEL, 1.0),
+        ("delayed-cache,sample_block=false", MODEL, DELAYED / BASE),
+        # Between published thresholds on a line.
+        ("lmdeploy-bd32,threshold=0.85", MODEL, (CONF_8 + BASE) / 2 / BASE),
+        ("lmdeploy-bd32,threshold=0.72", MODEL, (0.8 * CONF_7 + 0.2 * CONF_8) / BASE),
+    ],
+)  # fmt: skip
+def test_published_scores_are_looked_up_or_read_on_a_line(spec: str, model: str, expected: float) -> None:
+    assert quality_of(parse(spec), model).relative == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_quality_says_its_source_and_its_worst_benchmark() -> None:
     found = quality_of(parse("delayed-cache"), MODEL)
     assert found.source.startswith("FOCUS")
     # MBPP: 49.81 of 56.81.
     assert found.notes == ("mean of GSM8K, Math500, HumanEval, MBPP, IFEval; the worst is MBPP, 87.7 %",)
     assert str(found) == "93.6 %"
-
-
-def test_the_full_cache_is_its_own_reference_on_any_model() -> None:
-    assert relative("lmdeploy-bd32") == relative("sglang-bd32") == relative("lmdeploy-bd32", "LLaDA2.0-mini") == 1.0
-
-
-def test_a_full_sequence_models_reference_computes_everything_every_step() -> None:
-    for spec in ("vanilla", "vanilla,logits=block", "vanilla:4"):
-        assert relative(spec, "LLaDA-8B") == 1.0
-    assert relative("sparse-dllm:0.5", "LLaDA-8B") == pytest.approx(77.56 / 78.39)
-    assert relative("maskkv:256", "Dream-7B") == pytest.approx(30.88 / 32.70)
-    assert relative("fast-dllm", "LLaDA-8B") is None
-
-
-def test_batching_and_memory_do_not_change_tokens() -> None:
-    for field in ("max_batch=4", "max_prefill_tokens=512", "num_loops=7", "prefill_interval=2", "decide_ahead=false"):
-        assert relative(f"lmdeploy-bd32,{field}") == 1.0
-    assert relative("lmdeploy-bd32,page_size=128,num_pages=999") == 1.0
-    assert relative("delayed-cache,sample_block=false") == pytest.approx(DELAYED / BASE)
-
-
-def test_between_published_thresholds_quality_is_on_a_line() -> None:
-    assert relative("lmdeploy-bd32,threshold=0.85") == pytest.approx((CONF_8 + BASE) / 2 / BASE)
-    assert relative("lmdeploy-bd32,threshold=0.72") == pytest.approx((0.8 * CONF_7 + 0.2 * CONF_8) / BASE)
+    assert quality_of(parse("fast-dllm"), "LLaDA-8B").relative is None
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable, Sequence
 
+import pytest
+
 from dsim.planner.race import CLEAR, FIRST, MOST, Entry, best_of, race, verdict
 
 
@@ -61,24 +63,22 @@ def test_replays_go_where_the_verdict_is_open() -> None:
     assert [e.index for e in asked if e.candidate == 1 and e.replicas == 2] == list(range(MOST))
 
 
-def test_a_fleet_beyond_twice_its_bound_is_out_after_one_replay() -> None:
-    assert verdict([CLEAR], MOST) is False
-    assert verdict([CLEAR - 0.01], MOST) is None
-    assert verdict([-5.0], MOST) is None
-
-
-def test_an_interval_decides_and_what_stays_undecided_counts_as_too_little() -> None:
-    assert verdict([-0.3, -0.31, -0.29], MOST) is True
-    assert verdict([0.3, 0.31, 0.29], MOST) is False
-    undecided = [-0.2, 0.1, -0.2]
-    assert verdict(undecided, MOST) is None
-    assert verdict(undecided, 3) is False
-
-
-def test_a_known_spread_decides_from_the_first_replay() -> None:
-    assert verdict([-0.3], MOST, 0.1) is True
-    assert verdict([0.3], MOST, 0.1) is False
-    assert verdict([-0.1], MOST, 0.1) is None
+@pytest.mark.parametrize(
+    ("severities", "most", "spread", "expected"),
+    [
+        # Twice the bound: out after one replay.
+        ([CLEAR], MOST, None, False), ([CLEAR - 0.01], MOST, None, None), ([-5.0], MOST, None, None),
+        # An interval decides, and what stays undecided counts as too little.
+        ([-0.3, -0.31, -0.29], MOST, None, True), ([0.3, 0.31, 0.29], MOST, None, False),
+        ([-0.2, 0.1, -0.2], MOST, None, None), ([-0.2, 0.1, -0.2], 3, None, False),
+        # A known spread decides from the first replay.
+        ([-0.3], MOST, 0.1, True), ([0.3], MOST, 0.1, False), ([-0.1], MOST, 0.1, None),
+    ],
+)  # fmt: skip
+def test_a_verdict_is_of_an_interval_a_known_spread_or_one_clear_replay(
+    severities: list[float], most: int, spread: float | None, expected: bool | None
+) -> None:
+    assert verdict(severities, most, spread) is expected
 
 
 def test_the_best_are_those_that_a_paired_interval_cannot_tell_apart() -> None:

@@ -24,10 +24,10 @@ def test_a_setting_s_file_is_its_policy_and_its_replicas(tmp_path: Path) -> None
 def test_files_that_disagree_or_say_nonsense_are_one_line(tmp_path: Path) -> None:
     for name, count in (("two", "2"), ("three", "3"), ("none", "0"), ("word", '"two"')):
         (tmp_path / f"{name}.toml").write_text(f'policy = "ar"\nreplicas = {count}\n')
-    two, three, none, word = (str(tmp_path / f"{name}.toml") for name in ("two", "three", "none", "word"))
-    with pytest.raises(PolicyError, match=r"two.toml asks for 2 replicas and .*three.toml for 3, expected"):
-        replicas_of([two, three], None)
-    with pytest.raises(PolicyError, match=r"none.toml: replicas is 0, expected a whole number of at least 1"):
-        replicas_of([none], None)
-    with pytest.raises(PolicyError, match=r"word.toml: replicas is 'two', expected a whole number of at least 1"):
-        replicas_of([word], None)
+    for names, says in (
+        (["two", "three"], r"two.toml asks for 2 replicas and .*three.toml for 3, expected"),
+        (["none"], r"none.toml: replicas is 0, expected a whole number of at least 1"),
+        (["word"], r"word.toml: replicas is 'two', expected a whole number of at least 1"),
+    ):
+        with pytest.raises(PolicyError, match=says):
+            replicas_of([str(tmp_path / f"{name}.toml") for name in names], None)

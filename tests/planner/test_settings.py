@@ -90,38 +90,35 @@ def test_a_policy_of_no_engine_is_tried_as_it_is() -> None:
     assert not PRESETS["optimus"].engine
 
 
-def halved(scores: Sequence[float], untested: Sequence[int] = ()) -> int:
+@pytest.mark.parametrize(
+    ("scores", "untested", "best"),
+    [
+        ([1.0, 0.5, 1.2, 1.1, 1.3, 0.0, 1.25, 0.9, 1.0], (), 4),
+        ([0.0, 0.0, 0.1], (), 2),  # the policy as given serves nothing
+        # A gain within the noise changes nothing, and of equals the first is preferred.
+        ([1.0, 0.99 * GAIN], (), 0), ([0.0, 0.0], (), 0), ([1.0, 0.5, 1.2, 1.205, 1.19, *[0.1] * 8], (), 2),
+        # Beyond the tested range a setting must gain a tenth.
+        ([1.0, 1.05, 1.09], [2], 1), ([1.0, 1.05, 1.17], [2], 2),
+        ([1.0, *[1.03] * 4, *[1.2] * 12], range(1, 17), 5),  # none within the range is as good
+    ],
+)  # fmt: skip
+def test_halving_ends_in_the_best_and_tries_few_of_them_for_long(
+    scores: Sequence[float], untested: Sequence[int], best: int
+) -> None:
     asked: list[tuple[int, int]] = []
-
     halving = halve(range(len(scores)), untested)
     settings, rung, _ = next(halving)
-    while True:
-        asked.append((rung, len(settings)))
-        try:
+    try:
+        while True:
+            asked.append((rung, len(settings)))
             settings, rung, _ = halving.send([scores[i] for i in settings])
-        except StopIteration as done:
-            best: int = done.value[0]
-            break
+    except StopIteration as done:
+        assert done.value[0] == best  # noqa: PT017  (the generator's result)
     assert sum(n for rung, n in asked if rung == 0) == len(scores)
     assert sum(n for rung, n in asked if rung == 1) <= 1 + max(1, round(0.25 * (len(scores) - 1)))
-    return best
 
 
-def test_halving_ends_in_the_best_and_tries_few_of_them_for_long() -> None:
-    assert halved([1.0, 0.5, 1.2, 1.1, 1.3, 0.0, 1.25, 0.9, 1.0]) == 4
-    assert halved([0.0, 0.0, 0.1]) == 2  # the policy as given serves nothing
-
-
-def test_a_gain_within_the_noise_changes_nothing_and_of_equals_the_first_is_preferred() -> None:
-    assert halved([1.0, 0.99 * GAIN]) == 0
-    assert halved([1.0, 0.5, 1.2, 1.205, 1.19, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1]) == 2
-    assert halved([0.0, 0.0]) == 0
-
-
-def test_beyond_the_tested_range_a_setting_must_gain_a_tenth() -> None:
-    assert halved([1.0, 1.05, 1.09], untested=[2]) == 1
-    assert halved([1.0, 1.05, 1.17], untested=[2]) == 2
-    assert halved([1.0, *[1.03] * 4, *[1.2] * 12], untested=range(1, 17)) == 5  # none within the range is as good
+def test_a_setting_beyond_the_tested_range_is_named() -> None:
     assert beyond_tested("vllm-diffusion:8") == beyond_tested("optimus") == ()
     assert beyond_tested("vllm-diffusion:12")[0].startswith("max_num_seqs=12 is beyond 8")
     assert beyond_tested("vllm-diffusion,max_num_seqs=none")[0].startswith("max_num_seqs=None is beyond 8")

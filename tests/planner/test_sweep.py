@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,8 @@ def test_files_are_looked_for_beside_the_configuration(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     (cell,) = read_plan(config.relative_to(tmp_path)).cells
     assert (cell.scenario.trace, cell.scenario.policy) == (str(trace), str(policy))
+    with pytest.raises(DsimError, match=r"policy is the file .*p.toml and policy.chunk=4 is given"):
+        read_plan({"base": BASE, "list": [{"policy": str(policy), "policy.chunk": 4}]})
 
 
 @pytest.mark.parametrize(
@@ -129,12 +131,6 @@ def test_a_mistake_is_one_line_before_any_work(config: dict[str, Any], message: 
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_policy_file_takes_no_further_fields(tmp_path: Path) -> None:
-    policy = write(tmp_path / "p.toml", 'policy = "chunk"\n')
-    with pytest.raises(DsimError, match=r"policy is the file .*p.toml and policy.chunk=4 is given"):
-        read_plan({"base": BASE, "list": [{"policy": str(policy), "policy.chunk": 4}]})
 
 
 def test_the_document_s_examples_are_what_it_says(tmp_path: Path) -> None:
@@ -318,10 +314,14 @@ def test_an_overloaded_cell_is_marked(tmp_path: Path) -> None:
 # Fleets of pools
 
 
-def of_fleets(*base: str) -> str:
-    return "\n".join(
-        ["[base]", "trace = 'azure-conv'", "num_requests = 60", *base, "[grid]", "fleet = ['mixed.toml', 'split.toml']"]
-    )
+SPLIT = ("prefill:1@h100-sdar-8b,lmdeploy-bd32", "decode:1@h100-sdar-8b,lmdeploy-bd32")
+
+
+def of_split(tmp_path: Path, *base: str, grid: Sequence[str] = ("seed = [0, 1]",)) -> Path:
+    """A sweep of a fleet's file with two linked pools."""
+    write(tmp_path / "split.toml", FleetWords(SPLIT, ("450GB/s,10us",)).toml())
+    base = ("trace = 'azure-conv'", "num_requests = 60", "fleet = 'split.toml'", *base)
+    return write(tmp_path / "sweep.toml", "\n".join(["[base]", *base, "[grid]", *grid]))
 
 
 @pytest.mark.slow
@@ -331,7 +331,8 @@ def test_a_cell_on_a_fleet_s_file_is_the_replay_of_that_fleet(tmp_path: Path) ->
         write(tmp_path / f"{name}.toml", pools + more)
         for name, more in (("mixed", "router = 'jsq'"), ("split", "links = ['450GB/s,10us']"))
     ]
-    config = write(tmp_path / "sweep.toml", of_fleets())
+    base = "[base]\ntrace = 'azure-conv'\nnum_requests = 60\n[grid]\nfleet = ['mixed.toml', 'split.toml']"
+    config = write(tmp_path / "sweep.toml", base)
     done = sweep(config, tmp_path / "out", jobs=1)
     assert done.to_frame()["fleet"].tolist() == ["mixed.toml", "split.toml"]
     alone = [on_fleet([Scenario("azure-conv", num_requests=60)], FleetWords.read(path))[0] for path in fleets]
@@ -342,28 +343,16 @@ def test_a_cell_on_a_fleet_s_file_is_the_replay_of_that_fleet(tmp_path: Path) ->
         sweep(config, ensemble=5)
 
 
-@pytest.mark.parametrize("field", ["policy = 'ar'", "replicas = 2", "policy.threshold = 0.9", "router = 'jsq'"])
-def test_a_fleet_s_file_is_the_whole_fleet(tmp_path: Path, field: str) -> None:
-    write(tmp_path / "mixed.toml", "pools = ['1@h100-sdar-8b,lmdeploy-bd32']")
-    with pytest.raises(DsimError, match=f"mixed.toml and {field.split()[0]} is .*, expected the file alone"):
-        sweep(write(tmp_path / "sweep.toml", of_fleets(field)))
-
-
 @pytest.mark.slow
 def test_a_field_of_a_pool_varies_by_the_pool_s_name_and_its_replicas_too(tmp_path: Path) -> None:
-    pools = ["prefill:1@h100-sdar-8b,lmdeploy-bd32", "decode:1@h100-sdar-8b,lmdeploy-bd32"]
-    write(tmp_path / "split.toml", FleetWords(tuple(pools), ("450GB/s,10us",)).toml())
-    config = write(tmp_path / "sweep.toml", "\n".join([
-        "[base]", "trace = 'azure-conv'", "num_requests = 60", "fleet = 'split.toml'", "link.reserve = 'early'",
-        "[grid]", "'decode.max_batch' = [2, 64]", "'decode.replicas' = [1, 2]",
-    ]))  # fmt: skip
-    done = sweep(config, jobs=1)
-    varied = done.to_frame()[["decode.max_batch", "decode.replicas"]]
-    assert varied.values.tolist() == [[2, 1], [2, 2], [64, 1], [64, 2]]
+    grid = ["'decode.max_batch' = [2, 64]", "'decode.replicas' = [1, 2]"]
+    done = sweep(of_split(tmp_path, "link.reserve = 'early'", grid=grid), jobs=1)
+    varied = done.to_frame()[["decode.max_batch", "decode.replicas"]].values.tolist()
+    assert varied == [[2, 1], [2, 2], [64, 1], [64, 2]]
     alone = [
         Scenario(
             "azure-conv", num_requests=60, links=("450GB/s,10us,reserve=early",),
-            pools=(pools[0], f"decode:{count}@h100-sdar-8b,lmdeploy-bd32,max_batch={batch}"),
+            pools=(SPLIT[0], f"decode:{count}@h100-sdar-8b,lmdeploy-bd32,max_batch={batch}"),
         ).run() for batch in (2, 64) for count in (1, 2)
     ]  # fmt: skip
     assert done.to_frame()["e2el_ms_mean"].tolist() == [one.e2el_ms.mean for one in alone]
@@ -378,11 +367,13 @@ def test_a_field_of_a_pool_varies_by_the_pool_s_name_and_its_replicas_too(tmp_pa
         ("'decode.replicas' = 0", "decode.replicas is 0, expected whole numbers of at least 1"),
         ("'decode.policy' = 'ar'", "'policy'"),
         ("'link.bandwidth' = 3", "link.bandwidth is 3, expected a field of prefill, decode"),
+        # The file is the whole fleet.
+        ("policy = 'ar'", "split.toml and policy is .*, expected the file alone"),
+        ("replicas = 2", "split.toml and replicas is .*, expected the file alone"),
+        ("policy.threshold = 0.9", "split.toml and policy.threshold is .*, expected the file alone"),
+        ("router = 'jsq'", "split.toml and router is .*, expected the file alone"),
     ],
 )
-def test_a_field_that_no_pool_has_is_refused(tmp_path: Path, field: str, message: str) -> None:
-    pools = ("prefill:1@h100-sdar-8b,lmdeploy-bd32", "decode:1@h100-sdar-8b,lmdeploy-bd32")
-    write(tmp_path / "split.toml", FleetWords(pools, ("450GB/s,10us",)).toml())
-    base = ["[base]", "trace = 'azure-conv'", "num_requests = 60", "fleet = 'split.toml'", field]
+def test_a_field_that_no_pool_has_or_that_the_file_sets_is_refused(tmp_path: Path, field: str, message: str) -> None:
     with pytest.raises(DsimError, match=message):
-        sweep(write(tmp_path / "sweep.toml", "\n".join([*base, "[grid]", "seed = [0, 1]"])))
+        sweep(of_split(tmp_path, field))

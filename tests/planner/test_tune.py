@@ -2,10 +2,12 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,7 +20,8 @@ from dsim.engine.policy import PRESETS, parse, settings_of
 from dsim.planner.candidate import Candidate
 from dsim.planner.candidates import candidates_of
 from dsim.planner.confirm import estimate, gain
-from dsim.planner.objective import Evaluate, Evaluator, Part, ReplayOutcome, split
+from dsim.planner.memo import Memo
+from dsim.planner.objective import Evaluator, Part, ReplayOutcome, split
 from dsim.planner.quality import load_table, quality_of
 from dsim.planner.replicate import Interval, resample
 from dsim.planner.space import Choice, Space, guarded, space_of
@@ -34,6 +37,17 @@ SCENARIO = Scenario("azure-conv", slos=("ttft=2s",))
 PROFILE, GEMMA = load(SCENARIO.profile), "h200x2-diffusiongemma-vllm"
 SPACE = {"policy": "chunk", "chunk": {"low": 2, "high": 32, "step": 2}, "max_batch": [16, 64, 128]}
 DEFAULT = Candidate.at(SCENARIO, {"policy": "chunk"})  # chunk=8
+
+
+Evaluate = Callable[[Candidate, Part], ReplayOutcome]
+
+
+@contextmanager
+def landscape_of(evaluate: Evaluate) -> Iterator[None]:
+    """Searches get their outcomes from a function in place of a replay, and prune none."""
+    replays = {"Evaluator": lambda *_: lambda _, cell: evaluate(*cell), "PRUNE_FROM": math.inf}
+    with mock.patch.multiple("dsim.planner.tune", **replays):
+        yield
 
 
 def fields(candidate: Candidate | str) -> dict[str, Any]:
@@ -56,8 +70,10 @@ def smooth(candidate: Candidate | str) -> float:
 
 
 def found_by(evaluate: Evaluate, **more: Any) -> Any:
-    options = {"space": SPACE, "policy": "chunk", "evaluate": evaluate, "trials": 30, **more}
-    return tune(replace(options.pop("scenario", SCENARIO), seed=options.pop("seed", 0)), **options)
+    options = {"space": SPACE, "policy": "chunk", "trials": 30, **more}
+    scenario = replace(options.pop("scenario", SCENARIO), seed=options.pop("seed", 0))
+    with landscape_of(evaluate):
+        return tune(scenario, **options)
 
 
 def test_the_optimum_of_a_smooth_landscape_is_found() -> None:
@@ -370,10 +386,13 @@ SMALL = Scenario(
 )  # fmt: skip
 
 
+def outcome_of(scenario: Scenario, *objectives: str, gpu_hour: float | None = None) -> ReplayOutcome:
+    return Evaluator(objectives, gpu_hour)(Memo(), (Candidate(scenario), Part("search")))
+
+
 def test_an_overloaded_policy_scores_by_what_it_served_well() -> None:
-    busy = replace(SMALL, rate=40.0, slos=("norm_latency=40ms", "p90:ttft=100ms"))
-    replays = Evaluator(("goodput", "throughput", "latency"), None)
-    outcome = replays(Candidate.at(busy, {"policy": "ar"}), Part("search"))
+    busy = replace(SMALL, policy="ar", rate=40.0, slos=("norm_latency=40ms", "p90:ttft=100ms"))
+    outcome = outcome_of(busy, "goodput", "throughput", "latency")
     assert 0 <= outcome.values[0] < 20
     assert outcome.values[1] > 100
     assert outcome.violation > 0
@@ -381,17 +400,15 @@ def test_an_overloaded_policy_scores_by_what_it_served_well() -> None:
 
 
 def test_cost_is_the_price_of_good_requests() -> None:
-    replays = Evaluator(("cost", "goodput"), 3.6)
     for replicas in (1, 2):
-        cost, goodput = replays(Candidate(replace(SMALL, replicas=replicas)), Part("search")).values
+        cost, goodput = outcome_of(replace(SMALL, replicas=replicas), "cost", "goodput", gpu_hour=3.6).values
         # 1000 requests at `goodput` a second, at 0.001 $ a second and GPU.
         assert cost == pytest.approx(1000 / goodput * 0.001 * replicas)
 
 
 def test_goodput_does_not_reward_a_shorter_tail() -> None:
     idle = replace(SMALL, rate=0.5, slos=("norm_latency=400ms",))
-    replays = Evaluator(("goodput",), None)
-    assert len({replays(Candidate(replace(idle, policy=p)), Part("search")).values for p in ("optimus", "chunk")}) == 1
+    assert len({outcome_of(replace(idle, policy=policy), "goodput").values for policy in ("optimus", "chunk")}) == 1
 
 
 @pytest.mark.parametrize(
@@ -410,18 +427,16 @@ def test_bad_input_is_one_line(call: Callable[[], object], message: str) -> None
     assert "\n" not in str(caught.value)
 
 
-def test_the_spaces_of_docs_and_examples_and_the_table_in_the_docs_are_read(tmp_path: Path) -> None:
+def test_docs_and_examples_hold_spaces_a_table_and_every_neutral_field(tmp_path: Path) -> None:
     docs = Path(__file__).parents[2] / "docs"
     assert set(space_of(SCENARIO, docs.parent / "examples" / "space.toml").presets) == {"chunk", "optimus"}
     space = tmp_path / "space.toml"
     space.write_text((docs / "tune.md").read_text(encoding="utf-8").split("```toml\n")[1].split("```")[0])
     assert "optimus.replicas" in space_of(SCENARIO, space).dimensions
     scores = tmp_path / "scores.csv"
-    scores.write_text((docs / "quality.md").read_text(encoding="utf-8").split("```csv\n")[1].split("```")[0])
+    quality = (docs / "quality.md").read_text(encoding="utf-8")
+    scores.write_text(quality.split("```csv\n")[1].split("```")[0])
     mine = load_table(scores)
     assert quality_of(parse("optimus"), "SDAR-8B", mine).relative == pytest.approx((88.9 + 69.5) / (89.2 + 69.8))
-
-
-def test_the_docs_name_every_neutral_field() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "quality.md").read_text(encoding="utf-8")
-    assert all(f"`{name}`" in text for preset in PRESETS.values() for name in preset.policy.neutral)
+    neutral = {name for preset in PRESETS.values() for name in preset.policy.neutral}
+    assert all(f"`{name}`" in quality for name in neutral)

@@ -18,6 +18,7 @@ from dsim.results.scenario import Scenario
 from dsim.sim.deciders import DECIDERS
 
 from ..cli.command import Ran, dsim, held, rows
+from .test_tune import landscape_of
 
 POOLS = ("prefill:1@h100-sdar-8b,lmdeploy-0.18", "decode:3@h100-sdar-8b,lmdeploy-0.18")
 SCENARIO = Scenario("azure-conv", pools=POOLS, links=("450GB/s,10us",), slos=("ttft=2s",))
@@ -41,7 +42,8 @@ def known(candidate: Candidate, part: Part) -> ReplayOutcome:
 
 @pytest.mark.slow
 def test_the_best_fleet_of_a_known_landscape_is_found_within_the_budget_and_beats_the_fleet_as_given() -> None:
-    found = tune(SCENARIO, space=SPACE, gpus=4, evaluate=known, trials=60)
+    with landscape_of(known):
+        found = tune(SCENARIO, space=SPACE, gpus=4, trials=60)
     best = found.recommended
     assert best.pools == (
         "prefill:2@h100-sdar-8b,lmdeploy-0.18,max_prefill_tokens=2048",

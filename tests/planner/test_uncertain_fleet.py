@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from dsim.planner.backend import Pool
-from dsim.planner.plan_replays import Posed
 from dsim.planner.plan_result import Fleet, Planned
 from dsim.planner.quality import Quality
 from dsim.planner.uncertain_fleet import COST, REPLICAS, rivals, uncertain_fleets
 from dsim.profiler.profile import Fit, load
 from dsim.profiler.uncertainty import MEMORY
 from dsim.report.ensemble import decided
+from dsim.results.scenario import Scenario
 from dsim.results.spread import Spread, Uncertain
 
 from ..report.fabricate import setup
@@ -24,14 +24,14 @@ ESTIMATED = dataclasses.replace(PROFILE, name="second", latency=SECOND, family="
 # Measured, with no error of which anything is known: nothing is left to draw but the luck.
 KNOWN = dataclasses.replace(ESTIMATED, origin="measured", commits=(), fit=Fit((1.0, 8192.0), 0.0, {}, None))
 # One step of a second a request: a replica of one row serves 1 req/s.
-QUEUE = Posed(
+QUEUE = Scenario(
     "azure-conv", arrival="poisson", lengths="fixed:1,1", slos=("ttft=10s", "p90:e2el=8s"), policy="ar,max_batch=1",
-    rate=1.4, replicas=2, given_profile=ESTIMATED,
+    rate=1.4, replicas=2, profile_object=ESTIMATED,
 )  # fmt: skip
 MISSES = "requests that miss ttft=10s (%)"
 
 
-def drawn(*fleets: Posed, num: int = 6) -> Uncertain:
+def drawn(*fleets: Scenario, num: int = 6) -> Uncertain:
     named = {f"2 replicas on {posed.file_profile().name}": posed for posed in fleets}
     weights = [2.0 * posed.file_profile().device.count for posed in fleets]
     return uncertain_fleets(named, weights, num, attainment=0.9, num_requests=200, spare=1, pool=Pool(jobs=1))
@@ -59,7 +59,7 @@ def test_what_two_fleets_share_cancels_in_the_ratio_of_their_costs() -> None:
     wide = replace(ESTIMATED, fit=replace(ESTIMATED.fit, relative_uncertainty=0.5))
     shared = replace(wide, name="shared", device=replace(wide.device, count=2))
     card = replace(wide, name="card", device=replace(wide.device, name="card"))
-    found = drawn(*(replace(QUEUE, given_profile=profile) for profile in (wide, shared, card)))
+    found = drawn(*(replace(QUEUE, profile_object=profile) for profile in (wide, shared, card)))
     assert found.best == "2 replicas on second"
     alike, apart = found.ratios.values()
     assert alike == {COST: Spread(0.5, 0.5, 0.5)}
@@ -90,7 +90,7 @@ def test_the_rivals_are_the_runner_up_and_the_cheapest_fleet_of_another_gpu() ->
 def test_the_intervals_hold_the_profile_s_doubt_and_the_luck() -> None:
     doubt = drawn(QUEUE, num=8)
     # The scenario says what else could be drawn: its front end, and that answers end at an EOS.
-    known = replace(QUEUE, given_profile=KNOWN, frontend=0.0, eos=True)
+    known = replace(QUEUE, profile_object=KNOWN, frontend=0.0, eos=True)
     luck = drawn(known, num=8)
     [causes], [none] = doubt.effects.values(), luck.effects.values()
     assert {cause.cause for cause in causes} >= {MEMORY}

@@ -10,8 +10,8 @@ import pytest
 
 from dsim.engine.latency import Features, LatencyModel
 from dsim.engine.policy import parse
-from dsim.profiler.profile import load, save
-from dsim.profiler.steplog import profile_of_log, read_log
+from dsim.profiler.profile import load
+from dsim.profiler.steplog import StepLog, profile_of_log, read_log
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 
@@ -21,18 +21,12 @@ BLOCK_COST = 0.0075  # s
 KNOWN = LatencyModel(((32.0, 0.005), (512.0, 0.012)), 3e-5, attention=1e-9, host_request=2e-4, host_block=BLOCK_COST)
 
 
+# Prompts of 40 tokens and answers of 100: blocks from 32 to 160.
+BLOCKS = {"lmdeploy-bd32": 4, "sglang-fdfo,threshold=0.9": 4, "chunk:8": 4, "optimus,obs=true": 4, "ar": 0}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("spec", "num_blocks"),
-    [
-        # Prompts of 40 tokens and answers of 100: blocks from 32 to 160.
-        ("lmdeploy-bd32", 4),
-        ("sglang-fdfo,threshold=0.9", 4),
-        ("chunk:8", 4),
-        ("optimus,obs=true", 4),
-        ("ar", 0),
-    ],
-)
+@pytest.mark.parametrize(("spec", "num_blocks"), BLOCKS.items())
 def test_each_block_of_a_request_is_paid_once(spec: str, num_blocks: int) -> None:
     plain = load("a100-sdar-8b")
     dear = replace(plain, latency=replace(plain.latency, host_block=1.0))
@@ -46,12 +40,8 @@ def test_each_block_of_a_request_is_paid_once(spec: str, num_blocks: int) -> Non
         assert totals[1] - totals[0] == pytest.approx(num_blocks * num_requests, rel=1e-9)
 
 
-def test_a_profile_keeps_the_cost_of_a_block(tmp_path: Path) -> None:
+def test_a_whole_forward_of_one_block_takes_what_the_report_s_runs_took() -> None:
     found = load("h100-llada2.1-mini/sglang")
-    dear = replace(found, latency=replace(found.latency, host_block=BLOCK_COST))
-    save(dear, tmp_path / "p.json")
-    assert load(tmp_path / "p.json").latency == dear.latency
-    # A whole forward of one block takes what the report's runs took.
     assert found.latency.step(Features(32, 32 * 400, 400, 32, 32, 1, 0)) == pytest.approx(0.005, rel=1e-4)
 
 
@@ -100,11 +90,15 @@ def drawn(late: bool) -> list[dict[str, Any]]:
     return lines
 
 
+def read(tmp_path: Path, lines: list[dict[str, Any]]) -> StepLog:
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return read_log(path)
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_the_cost_of_a_block_is_recovered_from_a_log_that_was_drawn_with_it(tmp_path: Path, late: bool) -> None:
-    path = tmp_path / "log.jsonl"
-    path.write_text("\n".join(map(json.dumps, drawn(late))) + "\n")
-    log = read_log(path)
+    log = read(tmp_path, drawn(late))
     assert log.steps.blocks.sum() == 450
     found = profile_of_log(log, "mine", "log")
     assert found.latency.host_block == pytest.approx(BLOCK_COST, rel=0.05)
@@ -119,8 +113,6 @@ def test_a_log_whose_tokens_leave_before_their_block_is_done_says_nothing_of_a_b
     for line in lines:
         if line["kind" if "kind" in line else "schema"] == "step":
             line["emitted"] = [max(1, tokens) for tokens in line["emitted"]]
-    path = tmp_path / "log.jsonl"
-    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
-    log = read_log(path)
+    log = read(tmp_path, lines)
     assert not log.steps.blocks.any()
     assert profile_of_log(log, "mine", "log").latency.host_block == 0.0

@@ -45,7 +45,7 @@ def journal(policy: str, num_pages: int) -> tuple[dict[str, Any], list[Any], Any
 def test_a_journal_tells_the_blocks_that_the_engine_had(policy: str, num_pages: int) -> None:
     lists, rows, table = journal(policy, num_pages)
     assert (table["num_preemptions"].sum() > 0) == (num_pages == 7)
-    found = from_journal(32, np.array(LENGTHS)[:, 0], **lists_of(lists))
+    found = from_journal(32, np.array(LENGTHS)[:, 0], *(lists[name] for name in ("requests", "window", "commits")))
     request, start, status, window, committed = (np.concatenate(column) for column in zip(*rows, strict=True))
     masked = status == MASKED
     computes = (window & masked).any(axis=1)
@@ -56,10 +56,6 @@ def test_a_journal_tells_the_blocks_that_the_engine_had(policy: str, num_pages: 
     # Every output token was a mask once, and the last block's tail with them.
     whole = [-(-(p + n) // 32) * 32 - p for p, n in LENGTHS]
     assert np.bincount(found.request, found.committed.sum(axis=1)).tolist() == whole
-
-
-def lists_of(lists: dict[str, Any]) -> dict[str, Any]:
-    return {name: lists[name] for name in ("requests", "window", "commits")}
 
 
 def test_a_commit_of_what_was_not_computed_is_refused() -> None:

@@ -10,7 +10,7 @@ from dsim.engine.errors import ProfileError
 from dsim.engine.latency import Features, LatencyModel
 from dsim.profiler.fit import fit_latency, predict, split
 from dsim.profiler.profile import Fit
-from dsim.profiler.samples import points, samples
+from dsim.profiler.samples import Floats, Samples, points, samples
 
 from .machines import EAGER, THREE, TWO, run, shapes
 
@@ -172,12 +172,9 @@ def test_held_out_points_take_no_part_in_the_fit() -> None:
     taken = run(TWO, shapes(100, 6), 6)
     judge = split(points(taken))
     assert judge.sum() == 20
-    spoiled = points(taken)
-    latency = spoiled.latency * np.where(judge, 1.5, 1.0)
-    device = spoiled.device * np.where(judge, 1.5, 1.0)
-    model, fit = fit_latency(samples(spoiled.features, latency, device))
-    clean, _ = fit_latency(samples(spoiled.features, spoiled.latency, spoiled.device))
-    assert model == clean
+    clean, factor = points(taken), np.where(judge, 1.5, 1.0)
+    model, fit = fit_latency(samples(clean.features, clean.latency * factor, clean.device * factor))
+    assert model == fit_latency(samples(clean.features, clean.latency, clean.device))[0]
     assert fit.held_out is not None
     assert fit.held_out.median == pytest.approx(1 / 3, abs=0.02)  # 1 / 1.5 is a third too little
     assert fit.doubts == (
@@ -191,12 +188,17 @@ def test_a_kind_of_steps_that_is_off_is_doubted_and_the_others_are_not() -> None
     decode = taken.column("prefill_tokens") == 0
     judge = split(points(taken))[taken.group]  # no point has repeats
     slower = 1.0 + 0.1 * (judge & decode & (taken.column("tokens") > 256))
-    fit = fit_latency(samples(taken.features, taken.latency * slower, taken.device * slower))[1]
+    fit = slowed(taken, slower)
     off = {error.kind: error for error in fit.judged_by}
     above = off.pop("decode steps above 256 tokens (more than 8 sequences)")
     assert (fit.doubts, above.doubted, {error.doubted for error in off.values()}) == ((), True, {False})
     assert (above.median, above.by_time) == pytest.approx((-1 / 11, -1 / 11), abs=1e-3)
     assert above.off == "9 % too fast"
+
+
+def slowed(taken: Samples, factor: Floats) -> Fit:
+    """The fit to these steps, each of which took `factor` times as long."""
+    return fit_latency(samples(taken.features, taken.latency * factor, taken.device * factor))[1]
 
 
 def refused(fit: Fit) -> list[str]:
@@ -217,7 +219,7 @@ def test_a_device_that_warms_up_is_refused() -> None:
     once = run(TWO, 4 * shapes(100, 8), 8, noise=0.01)
     slower = 1.0 + 0.10 * np.arange(len(once)) / len(once)
     assert refused(fit_latency(once)[1]) == []
-    fit = fit_latency(samples(once.features, once.latency * slower, once.device * slower))[1]
+    fit = slowed(once, slower)
     assert refused(fit) == ["drift"]
     assert fit.drift == pytest.approx(0.095, abs=0.01)  # a tenth, relative to the repeats' mean of 1.05
 
@@ -225,14 +227,14 @@ def test_a_device_that_warms_up_is_refused() -> None:
 def test_repeats_taken_back_to_back_know_nothing_of_drift() -> None:
     once = run(TWO, [f for f in shapes(60, 8) for _ in range(3)], 8, noise=0.01)
     slower = 1.0 + 0.10 * np.arange(len(once)) / len(once)
-    assert fit_latency(samples(once.features, once.latency * slower, once.device * slower))[1].drift is None
+    assert slowed(once, slower).drift is None
 
 
 def test_no_repeats_however_wild_drift_by_more_than_all_there_is() -> None:
     # A profile with such a drift could not be read again, and the measuring would be lost.
     twice = run(TWO, [*shapes(60, 8), *shapes(60, 8)], 8, noise=0.0)
     wild = np.where(np.arange(len(twice)) < len(twice) / 2, 1.9, 0.1)
-    _, fit = fit_latency(samples(twice.features, twice.latency * wild, twice.device * wild))
+    fit = slowed(twice, wild)
     assert fit.drift == -1.0
     assert "drift" in refused(fit)
 

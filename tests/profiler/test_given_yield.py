@@ -27,19 +27,12 @@ LOG = Path(__file__).parents[2] / "examples" / "steplog.jsonl"
     # A block of 8 takes 8 / mean denoise steps, and one more forward that writes its KV.
     [("3.2", 3.2), ("per-forward:2.2", 8 / (8 / 2.2 - 1))],
 )
-def test_each_form_gives_steps_that_commit_as_much(text: str, mean: float) -> None:
-    [model] = given_yield(text, 8, 0.9)
-    assert (model.workload, model.block_length, model.threshold) == ("given", 8, 0.9)
+def test_each_form_gives_steps_of_the_policys_block_and_threshold_that_commit_as_much(text: str, mean: float) -> None:
+    [model] = with_yield(SDAR, text, parse("lmdeploy-bd32:8,threshold=0.7")).commits
+    assert (model.workload, model.block_length, model.threshold) == ("given", 8, 0.7)
     assert mean_yield(model) == pytest.approx(mean, rel=0.02)
     assert text in model.source
-
-
-def test_a_number_is_the_yield_at_the_policys_own_block_and_threshold() -> None:
-    profile = with_yield(SDAR, "1.9", parse("lmdeploy-bd32:8,threshold=0.7"))
-    [model] = profile.commits
-    assert (model.block_length, model.threshold) == (8, 0.7)
-    assert mean_yield(model) == pytest.approx(1.9, rel=0.02)
-    assert with_yield(SDAR, "1.9", parse("ar")) == SDAR
+    assert with_yield(SDAR, text, parse("ar")) == SDAR
 
 
 def test_a_table_gives_a_model_for_each_threshold(tmp_path: Path) -> None:

@@ -24,20 +24,9 @@ from dsim.live.padding import MAX_ROWS
 from dsim.live.weights import random_model
 from dsim.profiler import measure
 from dsim.profiler.clocks import Clocks
-from dsim.profiler.measure import (
-    REPEATS,
-    Loaded,
-    check_same_model,
-    default_workloads,
-    measure_cache_overhead,
-    measure_steps,
-    profile_model,
-    select,
-    serve_journal,
-    uuid_of,
-)  # fmt: skip
-from dsim.profiler.profile import from_json, load, to_json
-from dsim.profiler.samples import points
+from dsim.profiler.measure import Loaded, check_same_model, measure_cache_overhead, measure_steps, open_any, select
+from dsim.profiler.profile import Profile, from_json, load, to_json
+from dsim.profiler.samples import Evidence, points
 from dsim.research.tiny.saved import save_model
 
 SMALL = ModelConfig("small", 2, 48, 4, 2, 16, 80, 97, 128, 4, 96, rope_theta=1e4)
@@ -54,12 +43,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def loaded(folder: Path) -> Loaded:
-    return Loaded.open(str(folder / "small"), "cpu")
+    return open_any(str(folder / "small"), "cpu")
+
+
+def profiled(loaded: Loaded, **how: Any) -> tuple[Profile, Evidence]:
+    """A profile without commits, unless told otherwise."""
+    return measure.profile_model(loaded, **{"name": "here", "workloads": {}, "thresholds": (), "max_batch": 2} | how)
 
 
 @pytest.fixture
 def two_seconds_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock for budgets that passes a second at every look, of which a shape takes two: no machine is too slow."""
+    """A clock that passes a second at every look, of which a profile's shape takes two: no machine is too slow."""
     clock = SimpleNamespace(monotonic=itertools.count().__next__, strftime=time.strftime)
     monkeypatch.setattr(measure, "time", clock)
 
@@ -79,7 +73,7 @@ def test_steps_of_many_shapes_are_measured_and_one_of_them_in_every_round(
         told.append(share)
 
     measured: list[Any] = []
-    measure_steps(loaded, 2.0 * sum(rounds), measured, max_batch=4, on_progress=tell)
+    measure_steps(loaded, 8.0 * len(rounds), measured, max_batch=4, on_progress=tell)
     taken = measure._samples(measured, False)
     every = points(taken)
     assert len(whats) >= sum(rounds)
@@ -90,7 +84,7 @@ def test_steps_of_many_shapes_are_measured_and_one_of_them_in_every_round(
     assert {0, 1} == set((every.column("prefill_tokens") > 0).astype(int).tolist())
     assert set(every.column("batch").tolist()) <= {1, 2, 3, 4}
     assert np.isnan(taken.device).all()  # a CPU is its own host
-    assert np.bincount(taken.group).max() >= 3 * REPEATS  # the reference
+    assert np.bincount(taken.group).max() >= 3 * measure.REPEATS  # the reference
     assert told == sorted(told)
     assert told[-1] <= 1.0
 
@@ -100,7 +94,7 @@ def test_steps_of_many_shapes_are_measured_and_one_of_them_in_every_round(
 def test_steps_of_padded_batches_are_fitted_as_the_staircase_they_are(loaded: Loaded) -> None:
     graphs = replace(loaded, graphs=True)
     assert (loaded.graph_tokens, graphs.graph_tokens) == (0, MAX_ROWS)
-    profile, taken = profile_model(graphs, name="here", budget=120.0, workloads={}, thresholds=(), max_batch=3)
+    profile, taken = profiled(graphs, budget=120.0, max_batch=3)
     assert (profile.latency.graph_tokens, profile.provenance.settings["graphs"]) == (MAX_ROWS, True)
     assert profile.latency.early == pytest.approx(loaded.shape.early, rel=1e-5)
     every = points(taken.steps)
@@ -113,7 +107,7 @@ def test_steps_of_padded_batches_are_fitted_as_the_staircase_they_are(loaded: Lo
 @pytest.mark.slow
 def test_a_journal_serves_batches_of_every_size_and_compiles_nothing(loaded: Loaded) -> None:
     for given in (loaded, replace(loaded, graphs=True)):
-        found, late = serve_journal(given, 1e3, max_batch=3)
+        found, late = measure.serve_journal(given, 1e3, max_batch=3)
         assert late == 0
         assert set(found.column("batch").tolist()) == {1.0, 2.0, 3.0}
         assert (found.column("prefill_tokens") > 0).any()
@@ -127,7 +121,7 @@ def test_a_device_is_measured_on_every_level_and_judged_by_a_journal(
 ) -> None:
     monkeypatch.setattr(Loaded, "on_gpu", property(lambda self: True))
     device = replace(loaded, graphs=True)
-    profile, taken = profile_model(device, name="here", budget=200.0, workloads={}, thresholds=(), max_batch=3)
+    profile, taken = profiled(device, budget=200.0, max_batch=3)
     assert profile.fit.held_out is not None
     # Of 200 seconds 10 are for evictions and 15 % of the others, 28.5, the journal's; a step looks once, and so do its
     # beginning and the one that ends it: 27 served steps, of which every second one judges.
@@ -175,10 +169,7 @@ def test_steps_measured_before_a_failure_are_kept(
     monkeypatch.setattr(measure, "measure_eviction", fail)
     kept: list[Any] = []
     with pytest.raises(type(error)):
-        profile_model(
-            loaded, name="here", budget=40.0, workloads={}, thresholds=(), max_batch=2,
-            keep=lambda profile, evidence: kept.append((profile, len(points(evidence.steps)))),
-        )  # fmt: skip
+        profiled(loaded, budget=40.0, keep=lambda *parts: kept.append((parts[0], len(points(parts[1].steps)))))
     assert [num >= 15 for _, num in kept] == [True] * (num_shapes > 1)
     for profile, _ in kept:
         assert from_json(json.loads(json.dumps(to_json(profile))), "here.json") == profile
@@ -189,7 +180,7 @@ def test_steps_measured_before_a_failure_are_kept(
 def test_experts_of_a_checkpoint_are_measured_on_text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mixed = replace(SMALL, name="mixed", architecture="SDARMoeForCausalLM", experts=Experts(4, 2, 16))
     save_model(random_model(mixed, "cpu", torch.float32), folder / "mixed", torch.float32)
-    mixture = Loaded.open(str(folder / "mixed"), "cpu")
+    mixture = open_any(str(folder / "mixed"), "cpu")
 
     def none_is_random(config: Any, seed: int) -> Any:
         raise AssertionError("random tokens")
@@ -198,19 +189,17 @@ def test_experts_of_a_checkpoint_are_measured_on_text(folder: Path, monkeypatch:
     with monkeypatch.context() as patched:
         for module in (measure, live_measure):
             patched.setattr(module, "random_prompts", none_is_random)
-        profile, _ = profile_model(mixture, name="m", budget=60.0, workloads=workloads, thresholds=(0.9,), max_batch=2)
+        profile, _ = profiled(mixture, budget=60.0, workloads=workloads, thresholds=(0.9,))
     assert profile.provenance.settings["routing"] == "of the text ids"
-    blind, _ = profile_model(mixture, name="m", budget=60.0, workloads={}, thresholds=(), max_batch=2)
+    blind, _ = profiled(mixture, budget=60.0)
     assert any("random tokens chose the experts" in doubt for doubt in blind.fit.doubts)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_seconds_a_shape")
 def test_a_profile_says_what_was_measured_on_what(loaded: Loaded, folder: Path) -> None:
-    profile, _ = profile_model(
-        loaded, name="here", budget=240.0, workloads={"ids": str(folder / "ids.jsonl")}, thresholds=(0.5, 0.9),
-        max_batch=4,
-    )  # fmt: skip
+    workloads = {"ids": str(folder / "ids.jsonl")}
+    profile, _ = profiled(loaded, budget=240.0, workloads=workloads, thresholds=(0.5, 0.9), max_batch=4)
     assert profile.origin == "measured"
     assert profile.device.name.startswith("CPU ")
     assert profile.model.hidden == 48
@@ -255,22 +244,20 @@ def test_a_full_sequence_profile_holds_the_cache_overhead_measured_in_a_quarter_
         return found
 
     monkeypatch.setattr(measure, "measure_cache_overhead", measured)
-    profile, _ = profile_model(
-        loaded, name="full", budget=80.0, workloads={}, thresholds=(), max_batch=2, both_ways=True
-    )
+    profile, _ = profiled(loaded, budget=80.0, both_ways=True)
     assert (profile.family, profile.commits, profile.latency.eviction) == ("full-sequence", (), 0.0)
     assert given == [(replace(profile.latency, cache_overhead=()), 20.0)]
     assert profile.latency.cache_overhead == found
 
 
 def test_random_weights_are_not_asked_what_they_would_commit() -> None:
-    loaded = Loaded.open("tiny", "cpu")
-    assert default_workloads(loaded) == {"source": "source", "records": "records"}
-    assert default_workloads(loaded, "my/prompts.txt") == {"prompts": "my/prompts.txt"}
+    loaded = open_any("tiny", "cpu")
+    assert measure.default_workloads(loaded) == {"source": "source", "records": "records"}
+    assert measure.default_workloads(loaded, "my/prompts.txt") == {"prompts": "my/prompts.txt"}
     guess = replace(loaded, name="sdar-8b", trained=False)
-    assert default_workloads(guess) == {}
+    assert measure.default_workloads(guess) == {}
     with pytest.raises(ProfileError, match=r"the weights of sdar-8b are random"):
-        profile_model(guess, name="x", budget=1.0, workloads={"source": "source"}, thresholds=(0.9,))
+        profiled(guess, budget=1.0, workloads={"source": "source"}, thresholds=(0.9,))
 
 
 def test_a_profile_of_another_model_and_a_device_that_is_not_there_are_refused(loaded: Loaded) -> None:
@@ -278,14 +265,14 @@ def test_a_profile_of_another_model_and_a_device_that_is_not_there_are_refused(l
         check_same_model(load("a100-sdar-8b"), loaded.shape)
     if not torch.cuda.is_available():
         with pytest.raises(ModelError, match=r"device is cuda, and PyTorch .* finds no CUDA device here: expected cpu"):
-            Loaded.open("tiny", "cuda")
+            open_any("tiny", "cuda")
 
 
 def test_a_gpu_is_known_by_its_uuid_where_pytorch_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert uuid_of(torch.device("cpu")) is None
+    assert measure.uuid_of(torch.device("cpu")) is None
     for properties, said in ((SimpleNamespace(uuid="a-b"), "a-b"), (SimpleNamespace(), None)):
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, found=properties: found)
-        assert uuid_of(torch.device("cuda:1")) == said
+        assert measure.uuid_of(torch.device("cuda:1")) == said
 
 
 def test_the_clocks_of_a_profile_are_those_of_its_steps(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +297,7 @@ def test_what_a_device_does_not_answer_is_found_out_before_anything_is_measured(
     monkeypatch.setattr(Loaded, "settings", property(refuses))
     monkeypatch.setattr("dsim.profiler.measure.measure_steps", lambda *_, **__: asked.append("steps"))
     with pytest.raises(RuntimeError, match="the driver is gone"):
-        profile_model(loaded, name="x", budget=1.0, workloads={}, thresholds=(0.9,))
+        profiled(loaded, budget=1.0)
     with pytest.raises(RuntimeError, match="the driver is gone"):
         LiveSetting(loaded, None, "twin").about()
     assert asked == ["settings", "settings"]
@@ -331,11 +318,11 @@ def test_a_device_is_chosen_by_its_number_and_its_pool_comes_from_what_is_free(m
             select(name)
     # All of the model's figures but the pool are those of the whole device.
     monkeypatch.setattr("dsim.profiler.measure.select", lambda device: 1_000_000_000)
-    opened = Loaded.open("tiny", "cpu")
+    opened = open_any("tiny", "cpu")
     assert opened.memory.capacity_bytes == 1_000_000_000 < opened.device.memory_bytes
-    assert (opened.graphs, opened.kept) == (False, None)  # of a CPU's steps nothing is captured unless asked
-    asked = Loaded.open("tiny", "cpu", graphs=True)
-    assert asked.kept is asked.captured
+    assert (opened.graphs, opened.graph_cache) == (False, None)  # of a CPU's steps nothing is captured unless asked
+    asked = open_any("tiny", "cpu", graphs=True)
+    assert asked.graph_cache is asked.captured
     # On a GPU they are, in bf16, unless that is refused.
     told: list[Any] = []
     for name, fake in (
@@ -343,5 +330,5 @@ def test_a_device_is_chosen_by_its_number_and_its_pool_comes_from_what_is_free(m
         ("describe", lambda device: opened.device),
     ):
         monkeypatch.setattr(f"dsim.profiler.measure.{name}", fake)
-    assert [Loaded.open("tiny", "cuda:1", graphs=graphs).graphs for graphs in (None, False)] == [True, False]
+    assert [open_any("tiny", "cuda:1", graphs=graphs).graphs for graphs in (None, False)] == [True, False]
     assert told == [("cuda:1", torch.bfloat16)] * 2

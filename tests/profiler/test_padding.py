@@ -38,12 +38,8 @@ def log_of(model: CommitModel, answers: "np.ndarray[Any, np.dtype[np.int64]]", e
     trace = Trace("law", np.arange(num) * 1.0, prompts, answers, {"max_tokens": [LIMIT] * num})
     steps: list[Any] = []
     policy = parse(f"lmdeploy-bd32:{BLOCK},eos={eos}")
-    simulate(
-        trace,
-        Setting(policy, replace(load("a100-sdar-8b"), commits=(model,))),
-        seed=5,
-        append=lambda c, v: steps.append(v),
-    )
+    setting = Setting(policy, replace(load("a100-sdar-8b"), commits=(model,)))
+    simulate(trace, setting, seed=5, append=lambda c, v: steps.append(v))
     requests, window, commits = (np.concatenate([v[n][0] for v in steps]) for n in ("requests", "window", "commits"))
     return complete(from_journal(BLOCK, prompts, requests, window, commits))
 

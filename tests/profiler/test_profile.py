@@ -8,20 +8,9 @@ from typing import Any
 
 import pytest
 
+from dsim.engine.commits import ImportanceDeltas
 from dsim.engine.errors import DsimError, ProfileError
-from dsim.profiler.profile import (
-    DEFAULT,
-    SHIPPED,
-    CommitFit,
-    HeldOut,
-    ImportanceDeltas,
-    MemoryModel,
-    Prediction,
-    load,
-    save,
-    shipped,
-    to_json,
-)
+from dsim.profiler.profile import DEFAULT, SHIPPED, CommitFit, MemoryModel, Prediction, load, save, shipped, to_json
 from dsim.research.calibration import profiles as shipped_profiles
 
 
@@ -45,7 +34,8 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
     measured = replace(
         load(DEFAULT), origin="measured", fit=replace(load(DEFAULT).fit, standard_errors={"slope": 1e-7})
     )
-    for profile in (load("a100-llada2-mini"), load("h200-sdar-8b"), measured):
+    kinds = replace(measured, commits=(replace(measured.commits[0], request_quantiles=(-1.0, 0.0, 2.0)),))
+    for profile in (load("a100-llada2-mini"), load("h200-sdar-8b"), measured, kinds):
         save(profile, tmp_path / "a.json", force=True)
         save(load(tmp_path / "a.json"), tmp_path / "b.json", force=True)
         assert load(tmp_path / "a.json") == profile
@@ -65,7 +55,7 @@ def test_a_measured_profile_keeps_how_it_was_judged(tmp_path: Path) -> None:
         known,
         origin="measured",
         fit=replace(
-            known.fit, num_points=120, held_out=HeldOut(30, 0.01, 0.04), noise=0.01, drift=-0.002,
+            known.fit, num_points=120, held_out=load("h100-sdar-8b/dsim").fit.held_out, noise=0.01, drift=-0.002,
             unidentified=("launch",), doubts=("noise",),
         ),
         provenance=replace(
@@ -130,22 +120,15 @@ def overhead(*phases: str, cache: str = "MaskKV") -> list[dict[str, Any]]:
     return [{"cache": cache, "phase": phase, "row": 0, "token": 0} for phase in phases]
 
 
-KNOTS = ("latency", "knots")
+KNOTS, CACHES = ("latency", "knots"), ("latency", "cache_overhead")
+QUANTILES = ("commits", 0, "request_quantiles")
 BAD = [
     (("schema",), "x", "schema is 'x', expected 'dsim-profile'"),
     (("version",), "1", 'version is "1", expected 1'),
     (("version",), 2, "version is 2, expected 1"),
-    (
-        ("latency", "cache_overhead"),
-        overhead("full", cache="Ours"),
-        'cache is "Ours", expected one of NoCache',
-    ),
-    (("latency", "cache_overhead"), overhead("fill"), 'phase is "fill", expected one of prefill'),
-    (
-        ("latency", "cache_overhead"),
-        overhead("full", "pack", "full"),
-        'full again", expected each phase of a cache once',
-    ),
+    (CACHES, overhead("full", cache="Ours"), 'cache is "Ours", expected one of NoCache'),
+    (CACHES, overhead("fill"), 'phase is "fill", expected one of prefill'),
+    (CACHES, overhead("full", "pack", "full"), 'full again", expected each phase of a cache once'),
     (("device", "count"), 0, "device.count is 0, expected at least 1"),
     (("model", "experts"), {}, "model.experts.num is missing, expected keys num, top_k, shared, ffn, dense_layers"),
     (("model", "layers"), 10**400, "model.layers is 1" + "0" * 76 + "..., expected at most 9223372036854775807"),
@@ -155,7 +138,8 @@ BAD = [
     (("fit", "domain"), [5, 1], "fit.domain[1] is 1.0, expected at least domain[0], 5"),
     (("latency", "layers"), 36, "latency.layers is unknown"),
     (("commits", 0, "pass_probability"), [0.5], "commits[0].pass_probability is a list of 1, expected 32 values"),
-    (("commits", 0, "request_quantiles"), [101], "commits[0].request_quantiles[0] is 101, expected -100 to 100"),
+    (QUANTILES, [101], "commits[0].request_quantiles[0] is 101, expected -100 to 100"),
+    (QUANTILES, [0, -1], "commits[0].request_quantiles[1] is -1.0, expected at least the one before, 0"),
     (("provenance", "settings"), {"p": []}, "provenance.settings.p is a list of 0, expected a text, a whole number"),
 ]
 
@@ -175,11 +159,7 @@ def test_a_bad_value_is_named_with_its_key(
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ('{"a": NaN}', "NaN is not a number"),
-        ('{"a": 1, "a": 2}', "key a is given twice"),
-    ],
+    ("text", "why"), [('{"a": NaN}', "NaN is not a number"), ('{"a": 1, "a": 2}', "key a is given twice")]
 )
 def test_what_is_not_json_is_refused(tmp_path: Path, text: str, why: str) -> None:
     message = refusal(tmp_path, text)

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from dsim.engine.commits import CommitDraws, CommitModel
-from dsim.engine.errors import ProfileError
 from dsim.profiler.fit_commits import fit_commits
-from dsim.profiler.profile import from_json, load, to_json
 from dsim.profiler.request_effects import climbed, normal, scaled
 from dsim.profiler.yields import draw
 
@@ -78,14 +76,3 @@ def test_a_spread_that_is_moved_keeps_the_shape() -> None:
     assert np.ptp(wider.request_quantiles) == pytest.approx(2 * np.ptp(TWO_KINDS.request_quantiles))
     assert np.mean(wider.request_quantiles) == pytest.approx(np.mean(TWO_KINDS.request_quantiles))
     assert scaled(PLAIN, 0.7) == replace(PLAIN, request_spread=0.7)
-
-
-def test_quantiles_are_kept_in_a_profile_and_must_rise() -> None:
-    profile = load("a100-sdar-8b")
-    profile = replace(profile, commits=(replace(profile.commits[0], request_quantiles=(-1.0, 0.0, 2.0)),))
-    data = to_json(profile)
-    assert from_json(data, "p.json") == profile
-    assert isinstance(data, dict)
-    data["commits"][0]["request_quantiles"] = [0.0, -1.0]
-    with pytest.raises(ProfileError, match=r"request_quantiles\[1\] is -1\.0, expected at least the one before, 0"):
-        from_json(data, "p.json")

@@ -35,9 +35,6 @@ def decode(workload: str) -> np.ndarray:
     return np.concatenate(counts)
 
 
-@pytest.mark.parametrize(
-    ("workload", "mean"),
-    [("sharegpt-focus", 2.28), ("sharegpt-fixed", 5.29)],
-)
+@pytest.mark.parametrize(("workload", "mean"), [("sharegpt-focus", 2.28), ("sharegpt-fixed", 5.29)])
 def test_the_twin_commits_what_was_published(workload: str, mean: float) -> None:
     assert decode(workload).mean() == pytest.approx(mean, rel=0.015)

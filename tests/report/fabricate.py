@@ -50,9 +50,8 @@ def write_run(
     with RunWriter(folder) as writer:
         for spec in policies:
             name = names.get(spec, spec)
-            sink = writer.steps(name)
             run = toy_run(
-                spec, lambda steps, held: sink.append(steps, held if lists else None),  # noqa: B023
+                spec, lambda steps, held: writer.append(name, steps, held if lists else None),  # noqa: B023
                 num_requests=num_requests, rate=rate,
             )  # fmt: skip
             writer.requests(name, run.table.columns)

@@ -4,6 +4,7 @@ import json
 import shutil
 import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -102,7 +103,7 @@ def test_a_run_that_does_not_finish_leaves_nothing_and_what_was_there(run: Path,
     before = (run / "run.json").read_bytes()
     for place in ("run", "deep/er/run"):
         with RunWriter(tmp_path / place, force=True) as writer:
-            toy_run("chunk:8", writer.steps("chunk:8").append, **SMALL)
+            toy_run("chunk:8", partial(writer.append, "chunk:8"), **SMALL)
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
     assert (run / "run.json").read_bytes() == before
 

@@ -136,7 +136,7 @@ def test_a_step_belongs_to_the_bin_of_its_middle(tmp_path: Path) -> None:
     columns = {name: np.zeros(2, dtype) for name, dtype in STEP_COLUMNS.items()}
     columns |= {"start": np.array([0.0, 10.0]), "latency": np.array([10.0, 2.0]), "batch": np.array([3, 5])}
     with RunWriter(tmp_path / "run") as writer:
-        writer.steps("p").append(columns)
+        writer.append("p", columns)
         writer.finish(RunInfo(trace=TraceInfo("none")))
     found = curves.step_means(read_run(tmp_path / "run"), "p", np.array([0.0, 8.0, 20.0]), 1.0)
     assert found["batch"].tolist() == [3.0, 5.0]

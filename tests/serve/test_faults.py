@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -125,7 +126,7 @@ def test_a_request_handed_in_as_a_replica_fails_is_answered(twin: Callable[..., 
             return 0
 
     fleet._end = late  # type: ignore[method-assign]
-    fleet._router = Waits()
+    fleet.router = Waits()
     fleet.start([Fails()])
 
     async def hand_in() -> Any:
@@ -177,7 +178,7 @@ def test_a_journal_that_fails_at_its_nth_batch_ends_no_request(
 ) -> None:  # fmt: skip
     monkeypatch.setattr("dsim.serve.fleet.BATCH", 4)
     with RunWriter(tmp_path / "run", room_for=100) as writer:
-        behind = twin(append=FailsAt(n, writer.steps(CHUNK).append, OSError(28, "No space left on device")))
+        behind = twin(append=FailsAt(n, partial(writer.append, CHUNK), OSError(28, "No space left on device")))
         with serving(behind) as server:
             found = [server.complete(prompt=[0], max_tokens=12).status for _ in range(6)]
             health = server.ask("GET", "/health").status

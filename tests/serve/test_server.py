@@ -329,11 +329,11 @@ def test_a_name_that_another_site_points_at_this_machine_is_refused(twin: Callab
 @pytest.mark.slow
 def test_a_model_answers_with_the_tokens_that_it_committed() -> None:
     pytest.importorskip("torch")
-    from dsim.profiler.measure import Loaded
+    from dsim.profiler.measure import open_any
 
     prompt = "def add(a, b):\n    return"
     for policy in ("chunk:8,block_length=8,max_batch=4", "lmdeploy-bd32,block_length=8,max_batch=4"):
-        loaded = Loaded.open("tiny", "cpu")
+        loaded = open_any("tiny", "cpu")
         vocab = loaded.model.config.vocab
         behind = open_live(loaded, Scenario(trace="", policy=policy))
         with serving(behind) as server:

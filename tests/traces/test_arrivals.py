@@ -12,7 +12,7 @@ from scipy.stats import kstest
 
 from dsim.engine.errors import TraceError
 from dsim.traces import ARRIVALS, Trace, synth
-from dsim.traces.arrivals import renewal, resolve_cv, weibull_shape
+from dsim.traces.arrivals import process_of, renewal, weibull_shape
 from dsim.traces.stats import fano, gap_cv
 
 N = 200_000
@@ -73,7 +73,7 @@ def test_draws_do_not_change_between_versions_and_scale_with_the_rate() -> None:
 )
 def test_a_cv_that_cannot_be_is_refused(arrival: str, cv: float, complaint: str) -> None:
     with pytest.raises(TraceError, match=re.escape(complaint)):
-        resolve_cv(arrival, cv)
+        process_of(f"{arrival},cv={cv}")
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
