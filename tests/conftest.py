@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Generator
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,6 +59,11 @@ def pytest_make_collect_report(
     return report
 
 
+def set_patience(monkeypatch: pytest.MonkeyPatch, patience: int) -> None:
+    for name in ("PATIENCE", "STEPS_PATIENCE"):
+        monkeypatch.setattr(f"dsim.engine.core.{name}", patience)
+
+
 @pytest.fixture(autouse=True)
 def _patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a quick test run the policies of golden.COMPILED compiled and all others in plain Python.
@@ -66,8 +71,7 @@ def _patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     A slow test's policies begin in plain Python and are compiled where a run is long.
     """
     core = importlib.import_module("dsim.engine.core")
-    for patience in ("PATIENCE", "STEPS_PATIENCE"):
-        monkeypatch.setattr(core, patience, 1_000_000)
+    set_patience(monkeypatch, 1_000_000)
     if core.JIT and not is_slow(request.node):
         golden = importlib.import_module("dsim.tests.engine.golden")
         loops = core._run, core._serve
@@ -110,17 +114,25 @@ COMPILES = (
 def compiled(_patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """For a test of what is compiled."""
     monkeypatch.setattr("dsim.engine.core.bind", importlib.import_module("dsim.engine.jit").bind)
-    for patience in ("PATIENCE", "STEPS_PATIENCE"):
-        monkeypatch.setattr(f"dsim.engine.core.{patience}", 0)
+    set_patience(monkeypatch, 0)
 
 
 @pytest.fixture
 def uncompiled(_patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rules stay in Python: compiling a policy's takes ten seconds."""
     monkeypatch.setattr("dsim.engine.core.is_kept", lambda rule, answers, kinds: False)
-    for patience in ("PATIENCE", "STEPS_PATIENCE"):
-        monkeypatch.setattr(f"dsim.engine.core.{patience}", 10**12)
+    set_patience(monkeypatch, 10**12)
     monkeypatch.setattr("dsim.engine.core._CORES", {})
+
+
+@pytest.fixture(scope="module")
+def _budgets_of_processor_time() -> Generator[None, None, None]:
+    """Let a budget of seconds measure as much on a busy machine as on an idle one."""
+    clocks = SimpleNamespace(**{**vars(time), "monotonic": time.process_time})
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("measure", "measure_canvas") if HAS_TORCH else ():
+            patch.setattr(f"dsim.profiler.{module}.time", clocks)
+        yield
 
 
 @pytest.fixture

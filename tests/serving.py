@@ -9,13 +9,12 @@ from dsim.engine.journal import RequestTable
 from dsim.engine.latency import LatencyModel
 from dsim.engine.policies.dllm_serve import PhaseMultiplexed
 from dsim.engine.policy import Policy, parse
-from dsim.engine.request import Request
 from dsim.engine.step import Phase, StepOutcome, StepPlan
 from dsim.profiler.profile import Profile, load
 from dsim.sim.step_model import StepModel
 from dsim.traces import Trace
 
-from .worlds import SECOND, TOY_MODEL, PlainLoop
+from .worlds import SECOND, TOY_MODEL, PlainLoop, World
 
 LETTERS = {
     Phase.FULL: "F", Phase.PACK: "K", Phase.REUSE: "r", Phase.REFRESH_RESPONSE: "G", Phase.REFRESH_PROMPT: "Q",
@@ -29,24 +28,18 @@ def serving_profile(latency: LatencyModel | None = None) -> Profile:
     return replace(load("rtx4090-48gb-llada-8b"), latency=latency, commits=(TOY_MODEL,))
 
 
-class Served:
+class Served(World):
     """An engine fed by hand: steps take 1 s and commit what the schedule has."""
 
     def __init__(
         self, spec: str, *, num_pages: int = 10**6, max_batch: int | None = None, requests: int = 8, emit: str = "block"
     ) -> None:
         policy = parse(spec)
-        self.table = RequestTable(requests)
-        limits = Limits(num_pages, 4096, max_batch or policy.batching.max_batch or 512)
-        self.engine = Engine(policy, limits, self.table, emit=emit)
+        rows = max_batch or policy.batching.max_batch or 512
+        super().__init__(spec, num_pages=num_pages, max_batch=rows, requests=requests, emit=emit)
         self.draws: Any = ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps)
-        self.now = 0.0
-        self.plan: Any = None  # a StepPlan; None where there is nothing to do
 
-    def submit(self, index: int, prompt: int, output: int) -> bool:
-        return self.engine.submit(Request(index, self.now, prompt, output))
-
-    def step(self) -> str:
+    def step(self) -> str:  # type: ignore[override]
         """Run a step; it in words: `0F 3r`, each row's request and phase."""
         self.plan = plan = self.engine.schedule(self.now)
         if plan is None:
@@ -58,41 +51,22 @@ class Served:
     def steps(self, num: int) -> list[str]:
         return [self.step() for _ in range(num)]
 
-    def features(self) -> tuple[int, ...]:
-        """tokens, sum_q_kv, sum_kv, head_rows, sampled_rows, batch, prefill_tokens, num_forwards of the last plan."""
-        return tuple(int(v) for v in self.plan.features[:8])  # toy models have no layers with a window
-
-    def __getitem__(self, column: str) -> list[Any]:
-        values: list[Any] = self.table[column].tolist()
-        return values
-
 
 class Loop(PlainLoop):
     """A full-sequence policy's plain loop."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        trace: Trace,
-        limits: Limits,
-        *,
-        latency: LatencyModel = SECOND,
-        seed: int = 0,
-        emit: str = "block",
-    ) -> None:
+    def __init__(self, policy: Policy, trace: Trace, limits: Limits, *, emit: str = "block") -> None:
         block = policy.block_length
         draws: ScheduledCommits | CommitDraws = ScheduledCommits(block, policy.unmasking.denoising_steps)
         if policy.unmasking.strategy == "low_confidence_dynamic":
             lengths = trace.input_length, trace.output_length
-            draws = CommitDraws(TOY_MODEL.for_block(block), seed, *lengths, block)
+            draws = CommitDraws(TOY_MODEL.for_block(block), 0, *lengths, block)
         engine = Engine(policy, limits, RequestTable(len(trace)), emit=emit)
-        super().__init__(engine, StepModel(latency, draws, policy.cache), trace)
+        super().__init__(engine, StepModel(SECOND, draws, policy.cache), trace)
         self.most = policy.batching.most_tokens or 10**9
 
     def _check(self, plan: StepPlan, outcome: StepOutcome) -> None:
         f = plan.features
-        assert (self.trace.arrival[plan.requests] <= plan.now).all()
-        assert len(set(plan.requests.tolist())) == len(plan.requests) == f.batch
         assert f.batch <= self.limits.max_batch
         assert f.tokens == plan.num_tokens.sum() <= self.most
         assert (f.sum_kv, f.sum_q_kv) == (plan.num_keys.sum(), (plan.num_tokens * plan.num_keys).sum())

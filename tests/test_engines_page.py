@@ -1,4 +1,4 @@
-"""docs/engines/ names presets, fields and defaults as they are; engine-answers.md has the figures of today."""
+"""docs/engines/ and docs/prefix*.md name presets, fields and thresholds as they are, and the figures of today."""
 
 import importlib.util
 import re
@@ -11,6 +11,7 @@ import pytest
 
 from dsim.engine.policies import SHIPPED
 from dsim.engine.policy import PRESETS, settings_of
+from dsim.sim.routers import longest_prefix as router
 
 from .worlds import ENGINE_PRESETS
 
@@ -20,6 +21,7 @@ PAGE = "".join(
     path.read_text(encoding="utf-8") for path in (DOCS / "engines.md", *sorted((DOCS / "engines").glob("*.md")))
 )
 ANSWERS = "".join(path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("engine-answers*.md")))
+PREFIXES = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("prefix.md", "prefix-results.md"))
 
 
 def script(name: str) -> ModuleType:
@@ -85,9 +87,11 @@ def test_the_rows_of_an_80_gb_card_are_the_page_s(engines: ModuleType) -> None:
     assert "room for {} and {} rows of 2,048".format(*most[2:]) in ANSWERS
 
 
-def test_every_table_that_the_script_prints_has_a_section_with_its_command(engines: ModuleType) -> None:
+def test_every_table_that_a_script_prints_has_a_section_with_its_command(engines: ModuleType) -> None:
     for name in engines.ANSWERS:
         assert f"`python benchmarks/engines.py {name}`" in ANSWERS
+    for name in script("prefix").ANSWERS:
+        assert f"`python benchmarks/prefix.py {name}`" in PREFIXES
 
 
 @pytest.mark.parametrize("name", ["lmdeploy-0.18", "vllm-diffusion"])
@@ -96,3 +100,23 @@ def test_a_picture_is_drawn_again_byte_for_byte(name: str) -> None:
     drawn = pictures.picture(pictures.WORLDS[name])
     assert drawn == (ROOT / "docs" / "images" / f"engine-{name}.svg").read_text(encoding="utf-8")
     assert f"images/engine-{name}.svg" in PAGE
+
+
+def test_one_pool_without_end_finds_what_the_page_says() -> None:
+    trace = script("prefix").requests()
+    seen: set[tuple[int, ...]] = set()
+    found = 0
+    for ids, length in zip(trace.extras["hash_ids"], trace.input_length.tolist(), strict=True):
+        beginnings = [tuple(ids[: k + 1]) for k in range(len(ids))]
+        repeated = next((k for k, beginning in enumerate(beginnings) if beginning not in seen), len(ids))
+        found += min(512 * repeated, length - 1) // 16 * 16
+        seen.update(beginnings)
+    total = int(trace.input_length.sum())
+    assert f"One pool without end would find {100 * found / total:.1f} %" in PREFIXES
+    assert f"{len(trace):,} fit" in PREFIXES
+    assert f"prompts of {total / len(trace):,.0f} tokens" in " ".join(PREFIXES.split())
+
+
+def test_thresholds_of_the_prefix_router_are_as_they_are() -> None:
+    for value in (router.CACHE_THRESHOLD, router.BALANCE_ABS_THRESHOLD, router.BALANCE_REL_THRESHOLD):
+        assert f" {value} " in PREFIXES

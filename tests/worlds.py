@@ -15,10 +15,13 @@ from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import REQUEST_COLUMNS, STEP_COLUMNS, STEP_LISTS, RequestTable
 from dsim.engine.latency import LatencyModel
 from dsim.engine.policy import PRESETS, Policy, parse
+from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.engine.step import Phase, StepOutcome, StepPlan
 from dsim.profiler.profile import KindError, Profile, load, save
+from dsim.sim.setting import Setting
 from dsim.sim.step_model import StepModel
+from dsim.sim.twin import RunRecords
 from dsim.traces import Trace
 
 SECOND = LatencyModel(((0.0, 1.0),), 0.0, layers=2)  # every step takes 1 s
@@ -206,6 +209,25 @@ def journal_bytes(journal: Collector) -> dict[str, bytes]:
     return out | {f"list {name}": b"".join(part.tobytes() for part in lists[name]) for name in STEP_LISTS}
 
 
+def differences(setting: Setting, result: RunRecords, journal: Collector, **how: Any) -> list[str]:
+    """What fresh engines, one a replica, say of a run's journal and table, and of pages held at the end.
+
+    how: of the engines; `on_step` hears each step.
+    """
+    columns, steps = {**result.table.columns, **(result.moves or {})}, journal.steps
+    hears = {"on_step": how.pop("on_step")} if "on_step" in how else {}
+    found: list[str] = []
+    table = RequestTable(len(result.table.rows))
+    for replica in sorted({*columns["replica"].tolist(), *steps["replica"].tolist()}):
+        engine = setting.engine(table, replica=replica, limits=result.limits, **how)
+        found += replay(engine, replica, columns, steps, journal.lists, **hears)
+        found += [f"replica {replica} holds {engine.pages_held} pages"] if engine.pages_held else []
+        if result.moves:  # a request has a row on either side
+            table = RequestTable(len(result.table.rows))
+    assert found or result.moves or table_bytes(table) == table_bytes(result.table)
+    return found
+
+
 class PlainLoop(ABC):
     """The plainest driver there is: a loop, no SimPy. `_check` says what must hold at every step."""
 
@@ -235,6 +257,8 @@ class PlainLoop(ABC):
             outcome = self.step_model.step(plan)
             self.plans.append(plan)
             assert len(self.plans) < 100_000
+            assert (trace.arrival[plan.requests] <= plan.now).all()
+            assert len(set(plan.requests.tolist())) == len(plan.requests) == plan.features.batch
             self._check(plan, outcome)
             now = plan.now + outcome.latency
             self.ended.extend(int(i) for i in engine.commit(outcome, now))
@@ -296,9 +320,6 @@ class Driver(PlainLoop):
         super().__init__(engine, StepModel(latency, draws, hides_host=policy.batching.hides_host), trace)
 
     def _check(self, plan: StepPlan, outcome: StepOutcome) -> None:
-        arrival = self.trace.arrival[plan.requests]
-        assert (arrival <= plan.now).all()
-        assert len(set(plan.requests.tolist())) == len(plan.requests) == plan.features.batch
         live = plan.phases != Phase.IDLE  # the others are computed for nothing: their requests have ended
         assert live.any() <= plan.pages <= self.limits.num_pages
         assert plan.running <= self.limits.max_batch

@@ -21,6 +21,7 @@ from dsim.engine.errors import DsimError
 from dsim.planner.candidates import PlanCandidate
 from dsim.report.chart import script_json
 from dsim.report.page import Figure
+from dsim.report.result import Result
 from dsim.report.run import RunResult, run_page
 from dsim.results.scenario import Scenario
 from dsim.traces import load
@@ -286,3 +287,14 @@ def test_a_trace_draws_its_rate() -> None:
     assert isinstance(drawn, go.Figure)
     (bars,) = drawn.data
     assert (list(bars.x[:3]), bars.y[:2].tolist(), bars.y.sum()) == ([0, 1, 2], [191, 265], len(trace))
+
+
+MACHINERY = {"from_info", "open", "columns", "temporary", "failure"}  # of the command that made a run
+
+
+def test_the_page_says_what_each_kind_of_result_has() -> None:
+    text = (Path(dsim.__file__).parent / "docs" / "python.md").read_text(encoding="utf-8")
+    for cls in (Result, RunResult):
+        for name in vars(cls):
+            if not name.startswith("_") and name not in MACHINERY:
+                assert f"`.{name}" in text, name

@@ -11,13 +11,20 @@ from dsim.profiler.profile import load, save
 
 from .command import dsim, held, rows, succeed
 
+SLOWER = ("--profile", "slower.json")
+
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the runs `a`, and `b` with every step a twentieth slower."""
     folder = tmp_path_factory.mktemp("recorded")
+    base = load("a100-sdar-8b")
+    policies = ["--policy", "chunk:8", "--policy", "ar"]
     with contextlib.chdir(folder):
-        _record()
+        Path("small.jsonl").write_text(rows(12, gap=1400))
+        save(dataclasses.replace(base, name="slower", latency=base.latency.scaled(1.05)), "slower.json")
+        succeed("replay", "small.jsonl", *policies, "-o", "a")
+        succeed("replay", "small.jsonl", *policies, *SLOWER, "-o", "b")
     return folder
 
 
@@ -26,18 +33,6 @@ def _two_runs(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """The two runs in a folder of the test's own."""
     shutil.copytree(recorded, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-
-
-def _record() -> None:
-    Path("small.jsonl").write_text(rows(12, gap=1400))
-    base = load("a100-sdar-8b")
-    save(dataclasses.replace(base, name="slower", latency=base.latency.scaled(1.05)), "slower.json")
-    policies = ["--policy", "chunk:8", "--policy", "ar"]
-    succeed("replay", "small.jsonl", *policies, "-o", "a")
-    succeed("replay", "small.jsonl", *policies, "--profile", "slower.json", "-o", "b")
-
-
-SLOWER = ("--profile", "slower.json")
 
 
 def test_json_is_one_object_alone() -> None:

@@ -5,7 +5,6 @@ import json
 import re
 import signal
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,15 @@ from dsim.engine.journal import RequestTable
 from dsim.engine.latency import LatencyModel
 from dsim.engine.policy import parse
 from dsim.engine.replay import replay
-from dsim.live.config import ModelConfig
 from dsim.live.forward import Batch, Forward, Sampled
 from dsim.live.weights import random_model
-from dsim.profiler.measure import describe, shape_of
-from dsim.profiler.profile import load, save
 from dsim.research.tiny.saved import save_model
 from dsim.results.run import read_run
 from dsim.results.run_folder import FILES
 
+from ..live.dense import SMALL, save_profile
 from .command import Ran, dsim, succeed
 
-SMALL = ModelConfig("small", 2, 48, 4, 2, 16, 80, 97, 256, 4, 96, rope_theta=1e4)
 POLICY = "max_batch=4,page_size=8"
 
 
@@ -39,16 +35,8 @@ def _files(tmp_path: Path) -> None:
     Path("trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     save_model(random_model(SMALL, "cpu", torch.float32), Path("model"), torch.float32)
     Path("prompts.jsonl").write_text("\n".join(json.dumps([i, i + 1, 2 * i]) for i in range(40)) + "\n")
-    known = load("a100-sdar-8b")
     latency = LatencyModel(((0.0, 1e-3), (64.0, 2e-3), (128.0, 4e-3)), 1e-5)
-    profile = replace(
-        known,
-        name="ours",
-        device=replace(known.device, name=describe("cpu").name),
-        model=shape_of(SMALL),
-        latency=latency,
-    )
-    save(replace(profile, memory=replace(profile.memory, vocab=97, kv_bytes_per_token=512)), "ours.json")
+    save_profile(SMALL, "a100-sdar-8b", "ours", latency=latency)
 
 
 def live(*arguments: object) -> Ran:

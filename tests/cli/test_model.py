@@ -1,12 +1,15 @@
-"""dsim live on checkpoints of several families: what is printed, and what is refused in a line."""
+"""Checkpoints of several families on the command line: what is printed, refused, and asked for."""
 
 import json
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ..live.checkpoints import CHECKPOINTS, rewrite, sdar_moe
+from dsim.profiler import measure
+
+from ..live.checkpoints import CHECKPOINTS, rewrite, sdar, sdar_moe
 from .command import dsim, succeed
 
 
@@ -52,3 +55,76 @@ def test_drawn_tokens_are_in_the_manifest_and_refused_where_they_make_no_sense(f
     assert json.loads(ran.out)["live"]["settings"]["sampling"] == {"temperature": 0.7, "seed": 3}
     assert dsim(*command, "--temperature", "-1").refusal.startswith("--temperature is -1.0, expected a finite number")
     assert "--graphs captures" in dsim(*command, "--temperature", "1", "--graphs").refusal
+
+
+# ---- what a checkpoint's directory does not say --------------------------------------------------------------------
+
+
+class StoppedError(Exception):
+    """Enough was seen."""
+
+
+@pytest.fixture
+def untold(tmp_path: Path) -> Path:
+    """A folder with a checkpoint that does not say its block, its mask and its EOS, and with prompts."""
+    sdar(tmp_path / "model")
+    rewrite(tmp_path / "model", block_size=None, mask_token_id=None, eos_token_id=7)
+    (tmp_path / "ids.jsonl").write_text("\n".join(json.dumps([3, 4, 5, 6] * 20) for _ in range(3)))
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", ["profile", "validate", "serve"])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((), "has no block_size, which the checkpoint was trained with: say it (--block-length)"),
+        (("--block-length", 4, "--mask-token-id", 97), "mask_token_id is 97, expected below vocab_size, 97"),
+    ],
+)
+def test_what_a_directory_does_not_say_is_asked_for(
+    command: str, given: tuple[object, ...], said: str, untold: Path
+) -> None:
+    given = ("--model", untold / "model", "--device", "cpu", "-o", untold / "out.json", *given)
+    assert said in dsim(command, *given).refusal
+
+
+def test_profile_logs_commits_with_the_mask_the_block_and_the_eos_that_are_given(
+    untold: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def listen(serving: Any, *rest: Any, **how: Any) -> Any:
+        seen.append((serving.model.config.block_length, serving.model.config.mask_token, serving.eos))
+        raise StoppedError
+
+    monkeypatch.setattr(measure, "run", listen)
+    monkeypatch.setattr(measure, "measure_eviction", lambda *_: 0.0)
+    given = ("--block-length", 4, "--mask-token-id", 95, "--budget", "2s", "--prompts", untold / "ids.jsonl")
+    with pytest.raises(StoppedError):
+        dsim("profile", "--model", untold / "model", "--device", "cpu", "-o", untold / "p.json", *given, "--eos")
+    assert seen == [(4, 95, (7,))]
+
+
+def test_validate_serves_with_the_options_of_the_checkpoint(untold: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def listen(_out: Any, _base: Any, live: Any, **how: Any) -> Any:
+        seen.append((live.loaded.model.config.block_length, live))
+        raise StoppedError
+
+    monkeypatch.setattr("dsim.device.validate.validate", listen)
+    given = ("--block-length", 4, "--mask-token-id", 95, "--tokenizer", untold)
+    with pytest.raises(StoppedError):
+        dsim(
+            "validate", "--model", untold / "model", "--device", "cpu", "-o", untold / "v", "--seconds", 1,
+            "--profile", "a100-sdar-8b", *given,
+        )  # fmt: skip
+    [(block, live)] = seen
+    assert (block, live.tokenizer) == (4, str(untold))
+
+
+def test_an_eos_that_the_checkpoint_does_not_name_ends_nothing(untold: Path) -> None:
+    rewrite(untold / "model", eos_token_id=None)
+    given = ("--block-length", 4, "--mask-token-id", 95, "--budget", "2s", "--prompts", untold / "ids.jsonl")
+    ran = dsim("profile", "--model", untold / "model", "--device", "cpu", "-o", untold / "p.json", *given, "--eos")
+    assert "names EOS [] and 1 workloads: expected some of both" in ran.refusal

@@ -38,26 +38,15 @@ HELD_ELSEWHERE = {
 def profiles_of_tiny() -> None:
     """Profiles of the shipped models that call them fast, as if they had been measured here."""
     from dsim.live.weights import config_of
-    from dsim.profiler.measure import describe, shape_of
-    from dsim.profiler.profile import load, save
+
+    from ..live.dense import save_profile
 
     latency = LatencyModel(((0.0, 1e-3), (64.0, 2e-3), (128.0, 4e-3)), 1e-5)
     for name, known, preset in (
         ("tiny", "a100-sdar-8b", "tiny"), ("both_ways", "rtx4090-48gb-llada-8b", "tiny-both-ways"),
     ):  # fmt: skip
-        profile = load(known)
-        commits = tuple(replace(model, workload="records") for model in profile.commits[:1])
-        memory = replace(profile.memory, vocab=config_of(preset).vocab, kv_bytes_per_token=512)
-        made = replace(
-            profile,
-            name=name,
-            device=replace(profile.device, name=describe("cpu").name),
-            model=shape_of(config_of(preset)),
-            latency=latency,
-            commits=commits,
-            memory=memory,
-        )
-        save(made, f"of_{name}.json")
+        commits = tuple(replace(model, workload="records") for model in load(known).commits[:1])
+        save_profile(config_of(preset), known, f"of_{name}", latency=latency, commits=commits)
 
 
 @pytest.fixture

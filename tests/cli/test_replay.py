@@ -223,11 +223,6 @@ def test_a_rerun_gives_the_same_bytes_in_every_file(trace: str) -> None:
             "0.50",
         ),
         (["--router", "luck"], "router is 'luck', expected one of round-robin, random, least-tokens, jsq"),
-        (
-            ["--policy", "ar,num_pages=2"],
-            "small: none of its 12 requests fits: the shortest has 148 tokens (3 pages), expected at most 32768 tokens "
-            "(context) and 2 pages of 64",
-        ),
     ],
 )
 def test_bad_arguments_are_one_line_with_both_values(

@@ -64,56 +64,42 @@ def refusal(*command: object) -> str:
 
 
 POLICY_TOML = f'policy = "{SPEC}"\n'
-TAKES_A_POLICY = {
-    "replay": (*SMALL, "--policy"),
-    "capacity": ("small.jsonl", "--slo", "ttft=2s", "--policy"),
-    "plan": (*SMALL, "--slo", "ttft=2s", "--policy"),
-    "tune": ("small.jsonl", "--slo", "ttft=2s", "--policy"),
-    "serve": ("--twin", "a100-sdar-8b", "--policy"),
-    "live": ("small.jsonl", "--policy"),
-    "validate": ("-o", "validated", "--policy"),
-    "policies": (),
-}
+SLO = ("--slo", "ttft=2s")
+SWEEP = '[base]\ntrace = "small.jsonl"\n'
+GRID = f'{SWEEP}[grid]\npolicy = ["ar", "{SPEC}"]\n'
+SWEPT = ("sweep", "{}", "-o", "swept")
+SCORES, SCORED = f"policy,score,baseline\n{SPEC},0.9,1\n", (*SLO, "--min-quality", "90%", "--quality-table", "{}")
+# By name a command that reads a file ("{}"), the file's text, and what the refusal begins with.
+BRINGS_CODE: dict[str, tuple[tuple[str, ...], str, str]] = {
+    **{words[0]: ((*words, "{}"), POLICY_TOML, "policy '{}' asks for code in") for words in (
+        ("replay", *SMALL, "--policy"), ("capacity", "small.jsonl", *SLO, "--policy"),
+        ("plan", *SMALL, *SLO, "--policy"), ("tune", "small.jsonl", *SLO, "--policy"),
+        ("serve", "--twin", "a100-sdar-8b", "--policy"), ("live", "small.jsonl", "--policy"),
+        ("validate", "-o", "validated", "--policy"), ("policies",),
+    )},
+    "a sweep's base": (SWEPT, f'{SWEEP}policy = "{SPEC}"\n[grid]\nseed = [0, 1]\n', "{}: cell "),
+    "a sweep's grid": (SWEPT, GRID, "{}: cell "),
+    "a sweep's list": (SWEPT, f'{SWEEP}[[list]]\npolicy = "{SPEC}"\n', "{}: cell "),
+    "a sweep's policy file": (SWEPT, f'{SWEEP}[grid]\npolicy = ["mine.toml"]\n', "{}: cell "),
+    "a space": (("tune", "small.jsonl", *SLO, "--space", "{}"), f'policy = ["optimus", "{SPEC}"]\n', "{}: "),
+    "tune's quality table": (("tune", "small.jsonl", *SCORED), SCORES, "{}: "),
+    "plan's quality table": (("plan", *SMALL, *SCORED), SCORES, "{}: "),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("command", TAKES_A_POLICY)
-def test_a_policy_file_does_not_bring_its_code_with_it(command: str) -> None:
-    Path("given.toml").write_text(POLICY_TOML)
-    assert refusal(command, *TAKES_A_POLICY[command], "given.toml").startswith("policy 'given.toml' asks for code in")
-
-
-SWEEPS = {
-    "base": f'[base]\ntrace = "small.jsonl"\npolicy = "{SPEC}"\n[grid]\nseed = [0, 1]\n',
-    "grid": f'[base]\ntrace = "small.jsonl"\n[grid]\npolicy = ["ar", "{SPEC}"]\n',
-    "list": f'[base]\ntrace = "small.jsonl"\n[[list]]\npolicy = "{SPEC}"\n',
-    "a policy file": '[base]\ntrace = "small.jsonl"\n[grid]\npolicy = ["given.toml"]\n',
-}
-
-
-@pytest.mark.parametrize("where", SWEEPS)
-def test_a_sweep_does_not_bring_its_code_with_it(where: str) -> None:
-    Path("given.toml").write_text(POLICY_TOML)
-    Path("sweep.toml").write_text(SWEEPS[where])
-    assert refusal("sweep", "sweep.toml", "-o", "swept").startswith("sweep.toml: cell ")
+@pytest.mark.parametrize("name", BRINGS_CODE)
+def test_a_file_does_not_bring_its_code_with_it(name: str) -> None:
+    words, text, begins = BRINGS_CODE[name]
+    file = "given.csv" if text is SCORES else "given.toml"
+    Path("mine.toml").write_text(POLICY_TOML)
+    Path(file).write_text(text)
+    assert refusal(*(word.format(file) for word in words)).startswith(begins.format(file))
     assert not Path("swept").exists()
 
 
 def test_a_sweep_cannot_allow_its_own_code() -> None:
-    Path("sweep.toml").write_text(f'[base]\nallow_code = ["theirs.py"]\n{SWEEPS["grid"].removeprefix("[base]")}')
+    Path("sweep.toml").write_text(GRID.replace("[base]", '[base]\nallow_code = ["theirs.py"]'))
     assert "there is no field 'allow_code'" in dsim("sweep", "sweep.toml", "-o", "swept").refusal
-
-
-def test_a_space_does_not_bring_its_code_with_it() -> None:
-    Path("space.toml").write_text(f'policy = ["optimus", "{SPEC}"]\n')
-    assert refusal("tune", "small.jsonl", "--slo", "ttft=2s", "--space", "space.toml").startswith("space.toml: ")
-
-
-@pytest.mark.parametrize("command", ["tune", "plan"])
-def test_a_quality_table_does_not_bring_its_code_with_it(command: str) -> None:
-    Path("scores.csv").write_text(f"policy,score,baseline\n{SPEC},0.9,1\n")
-    rate = SMALL if command == "plan" else ("small.jsonl",)
-    asked = (*rate, "--slo", "ttft=2s", "--quality-table", "scores.csv", "--min-quality", "90%")
-    assert refusal(command, *asked).startswith("scores.csv: ")
 
 
 def test_a_run_does_not_bring_its_code_with_it(recorded: Path) -> None:
@@ -148,7 +134,7 @@ def test_a_profile_a_trace_and_a_models_folder_name_no_code() -> None:
 
 def test_the_flag_allows_what_was_refused(recorded: Path) -> None:
     Path("given.toml").write_text(POLICY_TOML)
-    Path("sweep.toml").write_text(SWEEPS["grid"])
+    Path("sweep.toml").write_text(GRID)
     shutil.copytree(recorded, "a")
     for command in (
         ("replay", *SMALL, "--policy", "given.toml"), ("compare", "a", "a"), ("policies", "given.toml"),

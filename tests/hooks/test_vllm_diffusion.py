@@ -9,7 +9,6 @@ it is over).
 
 import json
 import time
-import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from dsim.profiler.logged import PHASES
 from dsim.profiler.steplog import StepLog, policy_of, profile_of_log, read_log
 
 pytest.importorskip("torch")
-from .test_hooks import GEMMA, Layers, hook, modules
+from .test_hooks import GEMMA, Bag, Layers, hook, modules
 
 __all__ = ["hook"]
 
@@ -36,15 +35,12 @@ class Recorded:
 
     def __init__(self, groups: Sequence[Sequence[Any]]) -> None:
         groups = [
-            types.SimpleNamespace(
-                layer_names=["layer"] * layers,
-                kv_cache_spec=types.SimpleNamespace(block_size=size, sliding_window=window),
-            )
+            Bag(layer_names=["layer"] * layers, kv_cache_spec=Bag(block_size=size, sliding_window=window))
             for layers, window, size in groups
         ]
-        self.kv_cache_config = types.SimpleNamespace(kv_cache_groups=groups)
-        self.kv_cache_manager = types.SimpleNamespace(
-            block_pool=types.SimpleNamespace(num_gpu_blocks=HEAD["blocks"], get_num_free_blocks=lambda: self.free)
+        self.kv_cache_config = Bag(kv_cache_groups=groups)
+        self.kv_cache_manager = Bag(
+            block_pool=Bag(num_gpu_blocks=HEAD["blocks"], get_num_free_blocks=lambda: self.free)
         )
         self.requests: dict[str, Any] = {}
         self.waiting, self.running = range(0), range(0)
@@ -54,10 +50,10 @@ class Recorded:
     def schedule(self) -> Any:
         rows = self.coming["schedule"]
         for name, _, computed, _ in rows:
-            self.requests[name] = types.SimpleNamespace(num_computed_tokens=computed)
+            self.requests[name] = Bag(num_computed_tokens=computed)
         self.waiting, self.running = range(self.coming["waiting"]), range(self.coming["running"])
         self.free = self.coming["free"]
-        return types.SimpleNamespace(
+        return Bag(
             num_scheduled_tokens={name: n for name, n, *_ in rows},
             total_num_scheduled_tokens=sum(n for _, n, *_ in rows),
             scheduled_spec_decode_tokens={name: [-1] * n for name, n, _, canvas in rows if canvas},
@@ -66,10 +62,10 @@ class Recorded:
     def update_from_output(self, output: Any, model_output: Any) -> Any:
         self.left = self.coming["left"]
         outputs = [
-            types.SimpleNamespace(request_id=name, new_token_ids=[7] * num, finish_reason="length" if over else None)
+            Bag(request_id=name, new_token_ids=[7] * num, finish_reason="length" if over else None)
             for name, num, over in self.coming["update"]
         ]
-        return {0: types.SimpleNamespace(outputs=outputs)}
+        return {0: Bag(outputs=outputs)}
 
     def has_requests(self) -> bool:
         return self.left
@@ -93,24 +89,23 @@ def _logged(
         "layer_types": kinds,
     }  # fmt: skip
     each = [
-        types.SimpleNamespace(**about, num_key_value_heads=1 if kind == kinds[-1] else 2,
-                              head_dim=128 if kind == kinds[-1] else 64)
+        Bag(**about, num_key_value_heads=1 + (kind != kinds[-1]), head_dim=128 if kind == kinds[-1] else 64)
         for kind in kinds
-    ]  # fmt: skip
-    config = types.SimpleNamespace(
-        model_config=types.SimpleNamespace(
-            hf_config=types.SimpleNamespace(text_config=Layers(**about, per_layer_config=each), canvas_length=64),
+    ]
+    config = Bag(
+        model_config=Bag(
+            hf_config=Bag(text_config=Layers(**about, per_layer_config=each), canvas_length=64),
             max_model_len=640, served_model_name="tiny", enforce_eager=True, dtype="torch.bfloat16", is_diffusion=True,
         ),
-        cache_config=types.SimpleNamespace(
+        cache_config=Bag(
             block_size=128, num_gpu_blocks=HEAD["blocks"], enable_prefix_caching=False,
             prefix_cache_retention_interval=0,
         ),
-        scheduler_config=types.SimpleNamespace(max_num_seqs=6, max_num_batched_tokens=256, async_scheduling=True),
-        parallel_config=types.SimpleNamespace(tensor_parallel_size=1),
+        scheduler_config=Bag(max_num_seqs=6, max_num_batched_tokens=256, async_scheduling=True),
+        parallel_config=Bag(tensor_parallel_size=1),
     )  # fmt: skip
 
-    class Engine(types.SimpleNamespace):
+    class Engine(Bag):
         __hash__ = object.__hash__
 
     engine = Engine(scheduler=Recorded(groups), model_executor=None, vllm_config=config)
@@ -119,8 +114,8 @@ def _logged(
     for event in EVENTS:
         recorded.coming = event
         if "request" in event:
-            params = types.SimpleNamespace(max_tokens=event["output"])
-            request = types.SimpleNamespace(
+            params = Bag(max_tokens=event["output"])
+            request = Bag(
                 request_id=event["request"], num_prompt_tokens=event["prompt"], sampling_params=params,
                 arrival_time=time.time(),
             )  # fmt: skip
@@ -128,7 +123,7 @@ def _logged(
         elif "schedule" in event:
             in_flight.append(recorded.schedule())
         else:
-            recorded.update_from_output(in_flight.pop(0), types.SimpleNamespace(cudagraph_stats=None))
+            recorded.update_from_output(in_flight.pop(0), Bag(cudagraph_stats=None))
     hooks.log.close()
     return read_log(tmp_path / "steps.jsonl")
 

@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from dsim.kernels import device, use
+from dsim.tests.kernels.named_only import named_only
+from dsim.tests.kernels.places import int32
 
 
 def each_in_a_process_of_its_own(capabilities: list[int]) -> int:
@@ -41,19 +42,6 @@ SHARED_MEMORY = 1024 * {80: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99}[C
 PRODUCTS = {"wgmma": "wgmma.mma_async", "tcgen05": "tcgen05.mma", "mma": "mma.sync"}  # instructions by name
 run = JITFunction.run
 case = ""
-
-
-class NamedOnly:
-    """What a compilation asks a driver for."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", CAPABILITY, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, _: int) -> int:
-        return 0
 
 
 def facts(name: str, done: Any) -> dict[str, Any]:
@@ -83,14 +71,10 @@ def compile_only(kernel: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:
 
 
 JITFunction.run = compile_only
-driver.set_active(NamedOnly())
+driver.set_active(named_only(CAPABILITY))
 device.interpreted = lambda _: False
 device.num_multiprocessors = lambda _: 132
 device.shared_memory = lambda _: SHARED_MEMORY
-
-
-def int32(*values: int) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int32)
 
 
 def bf16(*shape: int) -> torch.Tensor:

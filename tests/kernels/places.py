@@ -71,6 +71,13 @@ def starts(lengths: list[int]) -> torch.Tensor:
     return torch.tensor([0, *lengths]).cumsum(0).int()
 
 
+def attended(q: torch.Tensor, pages: tuple[torch.Tensor, torch.Tensor], at: Any, scale: float) -> torch.Tensor:
+    """What a query's heads [H, D] read of the keys and values at these (page, slot), in fp64."""
+    where = tuple(torch.as_tensor(at).T)
+    k, v = (x[where].double().repeat_interleave(len(q) // x.shape[2], 1) for x in pages)
+    return torch.einsum("hk,khd->hd", (torch.einsum("hd,khd->hk", q.double(), k) * scale).softmax(-1), v)
+
+
 def normal(seed: int, *shape: int, dtype: torch.dtype = FP32) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from triton import knobs
-from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
 from dsim.engine.commits import CanvasLaw, CommitDraws, CommitModel, ImportanceDeltas, LawDraws, ScheduledCommits
@@ -31,6 +30,7 @@ from dsim.live.families import CANVAS
 from dsim.live.model import Decoder
 from dsim.live.prompts import random_prompts
 from dsim.live.weights import random_model
+from dsim.tests.kernels.named_only import named_only
 
 # Four query heads a KV head; a dense layer, and one of experts.
 GROUPED = ModelConfig(
@@ -45,19 +45,6 @@ GEMMA = {
         "moe_intermediate_size": 32,
     },
 }  # fmt: skip
-
-
-class NamedOnly:
-    """What a launch asks a driver for before it compiles."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, _: int) -> int:
-        return 0
 
 
 def requests() -> list[Request]:
@@ -103,7 +90,7 @@ def zeroed(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
     return allocated
 
 
-driver.set_active(NamedOnly())
+driver.set_active(named_only(90))
 device.interpreted = lambda _: False
 device.num_multiprocessors = lambda _: 132
 device.shared_memory = lambda _: 227 * 1024

@@ -13,7 +13,7 @@ from torch import Tensor
 from dsim.kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 from dsim.live.padding import padded_shape
 
-from .places import BF16, FP16, FP32, KERNEL, Place, int32, moved, normal, starts
+from .places import BF16, FP16, FP32, KERNEL, Place, attended, int32, moved, normal, starts
 
 # Relative to the largest value read: fp32 sums in another order, otherwise the rounding to the dtype of the weights and
 # of the result, half an epsilon each (the interpreter leaves the weights alone and truncates the result).
@@ -51,7 +51,7 @@ def by_definition(q: Tensor, k_pages: Tensor, v_pages: Tensor, sequences: Sequen
     """Every query and head for itself, in fp64, over a list of the keys that it sees."""
     out = torch.zeros(q.shape, dtype=torch.float64)
     table, start, positions, history, listed = (x.tolist() for x in sequences[:5])
-    group, page_size, block_length = q.shape[1] // k_pages.shape[2], k_pages.shape[1], sequences.block_length
+    page_size, block_length = k_pages.shape[1], sequences.block_length
     for s, own in enumerate(history):
         for row in range(start[s], start[s + 1]):
             block = positions[row] // block_length
@@ -61,14 +61,11 @@ def by_definition(q: Tensor, k_pages: Tensor, v_pages: Tensor, sequences: Sequen
                 if j // block_length <= block and (j < own or listed[s][j - own])
             ]
             if seen:
-                pages, slots = torch.tensor(seen).T
-                k, v = (x[pages, slots].double().repeat_interleave(group, 1) for x in (k_pages, v_pages))
-                weights = (torch.einsum("hd,khd->hk", q[row].double(), k) * scale).softmax(-1)
-                out[row] = torch.einsum("hk,khd->hd", weights, v)
+                out[row] = attended(q[row], (k_pages, v_pages), seen, scale)
     return out
 
 
-def near(found: Tensor, expected: Tensor, sample: World) -> None:
+def near(found: Tensor, expected: Tensor, sample: tuple[Tensor, Tensor, Tensor, Any]) -> None:
     assert (found.shape, found.dtype) == (expected.shape, sample[0].dtype)
     if expected.numel():
         bound = TOLERANCE[found.dtype] * sample[2].nan_to_num().abs().max()

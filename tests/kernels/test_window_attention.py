@@ -6,9 +6,9 @@ from torch import Tensor
 
 from dsim.kernels.window_attention import Spans, window_attention
 
-from .places import BF16, EVERYWHERE, FP32, Place, int32, normal, starts
+from .places import BF16, EVERYWHERE, FP32, Place, attended, int32, normal, starts
+from .test_ragged_paged_attention import near
 
-TOLERANCE = {FP32: 2e-6, BF16: torch.finfo(BF16).eps}  # as in test_ragged_paged_attention.py
 World = tuple[Tensor, Tensor, Tensor, Spans]
 
 
@@ -39,21 +39,19 @@ def by_definition(sample: World, window: int, causal: bool, scale: float) -> Ten
     """Every row for itself, in fp64, over a list of the keys that it sees."""
     q, k_pages, v_pages, spans = sample
     out = torch.zeros(q.shape, dtype=torch.float64)
-    page_size, group = k_pages.shape[1], q.shape[1] // k_pages.shape[2]
-    start = spans.query_start.tolist()
+    page_size, start, table = k_pages.shape[1], spans.query_start.tolist(), spans.page_table.tolist()
     for s, keys in enumerate(spans.lengths.tolist()):
         begin = keys - (start[s + 1] - start[s])
         for row in range(start[s], start[s + 1]):
             position = begin + row - start[s]
             first = position if causal else begin
             seen = [
-                j for j in range(keys) if (not causal or j <= position) and (not window or j > first - window)
-            ]  # fmt: skip
+                (table[s][j // page_size], j % page_size)
+                for j in range(keys)
+                if (not causal or j <= position) and (not window or j > first - window)
+            ]
             if seen:
-                pages, slots = spans.page_table[s, torch.tensor(seen) // page_size], torch.tensor(seen) % page_size
-                k, v = (x[pages, slots].double().repeat_interleave(group, 1) for x in (k_pages, v_pages))
-                weights = (torch.einsum("hd,khd->hk", q[row].double(), k) * scale).softmax(-1)
-                out[row] = torch.einsum("hk,khd->hd", weights, v)
+                out[row] = attended(q[row], (k_pages, v_pages), seen, scale)
     return out
 
 
@@ -78,13 +76,10 @@ def test_every_row_reads_the_keys_of_its_window(
 ) -> None:
     sample = world(SEQUENCES, window, page_size=page_size, heads=heads, head_dim=head_dim, dtype=dtype)
     found = place.call(window_attention, *sample, window, causal, 0.3)
-    assert found.dtype == dtype
-    bound = TOLERANCE[dtype] * sample[2].nan_to_num().abs().max()
-    assert bool(((found.double() - by_definition(sample, window, causal, 0.3)).abs() <= bound).all())
+    near(found, by_definition(sample, window, causal, 0.3), sample)
 
 
 def test_rows_of_many_tiles_are_read_tile_by_tile(place: Place) -> None:
     sample = world([(70, 300), (1, 5)], 40, head_dim=16)
     found = place.call(window_attention, *sample, 40, True, 1.0)
-    bound = TOLERANCE[FP32] * sample[2].nan_to_num().abs().max()
-    assert bool(((found.double() - by_definition(sample, 40, True, 1.0)).abs() <= bound).all())
+    near(found, by_definition(sample, 40, True, 1.0), sample)

@@ -1,12 +1,25 @@
 """A decoder without cache or pages: whole sequences under an explicit mask, to hold the executor against."""
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from dsim.live.config import ModelConfig
 from dsim.live.model import Decoder
+from dsim.profiler.measure import describe, shape_of
+from dsim.profiler.profile import load, save
 
 SMALL = ModelConfig("small", 2, 48, 4, 2, 16, 80, 97, 256, 4, 96, rope_theta=1e4)
+
+
+def save_profile(config: ModelConfig, known: str, name: str, **changes: Any) -> None:
+    """NAME.json here: a shipped profile with changes, as if it had been measured of this model on this machine."""
+    profile = load(known)
+    device, memory = replace(profile.device, name=describe("cpu").name), replace(profile.memory, vocab=config.vocab)
+    measured = replace(profile, name=name, model=shape_of(config), device=device, **changes)
+    save(replace(measured, memory=replace(memory, kv_bytes_per_token=512)), f"{name}.json")
 
 
 class Dense:

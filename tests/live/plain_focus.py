@@ -100,8 +100,7 @@ class PlainFocus:
                 x, q, positions = x[rows], q[rows], left
                 seen = [self.seen(start, set(left), uncached)] * len(left)
             x = x + attention(q, self.keys[index], self.values[index], seen) @ layer.output.weight.T
-            gate, up = (norm(layer.ffn_norm, x) @ layer.gate_up.weight.T).chunk(2, dim=-1)
-            x = x + (gate * gate.sigmoid() * up) @ layer.down.weight.T
+            x = x + feed(layer, x)
         return norm(model.norm, x), positions
 
     def choose(self, delta: Tensor, masked: list[int], target: int, progress: int) -> set[int]:
@@ -135,6 +134,12 @@ def project(model: Decoder, layer: Layer, x: Tensor, positions: list[int]) -> tu
         .split([c.heads, c.kv_heads, c.kv_heads], dim=1)
     )
     return rope(norm(layer.q_norm, q), positions, c.rope_theta), rope(norm(layer.k_norm, k), positions, c.rope_theta), v
+
+
+def feed(layer: Layer, x: Tensor) -> Tensor:
+    """What the feed-forward adds to x."""
+    gate, up = (norm(layer.ffn_norm, x) @ layer.gate_up.weight.T).chunk(2, dim=-1)
+    return (gate * gate.sigmoid() * up) @ layer.down.weight.T  # type: ignore[no-any-return]
 
 
 def norm(module: object, x: Tensor) -> Tensor:

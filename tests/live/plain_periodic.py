@@ -10,11 +10,10 @@ from torch import Tensor
 from dsim.engine.policies.dllm_cache import PeriodicCache
 from dsim.engine.policies.maskkv import MaskKV
 from dsim.engine.policy import Policy
-from dsim.kernels.qk_norm_rope import rotate
 from dsim.live.model import Decoder, Layer
 
-from .plain_focus import norm
-from .plain_unmasking import chosen
+from .plain_focus import feed, norm, project
+from .plain_unmasking import PlainLoop
 
 
 @dataclass
@@ -27,41 +26,28 @@ class Cached:
     fed: Tensor  # what the feed-forward added
 
 
-class PlainPeriodic:
+class PlainPeriodic(PlainLoop):
     """Serves one request."""
 
     def __init__(self, model: Decoder, policy: Policy, importance: Sequence[float]) -> None:
+        super().__init__(model, policy)
         assert isinstance(policy.cache, PeriodicCache)
-        self.model, self.policy, self.rule, self.importance = model, policy, policy.cache, importance
+        self.rule, self.importance = policy.cache, importance
         self.computed: list[list[int]] = []  # [step][layer]: positions
         self.kept: list[list[list[int]]] = []  # [layer][KV head]: those of the prompt
 
-    @torch.no_grad()
     def serve(self, prompt: list[int], output: int) -> list[dict[int, int]]:
-        """What each step commits, position -> token."""
-        block, c, steps = self.policy.block_length, self.model.config, list[dict[int, int]]()
-        text = prompt + [c.mask_token] * (-(-output // block) * block)
-        self.prompt, self.response = list(range(len(prompt))), list(range(len(prompt), len(text)))
+        c, length = self.model.config, len(prompt) + -(-output // self.block) * self.block
+        self.prompt, self.response = list(range(len(prompt))), list(range(len(prompt), length))
         nothing = [(c.kv_heads, c.head_dim), (c.kv_heads, c.head_dim), (c.hidden,), (c.hidden,)]
-        self.cached = [Cached(*(torch.full((len(text), *n), math.nan) for n in nothing)) for _ in range(c.layers)]
+        self.cached = [Cached(*(torch.full((length, *n), math.nan) for n in nothing)) for _ in range(c.layers)]
         self.kept = [[self.prompt] * c.kv_heads for _ in range(c.layers)]
         self.computed = []
-        for start in range(len(prompt), len(text), block):
-            masks, step = set(range(start, start + block)), 0
-            while masks:
-                hidden = self.forward(text, len(steps))
-                best, token = self.model.logits(hidden[start : start + block]).softmax(-1).max(-1)
-                now = self.choose(dict(enumerate(best.tolist(), start)), masks, step)
-                steps.append({p: int(token[p - start]) for p in now})
-                for p, t in steps[-1].items():
-                    text[p] = t
-                masks -= now
-                step += 1
-        return steps or [{}]
+        return super().serve(prompt, output)
 
-    def choose(self, best: dict[int, float], masks: set[int], step: int) -> set[int]:
-        """The masks that commit, by their confidences."""
-        return chosen(self.policy.unmasking, self.policy.block_length, best, masks, step)
+    def logits(self, text: list[int], start: int, step: int) -> Tensor:
+        hidden = self.forward(text, len(self.computed))
+        return self.model.logits(hidden[start : start + self.block])
 
     def forward(self, text: list[int], step: int) -> Tensor:
         """Final hidden states of all positions, those that this step did not compute from the cache (3.1)."""
@@ -69,12 +55,12 @@ class PlainPeriodic:
         of_prompt = step % self.rule.prompt_refresh == 0
         of_response = step % self.rule.response_refresh == 0
         changing = int(self.rule.transfer * len(response))
-        x, cos, sin = model.enter(torch.tensor(text), torch.arange(len(text)))
+        x = model.embedding.weight[text]
         self.computed.append([])
         for index, layer in enumerate(model.layers):
             assert isinstance(layer, Layer)
             cached = self.cached[index]
-            q, k, v = project(model, layer, x, cos, sin)  # of all, to use what this step computes
+            q, k, v = project(model, layer, x, prompt + response)  # of all, to use what this step computes
             whole = index == 0 and self.rule.first_layer_whole
             rows = response if of_response or whole else least_similar(v, cached.values, response, changing)
             values = response if of_response or whole or changing else []
@@ -100,20 +86,6 @@ class PlainPeriodic:
             sorted(sorted(self.prompt, key=lambda j: (-ballot[j], j))[:budget])
             for ballot, budget in zip(cast.tolist(), budgets, strict=True)
         ]
-
-
-def project(model: Decoder, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and keys, turned, and values, [n, heads, head_dim]."""
-    c = model.config
-    rows = (norm(layer.attention_norm, x) @ layer.qkv.weight.T).view(len(x), -1, c.head_dim)
-    q, k, v = rows[:, : c.heads], rows[:, c.heads : -c.kv_heads], rows[:, -c.kv_heads :]
-    return rotate(norm(layer.q_norm, q), cos, sin), rotate(norm(layer.k_norm, k), cos, sin), v
-
-
-def feed(layer: Layer, x: Tensor) -> Tensor:
-    """What the feed-forward adds to x."""
-    gate, up = (norm(layer.ffn_norm, x) @ layer.gate_up.weight.T).chunk(2, dim=-1)
-    return (gate * gate.sigmoid() * up) @ layer.down.weight.T  # type: ignore[no-any-return]
 
 
 def attention(q: Tensor, keys: Tensor, values: Tensor, seen: list[list[int]]) -> Tensor:

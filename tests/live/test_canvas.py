@@ -1,11 +1,9 @@
 """DiffusionGemma, step by step: a tiny random one of transformers' own making, and its `generate`."""
 
+import itertools
 import json
-import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,16 +17,13 @@ from dsim.engine.engine import Limits
 from dsim.engine.errors import ModelError, ProfileError
 from dsim.engine.latency import Features
 from dsim.engine.policy import Policy, parse
-from dsim.engine.request import Request
 from dsim.engine.step import Phase, StepOutcome, StepPlan
 from dsim.live import canvas as canvas_module
-from dsim.live import session
 from dsim.live.canvas import Canvas, CanvasCache, KeyedChance, accept
-from dsim.live.canvas_executor import CanvasExecutor
 from dsim.live.canvas_graphs import GraphCanvasCache, padded
 from dsim.live.canvas_model import CanvasModel, Renoise, canvas_config, read_canvas_model
 from dsim.live.weights import source_of
-from dsim.profiler import measure, measure_canvas
+from dsim.profiler import measure_canvas
 from dsim.profiler.measure import LoadedCanvas, open_any
 from dsim.profiler.measure_canvas import measure_steps, profile_canvas
 from dsim.profiler.models import Windowed
@@ -38,8 +33,9 @@ from dsim.results.scenario import Scenario
 from dsim.serve.open import open_live
 
 from .checkpoints import replaced, shaken
-from .watched import serve_all
+from .watched import Texts
 
+pytestmark = pytest.mark.usefixtures("_budgets_of_processor_time")
 CANVAS, VOCAB, WINDOW, PAGE = 8, 97, 12, 4
 RULES = [
     Renoise(max_steps=4, entropy_bound=1.5),
@@ -224,36 +220,26 @@ VLLM = "vllm-diffusion,max_num_batched_tokens=16,max_num_seqs=3"
 EOS = tuple(range(0, VOCAB, 9))
 
 
-class Watched:
+class Watched(Texts):
     """An executor's answers, and whether it holds more pages than the engine accounts for."""
 
     def __init__(
         self, model: CanvasModel, policy: Policy, pages: int, eos: tuple[int, ...] = (), law: Any = None
     ) -> None:
-        self.requests = [Request(i, 0.0, *lengths) for i, lengths in enumerate(LENGTHS)]
         limits = Limits(pages, 256, policy.batching.max_batch or 4)
-        serving = session.Serving(model, policy, limits, prompt_of, law, eos=eos, seed=3)
-        cache = serving.forward(self.requests)
-        executor = serving.executor(cache)
-        assert isinstance(executor, CanvasExecutor)
-        assert isinstance(cache, CanvasCache)
-        self.cache, self.executor = cache, executor
-        self.answers: dict[int, list[int]] = {}
         self.steps: dict[int, int] = {}  # denoising steps of requests
-        done = serve_all(self, policy, limits, self.requests, eos=bool(eos))
-        self.engine, self.num_tokens = done.engine, done.table["num_tokens"]
-        assert (done.table["status"] == 0).all()
-        assert done.differences() == []
+        how = {"draws": law, "eos": eos, "seed": 3, "engine": {"eos": bool(eos)}}
+        super().__init__(model, policy, LENGTHS, limits, prompt_of, **how)
 
     def step(self, plan: StepPlan) -> StepOutcome:
         outcome = self.executor.step(plan)
-        full = self.cache.of[False]
+        full = self.forward.of[False]
         assert plan.preempted or (plan.phases == Phase.IDLE).any() or full.num_pages - full.num_free <= plan.pages
         for i, request in enumerate(plan.requests.tolist()):
             self.steps[request] = self.steps.get(request, 0) + int(plan.phases[i] == Phase.DENOISE)
             if outcome.committed[i].any():
                 ends = plan.end if outcome.ends is None else outcome.ends
-                self.answers[request] = self.executor.text(request, int(plan.slots[i]), int(ends[i])).tolist()
+                self.texts[request] = self.executor.text(request, int(plan.slots[i]), int(ends[i])).tolist()
         return outcome
 
 
@@ -282,11 +268,11 @@ def test_plans_answer_as_the_loop_alone_does(
     ended = 0
     for i, (p, o) in enumerate(LENGTHS):
         expected = alone(early, i, p, o, eos)
-        assert watched.answers[i] == expected, i
-        assert watched.num_tokens[i] == len(expected) - p
+        assert watched.texts[i] == expected, i
+        assert watched.done.table["num_tokens"][i] == len(expected) - p
         ended += len(expected) < p + o
     assert bool(ended) == bool(eos)
-    assert bool(watched.engine.totals.preemptions) == (pages < 200)
+    assert bool(watched.done.engine.totals.preemptions) == (pages < 200)
 
 
 def test_a_law_says_when_a_canvas_is_done(early: CanvasModel) -> None:
@@ -324,18 +310,8 @@ def test_clients_of_a_server_get_what_the_loop_alone_says(gemma: tuple[Any, Path
 THREE_STEPS = Renoise(max_steps=3, confidence=1e-9)  # no canvas is ever sure: each has as many steps as it may
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _budgets_of_processor_time() -> Iterator[None]:
-    """Let a budget of seconds measure as much on a busy machine as on an idle one."""
-    clocks = SimpleNamespace(**{**vars(time), "monotonic": time.process_time})
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (measure, measure_canvas):
-            patch.setattr(module, "time", clocks)
-        yield
-
-
 @pytest.fixture(scope="module")
-def canvas_profile(gemma: tuple[Any, Path]) -> tuple[Profile, Evidence]:
+def canvas_profile(gemma: tuple[Any, Path], _budgets_of_processor_time: None) -> tuple[Profile, Evidence]:
     loaded = opened(gemma[1], THREE_STEPS)
     return profile_canvas(loaded, name="g", budget=1.0, workloads={}, max_batch=2, max_context=64)
 
@@ -375,6 +351,20 @@ def test_a_server_that_draws_commits_takes_the_law_of_the_workload_it_is_asked_f
     assert steps[0] - steps[1] == 1
 
 
+def ask(loaded: LoadedCanvas, num: int, answer: Any, monkeypatch: pytest.MonkeyPatch, *how: Any) -> None:
+    """Measure steps up to the batch of this number; `answer` is told each one's rows, requests and rest."""
+    numbers = itertools.count(1)
+
+    def served(loaded: Any, policy: Any, requests: Any, *rest: Any) -> None:
+        answer(policy.batching.max_batch, requests, *rest)
+        if next(numbers) == num:
+            raise ProfileError("enough")
+
+    monkeypatch.setattr(measure_canvas, "_served", served)
+    with pytest.raises(ProfileError, match="enough"):
+        measure_steps(loaded, *how, 0, lambda share: None, [])
+
+
 def test_shapes_that_are_measured_fit_the_memory_that_is_free(
     gemma: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,16 +373,11 @@ def test_shapes_that_are_measured_fit_the_memory_that_is_free(
     monkeypatch.setattr(measure_canvas, "free_bytes", lambda loaded: 2 * 5 * page)  # half of it: five pages
     pools: list[tuple[int, int]] = []
 
-    def served(loaded: Any, policy: Any, requests: Any, *_: Any) -> None:
-        most = policy.batching.max_batch
+    def answer(most: int, requests: Any, *_: Any) -> None:
         longest = max(r.input_length + r.limit for r in requests) + CANVAS
         pools.append((most, most * -(-longest // measure_canvas.PAGE)))
-        if len(pools) == 6:
-            raise ProfileError("enough")
 
-    monkeypatch.setattr(measure_canvas, "_served", served)
-    with pytest.raises(ProfileError, match="enough"):
-        measure_steps(loaded, 1.0, 64, 100_000, 0, lambda share: None, [])
+    ask(loaded, 6, answer, monkeypatch, 1.0, 64, 100_000)
     assert {most for most, _ in pools} == {1, 2, 4}  # of eight rows each would need a page of its own
     assert max(pages for _, pages in pools) <= 5
     monkeypatch.setattr(measure_canvas, "free_bytes", lambda loaded: page)
@@ -408,16 +393,12 @@ def test_a_gpu_is_heated_by_single_canvases_before_steps_are_measured(
     monkeypatch.setattr(measure_canvas, "free_bytes", lambda loaded: 1 << 30)
     batches: list[int] = []
 
-    def served(loaded: Any, policy: Any, requests: Any, ask: Any, seed: int, take: Any, *_: Any) -> None:
-        batches.append(policy.batching.max_batch)
-        if len(batches) == 8:
-            raise ProfileError("enough")
+    def answer(most: int, requests: Any, prompts: Any, seed: int, take: Any, *_: Any) -> None:
+        batches.append(most)
         if len(batches) <= 4:
             take({"device": [1.0, 1.0]}, {})
 
-    monkeypatch.setattr(measure_canvas, "_served", served)
-    with pytest.raises(ProfileError, match="enough"):
-        measure_steps(loaded, 600.0, 4, 64, 0, lambda share: None, [])
+    ask(loaded, 8, answer, monkeypatch, 600.0, 4, 64)
     assert batches == [1, 1, 1, 1, 1, 4, 2, 1]
 
 
@@ -455,18 +436,14 @@ def test_a_batch_that_the_device_has_no_memory_for_ends_at_the_one_before(
     loaded = opened(gemma[1], EARLY)
     batches: list[int] = []
 
-    def served(loaded: Any, policy: Any, *_: Any) -> None:
-        batches.append(policy.batching.max_batch)
-        if batches[-1] > 2:
+    def answer(most: int, *_: Any) -> None:
+        batches.append(most)
+        if most > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        if len(batches) == 7:
-            raise ProfileError("enough")
 
-    monkeypatch.setattr(measure_canvas, "_served", served)
-    with pytest.raises(ProfileError, match="enough"):
-        measure_steps(loaded, 1.0, 8, 64, 0, lambda share: None, [])
+    ask(loaded, 5, answer, monkeypatch, 1.0, 8, 64)
     assert batches == [1, 8, 1, 4, 1, 2, 1]
-    monkeypatch.setattr(measure_canvas, "_served", lambda *_: served(None, parse("sglang-gemma:4")))
+    monkeypatch.setattr(measure_canvas, "_served", lambda *_: answer(4))
     with pytest.raises(ModelError, match="out of memory at a batch of 1"):
         measure_steps(loaded, 1.0, 8, 64, 0, lambda share: None, [])
 

@@ -2,24 +2,16 @@
 
 from functools import cache
 from itertools import product
-from typing import Any
 
 import pytest
-import torch
 
 from dsim.engine.engine import Limits
 from dsim.engine.policy import Policy, parse
-from dsim.engine.request import Request
-from dsim.engine.step import StepOutcome, StepPlan
-from dsim.live import session
-from dsim.live.executor import ModelExecutor
-from dsim.live.prompts import random_prompts
 from dsim.live.sampling import Sampling
-from dsim.live.weights import random_model
 
 from .dense import SMALL
-from .test_executor import LATENCY
-from .watched import Run, serve_all
+from .test_executor import LATENCY, decoder
+from .watched import Texts
 
 LENGTHS = [(1, 19), (5, 13), (8, 16), (13, 1), (40, 12), (3, 20), (17, 25), (2, 16), (4, 0)]
 EOS = tuple(range(0, SMALL.vocab, 9))
@@ -29,33 +21,13 @@ SPECS = [
 ]  # fmt: skip
 
 
-class Listening:
-    """Keeps the text of each request as its last step left it."""
-
-    def __init__(self, executor: ModelExecutor) -> None:
-        self.executor = executor
-        self.texts: dict[int, list[int]] = {}
-
-    def step(self, plan: StepPlan) -> StepOutcome:
-        outcome = self.executor.step(plan)
-        for request, slot, end in zip(plan.requests.tolist(), plan.slots.tolist(), plan.end.tolist(), strict=True):
-            self.texts[request] = self.executor.text(request, slot, end).tolist()
-        return outcome
-
-
-def run(policy: Policy, eos: tuple[int, ...], emit: str = "block", num_pages: int = 200) -> tuple[Listening, Run]:
-    model = random_model(SMALL, "cpu", torch.float32, seed=1)
-    with torch.no_grad():
-        model.embedding.weight.mul_(40.0)
-    requests = [Request(i, 0.0, p, o) for i, (p, o) in enumerate(LENGTHS)]
-    limits = Limits(num_pages, 256, 4)
+def run(policy: Policy, eos: tuple[int, ...], emit: str = "block") -> Texts:
     # Without chance every token is the same.
-    serving = session.Serving(model, policy, limits, random_prompts(SMALL, 7), sampling=Sampling(4.0), eos=eos)
-    forward: Any = serving.forward(requests)
-    listening = Listening(serving.executor(forward))
-    done = serve_all(listening, policy, limits, requests, latency=LATENCY, emit=emit)
-    assert forward.cache.num_free + len(forward.cache.table[forward.cache.table >= 0]) == forward.cache.num_pages
-    return listening, done
+    how = {"sampling": Sampling(4.0), "eos": eos, "engine": {"latency": LATENCY, "emit": emit}}
+    found = Texts(decoder(), policy, LENGTHS, Limits(200, 256, 4), **how)
+    cache = found.forward.cache
+    assert cache.num_free + len(cache.table[cache.table >= 0]) == cache.num_pages
+    return found
 
 
 def policy_of(spec: str) -> Policy:
@@ -66,7 +38,7 @@ def policy_of(spec: str) -> Policy:
 @cache
 def whole(spec: str) -> dict[int, list[int]]:
     """The texts of requests that no EOS ends."""
-    return run(policy_of(spec), ())[0].texts
+    return run(policy_of(spec), ()).texts
 
 
 def expected(policy: Policy, text: list[int], prompt: int, output: int) -> int:
@@ -84,13 +56,11 @@ def expected(policy: Policy, text: list[int], prompt: int, output: int) -> int:
 )
 def test_a_request_ends_at_its_first_eos_and_its_journal_replays(spec: str, emit: str) -> None:
     policy, texts = policy_of(spec), whole(spec)
-    listening, done = run(policy, EOS, emit)
-    table, engine = done.table, done.engine
+    found = run(policy, EOS, emit)
+    table, engine = found.done.table, found.done.engine
     wanted = [expected(policy, texts[i], *lengths) for i, lengths in enumerate(LENGTHS)]
     assert table["num_tokens"].tolist() == wanted
     assert sum(n < o for n, (_, o) in zip(wanted, LENGTHS, strict=True)) >= 3
     for i, (prompt, _) in enumerate(LENGTHS):
-        assert listening.texts[i][: prompt + wanted[i]] == texts[i][: prompt + wanted[i]]
-    assert (table["status"] == 0).all()
+        assert found.texts[i][: prompt + wanted[i]] == texts[i][: prompt + wanted[i]]
     assert engine.outstanding_tokens == engine.pages_held == 0
-    assert done.differences() == []

@@ -9,7 +9,6 @@ import torch
 
 from dsim.engine.errors import ModelError
 from dsim.live.config import RopeScaling
-from dsim.live.config_file import Given
 from dsim.live.families import FAMILIES
 from dsim.live.shipped_configs import CONFIGS
 from dsim.live.weights import config_of, load
@@ -128,14 +127,6 @@ def test_a_llada2_that_says_neither_turns_half_a_head_and_scales_its_experts(tmp
 def test_every_family_is_held_against_an_independent_implementation() -> None:
     # The shipped model has the decoder's own arithmetic.
     assert {*FAMILIES} - {*CHECKPOINTS} == {"TinyBothWaysLM"}
-
-
-def test_a_checkpoint_without_a_block_size_asks_for_one(tmp_path: Path) -> None:
-    sdar(tmp_path)
-    rewrite(tmp_path, block_size=None)
-    with pytest.raises(ModelError, match=r"has no block_size, which the checkpoint .* say it \(--block-length\)"):
-        config_of(str(tmp_path))
-    assert config_of(str(tmp_path), Given(block_length=16)).block_length == 16
 
 
 def test_tied_or_untied_at_odds_with_the_files_is_said(tmp_path: Path) -> None:

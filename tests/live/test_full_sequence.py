@@ -13,24 +13,20 @@ from torch import Tensor
 
 from dsim.engine import pooled_topk
 from dsim.engine.engine import Limits
-from dsim.engine.part import numbers_of
 from dsim.engine.policies.fast_dllm import FastCache
 from dsim.engine.policies.llada import NoCache
 from dsim.engine.policies.sparse_dllm import SparseCache
 from dsim.engine.policy import Policy, parse
 from dsim.engine.request import Request
 from dsim.live.full_sequence import pages_of_use
-from dsim.live.model import Decoder
 from dsim.live.weights import random_model
-from dsim.profiler.measure import shape_of
-from dsim.profiler.profile import load, save
 from dsim.research.tiny.saved import save_model
 from dsim.results.run import read_run
 
 from ..cli.command import succeed
-from .dense import SMALL, Dense
-from .plain_unmasking import chosen
-from .watched import LENGTHS, PROMPTS, Commits, decoder, run
+from .dense import SMALL, Dense, save_profile
+from .plain_unmasking import PlainLoop
+from .watched import LENGTHS, PROMPTS, Commits, decoder, policy_of, run
 
 SETTINGS = [
     "vanilla",
@@ -53,43 +49,12 @@ SETTINGS = [
 SERVED = ",max_batched_tokens=90,page_size=8,block_length=4"
 
 
-def policy_of(spec: str) -> Policy:
-    return parse(spec + ",page_size=8" + ("" if "block_length" in spec else ",block_length=4"))
-
-
-class Plain:
+class Plain(PlainLoop):
     """The published loops as their specification tells them, for one request (full-sequence-diffusion.md 1, 2, 4.2)."""
 
-    def __init__(self, model: Decoder, policy: Policy) -> None:
-        self.model, self.policy, self.block = model, policy, policy.block_length
+    seen: list[tuple[Tensor, Tensor]]  # of each layer, keys and values that later steps of the block see
 
-    @torch.no_grad()
-    def serve(self, prompt: list[int], output: int) -> Commits:
-        block, mask, steps = self.block, self.model.config.mask_token, []
-        text = prompt + [mask] * (-(-output // block) * block)
-        for start in range(len(prompt), len(text), block):
-            masks, step = set(range(start, start + block)), 0
-            seen: list[tuple[Tensor, Tensor]] = []  # of each layer, cached keys and values
-            while masks:
-                logits, seen = self.forward(text, start, step, seen)
-                best, token = logits.softmax(-1).max(-1)
-                confidence = dict(enumerate(best.tolist(), start))
-                now = chosen(self.policy.unmasking, block, confidence, masks, step)
-                if self.policy.batching.first_token and step == 0:
-                    now = {start}
-                steps.append({p: int(token[p - start]) for p in now})
-                for p, t in steps[-1].items():
-                    text[p] = t
-                masks -= now
-                step += 1
-            if step == 1 and numbers_of(self.policy)["once_more"]:  # errata 7: a reuse pass that commits nothing
-                steps.append({})
-        return steps or [{}]
-
-    def forward(
-        self, text: list[int], start: int, step: int, seen: list[tuple[Tensor, Tensor]]
-    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """The block's logits, and what later steps of the block see besides what they compute."""
+    def logits(self, text: list[int], start: int, step: int) -> Tensor:
         rule, length, block = self.policy.cache, len(text), self.block
         if type(rule) is NoCache or step <= isinstance(rule, SparseCache):
             made: list[tuple[Tensor, Tensor]] = []
@@ -99,7 +64,9 @@ class Plain:
                 return Dense(torch.ones(length, length, dtype=torch.bool))(layer, q, k, v)
 
             hidden = self.model(torch.tensor(text), torch.arange(length), attend)
-            return self.model.logits(hidden[start : start + block]), made
+            self.seen = made
+            return self.model.logits(hidden[start : start + block])
+        seen = self.seen
         last = length if isinstance(rule, FastCache) and rule.reuse == "prefix" else start + block
         at = torch.arange(start, last)
 
@@ -112,7 +79,7 @@ class Plain:
             return Dense(torch.ones(len(q), len(keys), dtype=torch.bool))(layer, q, keys, values)
 
         hidden = self.model(torch.tensor(text[start:last]), at, attend_cached)
-        return self.model.logits(hidden[:block]), seen
+        return self.model.logits(hidden[:block])
 
     def keep(self, rule: Any, q: Tensor, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor]:
         """What of a full pass's keys and values reuses see."""
@@ -138,9 +105,7 @@ def plainly(policy: Policy) -> dict[int, Commits]:
 @cache
 def served(spec: str) -> dict[int, Commits]:
     """What the executor commits of all requests."""
-    watched, table, *_ = run(policy_of(spec), LENGTHS)
-    assert (table["status"] == 0).all()
-    return watched.commits
+    return run(policy_of(spec), LENGTHS).commits
 
 
 @pytest.mark.sampled(2)
@@ -152,17 +117,16 @@ def test_whole_requests_commit_what_a_plain_executor_commits(spec: str) -> None:
 @pytest.mark.parametrize("rule", [SparseCache(), SparseCache(head_centric=True, at_least=1), FastCache(), NoCache()])
 def test_requests_multiplexed_commit_what_a_plain_executor_commits(rule: NoCache) -> None:
     policy = replace(parse("dllm-serve" + SERVED), cache=rule)
-    watched, table, *_ = run(policy, LENGTHS)
-    assert (table["status"] == 0).all()
+    watched = run(policy, LENGTHS)
     assert max(len(set(phases)) for phases in watched.phases) == (1 if type(rule) is NoCache else 2)
     assert watched.commits == plainly(policy)
 
 
 def test_what_nobody_wrote_is_never_seen() -> None:
     for spec in ("vanilla", "fast-dllm", "sparse-dllm:0.3"):
-        assert run(policy_of(spec), LENGTHS, poison=True)[0].commits == served(spec)
+        assert run(policy_of(spec), LENGTHS, poison=True).commits == served(spec)
     policy = parse("dllm-serve" + SERVED)
-    assert run(policy, LENGTHS, poison=True)[0].commits == plainly(policy)
+    assert run(policy, LENGTHS, poison=True).commits == plainly(policy)
 
 
 def test_scratch_pages_are_one_layers_and_as_many_as_the_largest_step_takes() -> None:
@@ -186,8 +150,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     save_model(random_model(SMALL, "cpu", torch.float32), Path("model"), torch.float32)
     for name, known in (("ours", "rtx4090-48gb-llada-8b"), ("other", "h200-sdar-8b")):
-        profile = replace(load(known), name=name, model=shape_of(SMALL))
-        save(replace(profile, memory=replace(profile.memory, vocab=97, kv_bytes_per_token=512)), f"{name}.json")
+        save_profile(SMALL, known, name)
 
 
 @pytest.mark.usefixtures("files")

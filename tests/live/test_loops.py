@@ -2,19 +2,19 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from dsim.engine.engine import Limits
 from dsim.engine.policy import Policy, parse
-from dsim.engine.request import Request
-from dsim.live import session
+from dsim.engine.step import Phase, StepOutcome, StepPlan
+from dsim.live.config import ModelConfig
 from dsim.live.model import Decoder
 
 from .dense import SMALL, Dense, logits
-from .watched import PROMPTS, decoder, serve_all
-from .watched import run as run_full_sequence
+from .watched import PROMPTS, Texts, decoder, run
 
 SHIFTED = replace(SMALL, shifted=True)
 DREAM = replace(SHIFTED, by_entropy=True)
@@ -27,15 +27,18 @@ def quota(block: int, steps: int, step: int) -> int:
     return block // steps + (step < block % steps)
 
 
-def texts(policy: Policy, model: Decoder, lengths: list[tuple[int, int]] = LENGTHS) -> list[list[int]]:
+def without_mask(config: ModelConfig) -> Decoder:
+    """A decoder that never predicts the mask: the published loops would go on for ever."""
+    model = decoder(config)
+    with torch.no_grad():
+        model.head.weight[config.mask_token] = 0.0
+    return model
+
+
+def texts(policy: Policy, model: Decoder) -> list[list[int]]:
     """What the executor makes of requests of a block-diffusion model."""
-    requests = [Request(i, 0.0, p, o) for i, (p, o) in enumerate(lengths)]
-    limits = Limits(200, 256, len(lengths))
-    serving = session.Serving(model, policy, limits, PROMPTS)
-    executor = serving.executor(serving.forward(requests))
-    assert (serve_all(executor, policy, limits, requests).table["status"] == 0).all()
-    slot_of = {request: slot for slot, request in executor._owner.items()}
-    return [executor.text(i, slot_of[i], p + o).tolist() for i, (p, o) in enumerate(lengths)]
+    served = Texts(model, policy, LENGTHS, Limits(200, 256, len(LENGTHS)))
+    return [served.texts[i] for i in range(len(LENGTHS))]
 
 
 def fast_dllm_v2(
@@ -66,9 +69,7 @@ def fast_dllm_v2(
 
 @pytest.mark.parametrize("threshold", [0.2, 0.5, 0.95])
 def test_fast_dllm_v2_answers_as_its_published_loop(threshold: float) -> None:
-    model = decoder(SHIFTED)
-    with torch.no_grad():  # it never predicts the mask: the published loop would go on for ever
-        model.head.weight[SHIFTED.mask_token] = 0.0
+    model = without_mask(SHIFTED)
     policy = parse(f"lmdeploy-bd32:{BLOCK},strict=true,threshold={threshold},max_batch=6,page_size=8")
     expected = [fast_dllm_v2(model, PROMPTS(i, p).tolist(), o, threshold) for i, (p, o) in enumerate(LENGTHS)]
     assert texts(policy, model) == expected
@@ -77,9 +78,7 @@ def test_fast_dllm_v2_answers_as_its_published_loop(threshold: float) -> None:
 @pytest.mark.parametrize("threshold", [0.2, 0.95])
 def test_fast_dllm_v2_finishes_small_blocks_one_after_another(threshold: float) -> None:
     config = replace(SHIFTED, block_length=8)
-    model = decoder(config)
-    with torch.no_grad():
-        model.head.weight[config.mask_token] = 0.0
+    model = without_mask(config)
     spec = f"lmdeploy-bd32:8,strict=true,threshold={threshold},max_batch=6,page_size=8"
     answers = {}
     for small in (2, 4, 8):
@@ -134,13 +133,10 @@ def dream(model: Decoder, prompt: list[int], output: int, steps: int, reuse: str
 def test_dream_answers_as_its_published_loop(spec: str, reuse: str | None, steps: int, strategy: str | None) -> None:
     # The schedule is the checkpoint's, or the policy's, whatever the checkpoint is.
     config = SHIFTED if strategy else DREAM
-    model = decoder(config)
-    with torch.no_grad():
-        model.head.weight[DREAM.mask_token] = 0.0
+    model = without_mask(config)
     strategy = "" if strategy is None else f",strategy={strategy}"
     policy = parse(f"{spec},denoising_steps={steps},block_length={BLOCK},page_size=8{strategy}")
-    watched, table, *_ = run_full_sequence(policy, LENGTHS, config=config, model=model)
-    assert (table["status"] == 0).all()
+    watched = run(policy, LENGTHS, config=config, model=model)
     for i, (p, o) in enumerate(LENGTHS):
         said = {at: token for step in watched.commits[i] for at, token in step.items()}
         expected = dream(model, PROMPTS(i, p).tolist(), o, steps, reuse)
@@ -175,8 +171,7 @@ def test_llada_answers_as_its_published_loop_where_masks_are_predicted(steps: in
     with torch.no_grad():  # the mask is likeliest in places
         model.head.weight[SMALL.mask_token] *= 2.0
     policy = parse(f"vanilla,denoising_steps={steps},block_length={BLOCK},page_size=8")
-    watched, table, *_ = run_full_sequence(policy, LENGTHS, model=model)
-    assert (table["status"] == 0).all()
+    watched = run(policy, LENGTHS, model=model)
     predicted = 0
     for i, (p, o) in enumerate(LENGTHS):
         said = {at: token for step in watched.commits[i] for at, token in step.items()}
@@ -185,3 +180,54 @@ def test_llada_answers_as_its_published_loop_where_masks_are_predicted(steps: in
         assert [said[at] for at in range(p, p + o)] == expected[p:], i
         assert len(watched.commits[i]) <= steps * -(-o // BLOCK)
     assert 0 < predicted < 60
+
+
+# ---- SGLang's rounds: prompts prefilled a block a round, and tokens that change until their block is done ----------
+
+# No empty prompt: its masks look alike, so which is the most confident is rounding, another on every machine.
+ROUNDS = [(9, 7), (8, 8), (2, 5), (17, 6), (1, 5)]
+
+
+def confident(model: Decoder, prompt: list[int], output: int) -> tuple[list[int], int]:
+    """LowConfidence's loop: masks above the threshold and the best, and a last forward that meets none."""
+    text, forwards = prompt[: len(prompt) // BLOCK * BLOCK], 0
+    while len(text) < len(prompt) + output:
+        start = len(text)
+        text += prompt[start : start + BLOCK]
+        text += [SMALL.mask_token] * (start + BLOCK - len(text))
+        while masks := [p for p in range(BLOCK) if text[start + p] == SMALL.mask_token]:
+            forwards += 1
+            sure, said = (x.tolist() for x in logits(model, text, BLOCK)[start:].softmax(-1).max(-1))
+            best = max(masks, key=lambda q: (sure[q], -q))
+            for p in masks:
+                if sure[p] >= np.float32(0.6) or p == best:
+                    text[start + p] = said[p]
+    return text[: len(prompt) + output], forwards
+
+
+class Rounds(Texts):
+    """Serves requests and keeps each one's text and its forwards that met a mask of the engine's."""
+
+    def __init__(self, model: Decoder, policy: Policy) -> None:
+        self.forwards = [0] * len(ROUNDS)
+        super().__init__(model, policy, ROUNDS, Limits(40, 256, policy.batching.max_batch or 4))
+
+    def step(self, plan: StepPlan) -> StepOutcome:
+        outcome = super().step(plan)
+        assert self.forward.cache.num_pages - self.forward.cache.num_free <= plan.pages
+        for i, request in enumerate(plan.requests.tolist()):
+            self.forwards[request] += int(plan.phases[i] == Phase.DENOISE)
+        return outcome
+
+
+def in_rounds(spec: str) -> Policy:
+    name, comma, rest = spec.partition(",")
+    return parse(f"{name},block_length={BLOCK},page_size=8,max_running_requests=3{comma}{rest}")
+
+
+@pytest.mark.parametrize("name", ["sglang-fdfo", "sglang-sync"])
+def test_rounds_answer_as_the_engines_loop_does(name: str) -> None:
+    model = decoder()
+    served = Rounds(model, in_rounds(f"{name},threshold=0.6"))
+    for i, (p, o) in enumerate(ROUNDS):
+        assert (served.texts[i], served.forwards[i]) == confident(model, PROMPTS(i, p).tolist(), o), i

@@ -57,17 +57,14 @@ def policy(every: int, fault: int = 0) -> Policy:
 
 @pytest.mark.slow
 def test_a_cache_that_refreshes_every_step_decodes_as_one_that_keeps_nothing() -> None:
-    mine, *_ = run(policy(every=1), LENGTHS)
     vanilla = replace(policy(every=1), cache=NoCache())
-    plain, *_ = run(vanilla, LENGTHS)
-    assert mine.commits == plain.commits
+    assert run(policy(every=1), LENGTHS).commits == run(vanilla, LENGTHS).commits
 
 
 @pytest.mark.slow
 def test_a_cache_of_passes_that_the_device_computes_is_served() -> None:
-    mine, table, *_ = run(policy(every=2), LENGTHS, poison=True)
+    mine = run(policy(every=2), LENGTHS, poison=True)
     assert {Phase(p) for step in mine.phases for p in step} == {Phase.FULL, Phase.REUSE}
-    assert (table["status"] == 0).all()
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from dsim.live.periodic import PeriodicForward, importance_of, least_alike, vote
 
 from .dense import SMALL, Dense
 from .plain_periodic import PlainPeriodic
-from .watched import LENGTHS, PROMPTS, Commits, decoder, run, served_by
+from .watched import LENGTHS, PROMPTS, Commits, decoder, policy_of, run, served_by
 
 DEEP = replace(SMALL, name="deep", layers=4)
 SETTINGS = [
@@ -30,10 +30,6 @@ SETTINGS = [
     "maskkv:1,prompt_refresh=4,response_refresh=4,alpha=1,beta=1",
     "maskkv:4,prompt_refresh=3,response_refresh=2,block_length=8,transfer=0.6,strategy=sequential",
 ]
-
-
-def policy_of(spec: str) -> Policy:
-    return parse(spec + ",page_size=8" + ("" if "block_length" in spec else ",block_length=4"))
 
 
 @cache
@@ -51,9 +47,7 @@ def oracle(policy: Policy, config: ModelConfig = DEEP) -> PlainPeriodic:
 @cache
 def served(spec: str) -> dict[int, Commits]:
     """What the executor commits of all requests."""
-    watched, table, *_ = run(policy_of(spec), LENGTHS, config=DEEP)
-    assert (table["status"] == 0).all()
-    return watched.commits
+    return run(policy_of(spec), LENGTHS, config=DEEP).commits
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -127,8 +121,7 @@ def test_heads_keep_the_keys_that_the_plain_executor_keeps_and_their_mean_is_the
     policy = policy_of("maskkv:4,prompt_refresh=6,response_refresh=3")
     different = 0
     for i, (prompt, output) in enumerate(LENGTHS):
-        watched, *_ = run(policy, [(prompt, output)], indices=[i], config=DEEP)
-        forward = watched.executor._forward
+        forward = run(policy, [(prompt, output)], indices=[i], config=DEEP).executor._forward
         assert isinstance(forward, PeriodicForward)
         kept: list[list[list[int]]] = []
         for layer in forward._layers:
@@ -181,7 +174,7 @@ def test_importance_is_what_attention_changes() -> None:
 
 def test_what_nobody_wrote_is_never_seen() -> None:
     spec = "maskkv:4,prompt_refresh=6,response_refresh=3"
-    assert run(policy_of(spec), LENGTHS, poison=True, config=DEEP)[0].commits == served(spec)
+    assert run(policy_of(spec), LENGTHS, poison=True, config=DEEP).commits == served(spec)
 
 
 @pytest.mark.parametrize(("kv_heads", "page"), [(1, 16), (2, 64), (4, 16)])
@@ -190,9 +183,7 @@ def test_a_request_fits_the_pages_that_the_engine_holds_for_it(spec: str, page: 
     config = replace(DEEP, kv_heads=kv_heads)
     policy = parse(f"{spec},page_size={page},block_length=4")
     for prompt, output in [(0, 4), (17, 15), (100, 17)]:
-        watched, table, *_ = run(policy, [(prompt, output)], config=config)
-        assert (table["status"] == 0).all()
-        forward = watched.executor._forward
+        forward = run(policy, [(prompt, output)], config=config).executor._forward
         assert isinstance(forward, PeriodicForward)
         # No more is held than the runs that are begun take, and what the slack of a head's last run adds.
         assert 0 <= len(forward._own._runs) - forward._own._used <= config.layers * kv_heads * (2 + page // RUN)

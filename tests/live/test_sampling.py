@@ -7,12 +7,10 @@ import torch
 from dsim.engine import chance
 from dsim.engine.engine import Limits
 from dsim.engine.policy import parse
-from dsim.engine.request import Request
-from dsim.live import session
 from dsim.live.sampling import Sampling, sample, sample_of_hidden
 
 from .test_executor import decoder
-from .watched import PROMPTS, serve_all
+from .watched import Texts
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, -torch.inf])
 DRAWS = 20_000
@@ -57,14 +55,7 @@ def test_logits_in_parts_are_drawn_from_as_in_one() -> None:
 )  # fmt: skip
 def test_a_request_is_answered_alike_with_the_same_seed_and_otherwise_with_another(spec: str) -> None:
     policy = parse(spec + ("" if "page_size" in spec else ",page_size=8") + ",max_batch=1")
-    requests, limits = [Request(i, 0.0, 7 + i, 12) for i in range(2)], Limits(200, 256, 1, state_tokens=2)
-    answers = []
-    for seed in (0, 0, 1):
-        sampling = Sampling(1.0, seed)
-        serving = session.Serving(decoder(), policy, limits, PROMPTS, sampling=sampling)
-        served = serving.executor(serving.forward(requests))
-        serve_all(served, policy, limits, requests)
-        owners = served._owner.items()
-        answers.append({request: served.text(request, slot, 19 + request).tolist() for slot, request in owners})
+    lengths, limits = [(7, 12), (8, 12)], Limits(200, 256, 1, state_tokens=2)
+    answers = [Texts(decoder(), policy, lengths, limits, sampling=Sampling(1.0, seed)).texts for seed in (0, 0, 1)]
     assert answers[0] == answers[1]
     assert answers[0] != answers[2]

@@ -8,19 +8,38 @@ import pytest
 import torch
 
 from dsim.engine.errors import ModelError
-from dsim.live.prompts import WORKLOADS, read_tokens
+from dsim.live.model import Decoder
+from dsim.live.prompts import WORKLOADS, Tokens, read_tokens
 from dsim.live.weights import FOLDERS, config_of, load
 
-from .answers import Answer, likelihood
+from .dense import Dense, block_causal
 
 ROOT = Path(__file__).parents[2]
 BOTH = "tiny-both-ways"
 
 
-def pieces(name: str, workload: str) -> list[Answer]:
+PROMPT, PARTS = 224, 8  # bytes, and passes over an answer, each masking every eighth byte
+
+
+@torch.inference_mode()
+def likelihood(model: Decoder, piece: Tokens) -> float:
+    """Mean log-likelihood of an answer's bytes (nats), an eighth masked in each pass."""
+    text, positions = torch.from_numpy(piece).long(), torch.arange(len(piece))
+    seen = Dense(block_causal(len(piece), len(piece) if model.config.both_ways else model.config.block_length))
+    total = 0.0
+    for part in range(PARTS):
+        masked = positions[(positions >= PROMPT) & ((positions - PROMPT) % PARTS == part)]
+        tokens = text.clone()
+        tokens[masked] = model.config.mask_token
+        logs = model.logits(model(tokens, positions, seen)[masked]).float().log_softmax(dim=-1)
+        total += float(logs.gather(1, text[masked][:, None]).sum())
+    return total / (len(text) - PROMPT)
+
+
+def pieces(name: str, workload: str) -> list[Tokens]:
     """Pieces of a shipped text, of which the last 96 bytes are an answer."""
     text = read_tokens(workload, name, config_of(name))
-    return [Answer(224, text[at : at + 320]) for at in range(0, 40_000, 10_000)]
+    return [text[at : at + 320] for at in range(0, 40_000, 10_000)]
 
 
 def test_they_are_small_and_the_wheel_holds_one_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

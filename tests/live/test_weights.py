@@ -6,9 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from dsim.engine.errors import ModelError
-from dsim.live.weights import load, random_model
+from dsim.engine.errors import DsimError, ModelError
+from dsim.live.config_file import named
+from dsim.live.hub_cache import in_cache
+from dsim.live.prompts import tokenizer_folder
+from dsim.live.weights import config_of, load, random_model
 from dsim.research.tiny.saved import save_model
+from dsim.serve.words import Tokenized
 
 from .dense import SMALL, logits
 
@@ -47,3 +51,44 @@ def test_missing_files_are_named(saved: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelError, match=r"has no config\.json"):
         load(str(tmp_path / "empty"), "cpu", torch.float32)
+
+
+# ---- a name on Hugging Face is its snapshot in the local cache, and nothing is fetched ------------------------------
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache with two snapshots of owner/tiny.model, the first of which is main."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "hub" / "models--owner--tiny.model"
+    for revision in ("abc123", "def456"):
+        save_model(random_model(SMALL, "cpu", torch.float32), folder / "snapshots" / revision, torch.float32)
+        config = folder / "snapshots" / revision / "config.json"
+        config.write_text(config.read_text().replace('"name": "small",', ""))
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("abc123")
+    return folder
+
+
+def test_a_name_is_the_snapshot_of_main(cache: Path) -> None:
+    assert named("owner/tiny.model", None)[0] == str(cache / "snapshots" / "abc123")
+    assert config_of(in_cache("owner/tiny.model")).name == "tiny.model"
+
+
+def test_what_the_cache_lacks_is_one_line(cache: Path) -> None:
+    for name in ("owner/other", "owner/no--name"):
+        with pytest.raises(
+            ModelError, match=f"^{name} is no path, and the Hugging Face cache has no config.json of it"
+        ):
+            in_cache(name)
+    Path("owner").mkdir()
+    Path("owner/other").mkdir()
+    assert in_cache("owner/other") == "owner/other"  # a path
+    assert in_cache("tiny") == "tiny"
+
+
+def test_a_tokenizer_is_found_by_its_models_name(cache: Path) -> None:
+    assert tokenizer_folder("owner/tiny.model") == cache / "snapshots" / "abc123"
+    with pytest.raises(DsimError, match=r"abc123/tokenizer\.json: no such file, expected a tokenizer\.json"):
+        Tokenized("owner/tiny.model")

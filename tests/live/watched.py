@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from dsim.engine.commits import CommitDraws, ScheduledCommits
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import RequestTable, StepRecorder
-from dsim.engine.policy import Policy
+from dsim.engine.policy import Policy, parse
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.engine.step import StepOutcome, StepPlan
@@ -20,7 +19,7 @@ from dsim.live.config import ModelConfig
 from dsim.live.full_sequence import FullSequenceExecutor
 from dsim.live.loop import serve
 from dsim.live.model import Decoder
-from dsim.live.prompts import random_prompts
+from dsim.live.prompts import Prompts, random_prompts
 from dsim.live.weights import random_model
 
 from ..worlds import Collector
@@ -31,6 +30,10 @@ Commits = list[dict[int, int]]  # a step's: position -> token
 # all positions would look alike at first, and the most confident be a matter of rounding.
 LENGTHS = [(2, 6), (1, 4), (9, 11), (23, 16), (40, 3), (5, 0), (12, 8), (30, 26)]
 PROMPTS = random_prompts(SMALL, 7)
+
+
+def policy_of(spec: str) -> Policy:
+    return parse(spec + ",page_size=8" + ("" if "block_length" in spec else ",block_length=4"))
 
 
 def decoder(config: ModelConfig = SMALL) -> Decoder:
@@ -77,6 +80,29 @@ def serve_all(executor: Any, policy: Policy, limits: Limits, requests: list[Requ
     return Run(engine, journal, how)
 
 
+class Texts:
+    """An executor that serves requests to their ends and keeps their texts, as each one's last step left it."""
+
+    def __init__(
+        self, model: Any, policy: Policy, lengths: list[tuple[int, int]], limits: Limits, prompts: Prompts = PROMPTS,
+        engine: dict[str, Any] | None = None, **serving: Any,
+    ) -> None:  # fmt: skip
+        requests = [Request(i, 0.0, *of_request) for i, of_request in enumerate(lengths)]
+        served = session.Serving(model, policy, limits, prompts, **serving)
+        self.forward: Any = served.forward(requests)
+        self.executor = served.executor(self.forward)
+        self.texts: dict[int, list[int]] = {}
+        self.done = serve_all(self, policy, limits, requests, **(engine or {}))
+        assert (self.done.table["status"] == 0).all()
+        assert self.done.differences() == []
+
+    def step(self, plan: StepPlan) -> StepOutcome:
+        outcome = self.executor.step(plan)
+        for request, slot, end in zip(plan.requests.tolist(), plan.slots.tolist(), plan.end.tolist(), strict=True):
+            self.texts[request] = self.executor.text(request, slot, end).tolist()
+        return outcome
+
+
 class Watched:
     """An executor that says what each request's steps committed, and whether its pages are those accounted for."""
 
@@ -106,25 +132,17 @@ class Watched:
 
 
 def run(
-    policy: Policy,
-    lengths: list[tuple[int, int]],
-    *,
-    indices: list[int] | None = None,
-    draws: CommitDraws | ScheduledCommits | None = None,
-    num_pages: int = 200,
-    poison: bool = False,
-    arrivals: float = 0.0,
-    config: ModelConfig = SMALL,
-    model: Decoder | None = None,
-) -> tuple[Watched, RequestTable, Collector, Run]:
-    """Serve requests; `indices`: what they are called, which says what they ask."""
+    policy: Policy, lengths: list[tuple[int, int]], *, indices: list[int] | None = None, poison: bool = False,
+    config: ModelConfig = SMALL, model: Decoder | None = None,
+) -> Watched:  # fmt: skip
+    """Serve requests, every one to its end; `indices`: what they are called, which says what they ask."""
     indices = indices or list(range(len(lengths)))
-    requests = [Request(i, arrivals * n, *lengths[n]) for n, i in enumerate(indices)]
-    limits = Limits(num_pages, 256, policy.batching.max_batch or 4, state_tokens=config.state_tokens)
-    serving = session.Serving(model or served_by(config), policy, limits, PROMPTS, draws)
+    requests = [Request(i, 0.0, *of_request) for i, of_request in zip(indices, lengths, strict=True)]
+    limits = Limits(200, 256, policy.batching.max_batch or 4, state_tokens=config.state_tokens)
+    serving = session.Serving(model or served_by(config), policy, limits, PROMPTS)
     forward: Any = serving.forward(requests)
     executor = serving.executor(forward)
     assert isinstance(executor, FullSequenceExecutor)
     watched = Watched(executor, forward.cache, poison)
-    done = serve_all(watched, policy, limits, requests)
-    return watched, done.table, done.journal, done
+    assert (serve_all(watched, policy, limits, requests).table["status"][indices] == 0).all()
+    return watched

@@ -5,11 +5,15 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from dsim.engine.journal import StepTotals
+from dsim.engine.latency import LatencyModel
 from dsim.serve.app import Settings, application
 from dsim.serve.open import Behind
 from dsim.serve.server import Server
@@ -17,6 +21,9 @@ from dsim.serve.server import Server
 from ..held_up import PATIENCE
 
 JSON = {"content-type": "application/json"}
+FAST = LatencyModel(((0.0, 0.002), (16.0, 0.003), (32.0, 0.004)), 0.0)
+SLOW = LatencyModel(((0.0, 0.2), (16.0, 0.2), (32.0, 0.2)), 0.0)
+CHUNK = "chunk:2,block_length=4,max_batch=4,num_pages=64,page_size=8"
 
 
 @dataclass
@@ -72,6 +79,13 @@ class Running:
     def complete(self, **body: Any) -> Reply:
         """A completion."""
         return self.ask("POST", "/v1/completions", body)
+
+    def complete_many(self) -> None:
+        """24 completions of lengths of their own, several at a time."""
+        lengths = np.random.default_rng(0).integers(1, 40, (24, 2)).tolist()
+        with ThreadPoolExecutor(8) as pool:
+            replies = pool.map(lambda n: self.complete(prompt=[0] * n[0], max_tokens=n[1]), lengths)
+            assert {reply.status for reply in replies} == {200}
 
 
 @contextmanager

@@ -30,8 +30,7 @@ from dsim.sim.routers import Router
 
 from ..cli.command import dsim
 from ..held_up import PATIENCE
-from .serving import Running, serving, until
-from .twins import CHUNK, SLOW
+from .serving import CHUNK, SLOW, Running, serving, until
 
 FILL = np.zeros(64, np.int32)
 
@@ -198,7 +197,7 @@ def test_a_journal_that_fails_at_its_nth_batch_ends_no_request(
 @pytest.mark.slow
 def test_a_disk_that_fills_up_while_serving_costs_no_request_and_nothing_that_was_journalled(tmp_path: Path) -> None:
     """From some time on no file may grow beyond a size: what was written before is read back."""
-    process, server = begun(tmp_path, "-o", "run")
+    process, server, _ = begun(tmp_path, "-o", "run")
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
     with ThreadPoolExecutor(8) as pool:
         statuses = list(pool.map(lambda i: server.complete(prompt=[0], max_tokens=400).status, range(150)))
@@ -229,7 +228,7 @@ def test_a_drain_that_ends_says_so_to_whole_and_streamed_replies(twin: Callable[
 
 @pytest.mark.slow
 def test_a_second_signal_ends_at_once_and_writes_the_journal(tmp_path: Path) -> None:
-    process, server = begun(tmp_path, "-o", "run", "--speed", "0.5")
+    process, server, _ = begun(tmp_path, "-o", "run", "--speed", "0.5")
     connection = server.begin(prompt=[0], max_tokens=400)
     until(lambda: b"running{" in (said := server.ask("GET", "/metrics").body) and b'SDAR-8B"} 1.0\n' in said)
     process.send_signal(signal.SIGINT)
@@ -253,17 +252,17 @@ def test_a_port_in_use_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
 SERVE = [sys.executable, "-m", "dsim", "serve", "--twin", "a100-sdar-8b", "--policy", "chunk:2"]
 
 
-def begun(folder: Path, *more: str) -> tuple[subprocess.Popen[str], Running]:
-    """A server's process, and its clients' side."""
+def begun(folder: Path, *more: str) -> tuple[subprocess.Popen[str], Running, list[str]]:
+    """A server's process, its clients' side, and the two lines that it begins with."""
     words = [*SERVE, "--port", "0", *(() if "--speed" in more else ("--speed", "1000")), *more]
     process = subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ), cwd=folder,
     )  # fmt: skip
     assert process.stderr is not None
-    line = next(text for text in process.stderr if " on http" in text)
+    said = [process.stderr.readline() for _ in range(2)]
     server = Running(None, None)  # type: ignore[arg-type]
-    server.port = int(line.rsplit(":", 1)[1])
-    return process, server
+    server.port = int(said[1].rsplit(":", 1)[1])
+    return process, server, said
 
 
 def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:

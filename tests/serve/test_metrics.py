@@ -17,8 +17,7 @@ from dsim.results.engine_metrics import EDGES, QUANTITIES, RELEASES, engine_of
 from dsim.serve.open import Behind
 from dsim.serve.watch import Buckets, Handles
 
-from .serving import Running, serving, until
-from .twins import CHUNK, FAST, SLOW
+from .serving import CHUNK, FAST, SLOW, Running, serving, until
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "serve-metrics.md"

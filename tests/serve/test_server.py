@@ -1,10 +1,9 @@
 """dsim serve, asked by plain HTTP clients: what is answered, refused, journalled and kept. Nothing here is timed."""
 
 import dataclasses
+import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,16 +26,18 @@ from dsim.engine.step import StepOutcome, StepPlan
 from dsim.files.interrupt import as_ctrl_c
 from dsim.results.run import read_run
 from dsim.results.scenario import Scenario
+from dsim.serve.access import AccessLog
 from dsim.serve.app import known_hosts
 from dsim.serve.clock import Clock
 from dsim.serve.open import Behind, open_live, open_twin
 from dsim.serve.replica import Replica
 from dsim.serve.server import Server
+from dsim.traces import load
 
 from ..held_up import PATIENCE
 from ..worlds import Collector
-from .serving import JSON, Running, serving, until
-from .twins import CHUNK, FAST, SLOW
+from .serving import CHUNK, FAST, JSON, SLOW, serving, until
+from .test_faults import begun, ended
 
 
 def test_a_stream_is_a_chunk_an_emission_then_the_usage_then_done(twin: Callable[..., Behind]) -> None:
@@ -99,13 +100,7 @@ def test_the_journal_replays_plan_for_plan(twin: Callable[..., Behind]) -> None:
         journal = Collector()
         behind = twin(policy=policy, replicas=2, router="jsq", append=journal)
         with serving(behind) as server:
-            lengths = np.random.default_rng(0).integers(1, 40, (24, 2)).tolist()
-
-            def client(pair: list[int], server: Running = server) -> int:
-                return server.complete(prompt=[0] * pair[0], max_tokens=pair[1]).status
-
-            with ThreadPoolExecutor(8) as pool:
-                assert set(pool.map(client, lengths)) == {200}
+            server.complete_many()
         columns, steps, lists = behind.columns(), journal.steps, journal.lists
         assert len(columns["request"]) == 24
         assert set(steps["replica"]) == {0, 1}
@@ -370,28 +365,19 @@ def test_a_model_answers_with_the_tokens_that_it_committed() -> None:
 
 @pytest.mark.slow
 def test_the_command_serves_until_it_is_told_to_stop_and_writes_its_journal(tmp_path: Path) -> None:
-    command = [
-        sys.executable, "-m", "dsim", "serve", "--twin", "a100-sdar-8b", "--policy", "chunk:8", "--speed", "50",
-        "--port", "0", "--slo", "ttft=1s", "--json", "-o", str(tmp_path / "run"),
-    ]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
-    assert process.stderr is not None
-    assert process.stderr.readline() == "Loading the twin of a100-sdar-8b, chunk:8\n"
-    line = process.stderr.readline()
-    assert line.startswith(
-        "Serving SDAR-8B: the twin of SDAR-8B on A100-80GB, chunk:8; times are simulated, 50 times as fast as the "
+    process, server, said = begun(tmp_path, "--speed", "50", "--slo", "ttft=1s", "--json", "-o", "run")
+    assert said[0] == "Loading the twin of a100-sdar-8b, chunk:2\n"
+    assert said[1].startswith(
+        "Serving SDAR-8B: the twin of SDAR-8B on A100-80GB, chunk:2; times are simulated, 50 times as fast as the "
         "clock, on http://127.0.0.1:"
     )
-    server = Running(None, None)  # type: ignore[arg-type]
-    server.port = int(line.rsplit(":", 1)[1])
     assert server.complete(prompt="hello", max_tokens=40).json["usage"]["completion_tokens"] == 40
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, err
+    code, out, err = ended(process)
+    assert code == 0, err
     assert out.startswith('{"schema": "dsim-run"')
-    assert err.splitlines()[-1] == f"Wrote {tmp_path}/run/ (run.json, requests.parquet, steps.parquet, report.html)"
+    assert err.splitlines()[-1] == "Wrote run/ (run.json, requests.parquet, steps.parquet, report.html)"
     run = read_run(tmp_path / "run")
-    assert run.requests("chunk:8")["num_tokens"].tolist() == [40]
+    assert run.requests("chunk:2")["num_tokens"].tolist() == [40]
     assert run.num_steps == run.info.policies[0].num_decode_steps + 1
     assert run.info.live.device == "twin of A100-80GB"
 
@@ -503,3 +489,29 @@ def test_a_scheduler_in_plain_python_is_told_what_requests_say_of_themselves(
     assert table["priority"].tolist() == [0, 5, 0, 0, 0]
     assert np.nan_to_num(table["deadline"]).tolist() == [0, 0, 0, 0, 2.5]
     assert np.argsort(table["scheduled"]).tolist() == [0, 4, 3, 2, 1]
+
+
+def test_an_access_log_is_a_trace(twin: Callable[..., Behind], tmp_path: Path) -> None:
+    behind = twin(speed=5.0)
+    behind.fleet.access = AccessLog(tmp_path / "access.jsonl", behind.fleet.clock.opened)
+    with serving(behind) as server:
+        server.complete_many()
+        gone = server.begin(prompt=[0], max_tokens=200, stream=True)
+        assert gone.getresponse().readline().startswith(b"data: ")
+        gone.close()
+    lines = [json.loads(line) for line in (tmp_path / "access.jsonl").read_text().splitlines()]
+    table = behind.columns()
+    done = sorted((line for line in lines if line["status"] == "completed"), key=lambda line: int(line["id"]))
+    assert [line["output_length"] for line in done] == table["num_tokens"][:24].tolist()
+    for name, column in (("measured_ttft", "first_emission"), ("measured_e2el", "finish")):
+        waited = table[column][:24] - table["arrival"][:24]
+        assert [line[name] for line in done] == pytest.approx(waited.tolist())
+    assert {line["status"] for line in lines} <= {"completed", "cancelled"}
+    assert [line["arrival"] for line in done] == pytest.approx(
+        (table["arrival"][:24] + behind.fleet.clock.opened).tolist()
+    )
+    trace = load(tmp_path / "access.jsonl")
+    order = np.argsort([int(name) for name in trace.extras["id"]])
+    assert trace.input_length[order].tolist() == table["input_length"].tolist()
+    assert trace.arrival[order] == pytest.approx(table["arrival"] - table["arrival"][0], abs=1e-6)
+    assert trace.extras["measured_ttft"][order[0]] == pytest.approx(table["first_emission"][0] - table["arrival"][0])

@@ -6,32 +6,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsim.engine.journal import RequestTable
-from dsim.engine.policy import parse
-from dsim.engine.replay import replay
 from dsim.sim.fleet import Fleet, Pool
 from dsim.sim.link import Link
 from dsim.sim.routers import routing
 from dsim.sim.scalers import scaling
-from dsim.sim.setting import Setting
 from dsim.sim.startup import Startup
 from dsim.sim.twin import RunRecords, simulate
 from dsim.traces import Trace
 
-from ..worlds import SECOND, Collector, journal_bytes, table_bytes, toy_profile, toy_trace
+from ..worlds import Collector, differences, journal_bytes, table_bytes, toy_trace
+from .test_split import BLOCK4, KV, setting
 
 # Every step takes 1 s, so a prompt is prefilled in 1 s; its whole blocks of 4 tokens travel at 2 tokens a second.
-BLOCK4 = "lmdeploy-bd32,block_length=4,page_size=8,num_loops=1"
-KV = 147_456  # bytes of a token of SDAR-8B
 SLOW = Link(KV * 2.0)
-COMPLETED = 0
 
 
 def run(
     trace: Trace, counts: tuple[int, int], *, link: Link = SLOW, schedule: str | None = None,
     startup: str = "0", spec: str = BLOCK4, **how: Any,
 ) -> RunRecords:  # fmt: skip
-    own = Setting(parse(spec), toy_profile(latency=SECOND))
+    own = setting(spec)
     pools = tuple(Pool(own, count, name, Startup.parse(startup)) for count, name in zip(counts, "pd", strict=True))
     scaler = scaling(f"schedule,at={schedule},every=5") if schedule else None
     fleet = Fleet(pools, routing("jsq"), scaler, links=(link,))
@@ -75,17 +69,6 @@ def test_without_prefill_replicas_those_that_decode_do_all() -> None:
     assert [ready for _, ready, _ in provisioned(result, "d")] == [1]
 
 
-def differences(setting: Setting, result: RunRecords, journal: Collector) -> list[str]:
-    """Replay the journal of each replica; also which pages are held at the end."""
-    columns = {**result.table.columns, **(result.moves or {})}
-    found = []
-    for replica in range(int(journal.steps["replica"].max()) + 1):
-        engine = setting.engine(RequestTable(len(result.table.rows)), replica=replica)
-        found += list(replay(engine, replica, columns, journal.steps, journal.lists))
-        found += [f"replica {replica} holds {engine.pages_held} pages"] if engine.pages_held else []
-    return found
-
-
 HOW: list[dict[str, Any]] = [{}, {"concurrency": 5}, {"sessions": True}]
 
 
@@ -106,14 +89,13 @@ def test_journals_replay_through_moves_and_drains(policy: str, how: dict[str, An
     trace = toy_trace(arrival - arrival[0], rng.integers(1, 60, n), rng.integers(1, 12, n))
     trace = replace(trace, extras={"session_id": [f"s{i % 7}" for i in range(n)]})
     spec = policy + ("" if policy == "ar,max_batch=3" else ",block_length=4,page_size=4")
-    own = Setting(parse(spec), toy_profile(latency=SECOND))
     for reserve in ("late", "early"):
         journal, again = Collector(), Collector()
         link = Link(KV * 20.0, 0.25, reserve=reserve, lease=4.0)
         same = dict(how, link=link, schedule="0/2+2/10/3+4/25/0+1/40/2+3", startup="load=4+-1", spec=spec, seed=1)
         result = run(trace, (2, 2), append=journal, **same)
-        assert (result.table["status"] == COMPLETED).all()
-        assert differences(own, result, journal) == []
+        assert (result.table["status"] == 0).all()
+        assert differences(setting(spec), result, journal) == []
         twice = run(trace, (2, 2), append=again, step_by_step=True, **same)
         assert table_bytes(twice.table) == table_bytes(result.table)
         assert journal_bytes(again) == journal_bytes(journal)

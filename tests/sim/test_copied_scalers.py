@@ -14,7 +14,7 @@ from dsim.engine.allowed_code import allowed
 from dsim.sim.scalers import Scaling, scaling
 from dsim.sim.scalers.scaler import PoolView, ReplicaLoads
 
-from .test_scalers import check_burst
+from .test_scalers import POOL, check_burst
 
 pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).parents[2] / "examples" / "scalers"
@@ -61,14 +61,8 @@ def test_a_predictor_goes_by_the_values_since_the_first_that_is_not_zero(
     assert forecast(name, values) == pytest.approx(expected)
 
 
-# A step takes 10 ms, 10 us a prompt token and 0.1 us a KV token.
-POOL = PoolView(
-    "pool", 4, 0, 0, 0, 0, 0, 0, 4 * 6875, 0, 0, page_size=16, max_batch=64, max_prefill=8192, context_limit=8192,
-    tokens_per_forward=1.0,
-)  # fmt: skip
-
-
 def step_time(prefill: Any, kv: Any) -> Any:
+    """A step takes 10 ms, 10 us a prompt token and 0.1 us a KV token."""
     return 0.01 + 1e-5 * prefill + 1e-7 * kv
 
 

@@ -1,5 +1,7 @@
 """Fleets by hand: pools of several settings, routers and scalers from outside, replicas that come and go."""
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,8 @@ import pytest
 
 from dsim.engine.allowed_code import allowed
 from dsim.engine.errors import CodeError, PolicyError
-from dsim.engine.journal import RequestTable
 from dsim.engine.latency import LatencyModel
 from dsim.engine.policy import parse
-from dsim.engine.replay import replay
 from dsim.profiler.profile import load
 from dsim.sim.deciders import deciding
 from dsim.sim.fleet import Fleet, Pool, with_ends
@@ -23,7 +23,7 @@ from dsim.sim.setting import Setting
 from dsim.sim.startup import Part, Startup
 from dsim.sim.twin import RunRecords, simulate
 
-from ..worlds import SECOND, Collector, table_bytes, toy_profile, toy_trace
+from ..worlds import SECOND, Collector, differences, table_bytes, toy_profile, toy_trace
 
 # Every step takes 1 s: a prompt's prefill is one step, and each token after the first is another.
 ONE_AT_A_TIME = Setting(parse("ar,max_batch=1"), toy_profile(latency=SECOND))
@@ -231,10 +231,7 @@ def test_requests_are_conserved_while_replicas_come_and_go(how: dict[str, Any]) 
     result = simulate(trace, fleet, append=journal, **how)
     assert (result.table["status"] == 0).all()
     assert len({change.ready for change in result.changes}) > 2
-    requests = result.table.columns
-    for number in sorted(set(requests["replica"].tolist())):
-        engine = setting.engine(RequestTable(len(trace)), replica=number)
-        assert list(replay(engine, number, requests, journal.steps, journal.lists)) == []
+    assert differences(setting, result, journal) == []
     again = simulate(trace, fleet, **how)
     assert table_bytes(again.table) == table_bytes(result.table)
     assert again.changes == result.changes
@@ -247,3 +244,35 @@ def test_requests_are_conserved_while_replicas_come_and_go(how: dict[str, Any]) 
 def test_the_pools_that_a_link_does_not_name_are_the_others_of_two(text: str, ends: tuple[str, str]) -> None:
     link = with_ends(Link.parse(text), ["a", "b"])
     assert (link.source, link.to) == ends
+
+
+# ---- words that cannot be read: one line with both values, whichever reads them ------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("read", "words", "message"),
+    [
+        (routing, "jsq,delay=x", "router 'jsq,delay=x': there is no field 'delay', expected none"),
+        (routing, "jsk,delay=1", "router is 'jsk' (did you mean jsq?), expected one of round-robin, random, least"),
+        (
+            scaling,
+            "hpb",
+            "scaler is 'hpb' (did you mean hpa?), expected one of fixed, schedule, hpa, queued-forward",
+        ),
+        (scaling, "hpa,metric=cpu", "metric is 'cpu', expected one of requests, waiting, running, tokens, kv"),
+        (scaling, "hpa,worst=2", "there is no field 'worst', expected one of every, metric, target, least, most"),
+        (scaling, "hpa,every=0", "every is 0.0 s, expected above 0 and finite"),
+        (scaling, "schedule,at=0/2/x/4", "at is '0/2/x/4', expected TIME/REPLICAS/TIME/REPLICAS..., such as 0/2/3"),
+        (Startup.parse, "load", "startup is 'load', expected seconds, PART=SECONDS[+-SD],... such as provision=240"),
+        (Startup.parse, "-4", "startup is -4 s, expected at least 0 and finite"),
+        (Link.parse, "450GB/s,10", "'10' is not a latency in us, ms, s"),
+        (Link.parse, "1GB/s,share=pool", "there is no field 'share', expected one of from, to, sharing, overlap"),
+        (Link.parse, "1GB/s,overlap=yes", "overlap is 'yes', expected true or false"),
+    ],
+)
+def test_words_that_cannot_be_read_are_refused_with_both_values(
+    read: Callable[[str], Any], words: str, message: str
+) -> None:
+    with pytest.raises(PolicyError, match=re.escape(message)) as error:
+        read(words)
+    assert "\n" not in str(error.value)

@@ -8,13 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dsim.engine.engine import Engine
 from dsim.engine.errors import ProfileError
-from dsim.engine.journal import RequestTable
 from dsim.engine.latency import CacheOverhead
 from dsim.engine.policies.dllm_serve import PhaseMultiplexed
 from dsim.engine.policy import PRESETS, parse
-from dsim.engine.replay import replay
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.profiler.profile import load
 from dsim.sim.setting import Setting
@@ -22,7 +19,7 @@ from dsim.sim.twin import RunRecords, simulate
 from dsim.traces import Trace
 
 from ..serving import Loop, serving_profile
-from ..worlds import Collector, table_bytes, toy_trace
+from ..worlds import Collector, differences, toy_trace
 from .test_invariants import CHOICES, PARTS, check_accounts, check_fleet, fleet_options, spec_of, traces
 
 PROFILE = serving_profile()
@@ -127,23 +124,9 @@ def test_a_fleet_loses_no_request_and_no_time_and_its_journal_replays_plan_for_p
         assert outcome.committed.shape == plan.window.shape
         heard.append(plan)
 
-    assert differences(result, journal, how["replicas"], how["emit"], on_step) == []
+    setting = Setting(result.policy, PROFILE)
+    assert differences(setting, result, journal, emit=how["emit"], on_step=on_step) == []
     assert sum(p.features.tokens for p in heard) == s["tokens"].sum()
-
-
-# ---- the keystone ----------------------------------------------------------------------------------------------
-
-
-def differences(result: RunRecords, journal: Collector, replicas: int, emit: str, on_step: Any = None) -> list[str]:
-    """What a fresh engine says of a journal, and of the table that came of it."""
-    table, found = RequestTable(len(result.table["request"])), []
-    more = {} if on_step is None else {"on_step": on_step}
-    for r in range(replicas):
-        engine = Engine(result.policy, result.limits, table, replica=r, emit=emit)
-        found += replay(engine, r, result.table.columns, journal.steps, journal.lists, **more)
-    if not found:
-        assert table_bytes(table) == table_bytes(result.table)
-    return found
 
 
 # ---- published single-stream throughput ------------------------------------------------------------------------

@@ -7,27 +7,21 @@ import numpy as np
 import pytest
 
 from dsim.engine.journal import RequestTable
-from dsim.engine.policy import parse
 from dsim.engine.replay import replay
 from dsim.results.parts import parts
 from dsim.sim.deciders import deciding
 from dsim.sim.fleet import Fleet, Pool
 from dsim.sim.link import Link
 from dsim.sim.routers import routing
-from dsim.sim.setting import Setting
 from dsim.sim.twin import RunRecords, simulate
 from dsim.traces import Trace
 from dsim.traces.prefixes import prefixes_of
 
 from ..engine.test_prefix import check_account
-from ..worlds import SECOND, Collector, toy_profile, toy_trace
+from ..worlds import Collector, toy_trace
+from .test_split import KV, columns_of, setting
 
-KV = 147_456  # bytes of a token of SDAR-8B
 FDFO = "sglang-fdfo,block_length=4,page_size=4"
-
-
-def setting(spec: str) -> Setting:
-    return Setting(parse(spec), toy_profile(latency=SECOND))
 
 
 def named(trace: Trace, names: list[list[int]], block: int = 4) -> Trace:
@@ -46,8 +40,7 @@ def split(
 
 
 def of(result: RunRecords, *names: str) -> list[list[Any]]:
-    columns = {**result.table.columns, **(result.moves or {})}
-    return [columns[name].tolist() for name in names]
+    return [columns_of(result)[name].tolist() for name in names]
 
 
 def test_only_what_the_decoding_replica_lacks_travels() -> None:
@@ -124,7 +117,7 @@ def test_requests_are_conserved_and_journals_replay(spec: str, pages: int) -> No
         link, spec_of = Link(KV * 300.0, 0.01, reserve=reserve, lease=5.0), f"{spec},num_pages={pages}"
         result = split(trace, link, spec_of, caches="d", num=2, router=router, append=journal, seed=1)
         assert (result.table["status"] == 0).all()
-        columns = {**result.table.columns, **(result.moves or {})}
+        columns = columns_of(result)
         found = parts(columns)
         assert np.allclose(sum(found.values()), columns["finish"] - columns["arrival"])
         if pages == 400:

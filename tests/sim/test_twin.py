@@ -18,11 +18,11 @@ from dsim.profiler import hardware, models
 from dsim.profiler.profile import load
 from dsim.profiler.roofline import roofline
 from dsim.sim.setting import Setting, caps_of
-from dsim.sim.twin import simulate
+from dsim.sim.twin import RunRecords, simulate
 from dsim.sim.unknown import warnings_of
 from dsim.traces import Trace
 
-from ..worlds import BLOCK_PRESETS, SECOND, Collector, table_bytes, toy_profile, toy_trace
+from ..worlds import BLOCK_PRESETS, SECOND, Collector, differences, table_bytes, toy_profile, toy_trace
 
 COMPLETED, REJECTED, UNFINISHED = (STATUSES.index(name) for name in ("completed", "rejected", "unfinished"))
 PROFILE = toy_profile()
@@ -105,6 +105,56 @@ def test_a_worker_whose_request_is_rejected_takes_the_next() -> None:
     assert journal.steps["running"].tolist() == [2, 2, 2, 1, 1, 1]
 
 
+# ---- turns of a session that wait for each other ---------------------------------------------------------------
+
+SLOW = toy_profile(latency=SECOND)
+
+
+def chats(*rows: tuple[float, Any, int, int]) -> Trace:
+    arrival, sessions, prompts, answers = zip(*rows, strict=True)
+    return Trace("chats", np.array(arrival), np.array(prompts), np.array(answers), {"session_id": list(sessions)})
+
+
+def in_sessions(trace: Trace, **how: Any) -> RunRecords:
+    return simulate(trace, Setting(parse("ar,max_batch=4"), SLOW), sessions=True, **how)
+
+
+# A step takes 1 s: a prompt's gives the first token, and each token after it takes another.
+CHATS = chats((0.0, "a", 10, 3), (1.0, "a", 20, 2), (1.5, "b", 10, 1), (1.7, "a", 30, 1), (30.0, "a", 40, 1))
+
+
+def test_a_turn_is_not_sent_before_the_turn_before_has_ended() -> None:
+    table = in_sessions(CHATS).table
+    assert table["finish"].tolist() == [4.0, 6.0, 3.0, 7.0, 31.0]  # b's prompt stops the others for a second
+    # The second turn is sent at the first one's end, the third at the second's, and the last at its own time.
+    assert table["arrival"].tolist() == [0.0, 4.0, 1.5, 6.0, 30.0]
+    alone = replace(CHATS, extras={"session_id": [None] * 5})
+    assert in_sessions(alone).table["arrival"].tolist() == CHATS.arrival.tolist()
+
+
+def test_who_waits_for_a_request_that_is_rejected_waits_no_longer() -> None:
+    trace = chats((0.0, "a", 10, 3), (1.0, "a", 900_000, 1), (2.0, "a", 20, 1))
+    table = in_sessions(trace).table
+    assert table["status"].tolist() == [0, 1, 0]
+    assert table["arrival"].tolist() == [0.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize("router", ["round-robin", "least-tokens", "prefix"])
+def test_a_journal_of_sessions_on_several_replicas_replays_plan_for_plan(router: str) -> None:
+    rng, journal = np.random.default_rng(3), Collector()
+    rows = [(t * 0.9371, int(rng.integers(0, 5)), int(rng.integers(1, 40)), int(rng.integers(1, 9))) for t in range(40)]
+    trace = chats(*rows)
+    result = in_sessions(trace, replicas=2, router=router, append=journal)
+    assert differences(Setting(result.policy, SLOW), result, journal) == []
+    last: dict[int, float] = {}
+    late = 0
+    for i, (time, session, _, _) in enumerate(rows):
+        assert result.table["arrival"][i] == max(time, last.get(session, 0.0))
+        late += result.table["arrival"][i] > time
+        last[session] = float(result.table["finish"][i])
+    assert late > 5
+
+
 # ---- Ctrl-C ---------------------------------------------------------------------------------------------------
 
 
@@ -172,10 +222,6 @@ def test_bad_settings_are_refused_with_the_value() -> None:
         simulate(trace, Setting(parse("ar"), PROFILE), replicas=0)
     with pytest.raises(TraceError, match="concurrency is 0, expected at least 1"):
         simulate(trace, Setting(parse("ar"), PROFILE), concurrency=0)
-    with pytest.raises(
-        PolicyError, match="router is 'nearest', expected one of round-robin, random, least-tokens, jsq"
-    ):
-        simulate(trace, Setting(parse("ar"), PROFILE), router="nearest")
     with pytest.raises(ProfileError, match="profile l40s-llada-8b is of family full-sequence, and ar decodes blocks"):
         simulate(trace, Setting(parse("ar"), load("l40s-llada-8b")))
 
