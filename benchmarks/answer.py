@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 
 ROOT = Path(__file__).parents[1]
 README, START = ROOT / "README.md", ROOT / "docs" / "start.md"
@@ -59,15 +59,15 @@ def digest(words: list[str], plan: dict[str, Any]) -> str:
     """
     parts: list[Any] = [words]
     for fleet in plan["ranking"]:
-        scenario = Scenario(
+        world = World(
             plan["trace"], fleet["policy"], fleet["profile"], rate=plan["rate"] / fleet["replicas"],
             workload=plan["workload"] if fleet["profile"] == plan["profile"] else None,
             **{name: plan[name] for name in ("arrival", "seed", "router", "emit")},
         )  # fmt: skip
-        requests = scenario.source()
+        requests = world.source()
         arrays = (requests.arrival, requests.input_length, requests.output_length)
-        parts += [[hashlib.sha256(array.tobytes()).hexdigest() for array in arrays], repr(scenario.loaded_profile())]
-        few = replace(scenario, num_requests=PROBED)
+        parts += [[hashlib.sha256(array.tobytes()).hexdigest() for array in arrays], repr(world.loaded_profile())]
+        few = replace(world, num_requests=PROBED)
         parts.append(rounded(asdict(few.run())))
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:16]
 

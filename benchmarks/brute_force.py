@@ -33,7 +33,7 @@ from dsim.planner.replicate import measure, to_judge
 from dsim.planner.settings import GAIN, NEAR, UNTESTED
 from dsim.planner.tune import tune
 from dsim.profiler.profile import load
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 from dsim.traces import Trace, synth, write
 
 SEED = 1000  # of brute force; searches use 0
@@ -139,8 +139,8 @@ class Bench:
         file = self.folder / "trace.jsonl"
         if not file.is_file():
             write(own.trace(number), file)
-        self.scenario = Scenario(str(file), policy=own.policy, profile=own.profile, slos=own.slos, router=ROUTER)
-        self.requests = self.scenario.source()
+        self.world = World(str(file), policy=own.policy, profile=own.profile, slos=own.slos, router=ROUTER)
+        self.requests = self.world.source()
         self.num = to_judge(len(self.requests))
         self._memo = Memo()
         self._memo.open(self.folder / STORE)
@@ -150,12 +150,12 @@ class Bench:
         return self._memo.replay(lambda: {**self._asked, "key": key}, work)
 
     def candidates(self) -> list[PlanCandidate]:
-        return candidates_of(self.scenario, [self.problem.policy], [load(self.problem.profile)], lambda _: None)[0]
+        return candidates_of(self.world, [self.problem.policy], [load(self.problem.profile)], lambda _: None)[0]
 
     def planned(self) -> Json:
         def answer() -> Json:
             found: Planned = plan(
-                self.scenario, self.candidates(), rate=self.problem.rate, attainment=self.problem.attainment,
+                self.world, self.candidates(), rate=self.problem.rate, attainment=self.problem.attainment,
                 num_requests=self.num, jobs=1,
             )  # fmt: skip
             return found.to_json()
@@ -167,7 +167,7 @@ class Bench:
         """The same settings on the planned fleet; the first is the one to beat."""
 
         def answer() -> Json:
-            own, preset = replace(self.scenario, rate=self.problem.rate, replicas=replicas), self.problem.policy
+            own, preset = replace(self.world, rate=self.problem.rate, replicas=replicas), self.problem.policy
             space = {"policy": [preset], preset: fields_of(specs)}
             return tune(own, space=space, trials=len(specs), policy=specs[0]).to_json()
 
@@ -179,7 +179,7 @@ class Bench:
 
         def answer() -> Json:
             target, rate = self.problem.attainment, self.problem.rate
-            own = replace(self.scenario, policy=spec, replicas=replicas)
+            own = replace(self.world, policy=spec, replicas=replicas)
             requests = self.requests.scaled_to_rate(rate)
             outcomes = what_ifs(own, requests, replicas)
             room = capacity(own, requests, rate, target)
@@ -190,7 +190,7 @@ class Bench:
         return asked
 
     def search(self, spec: str, replicas: int) -> CapacitySearch:
-        own = replace(self.scenario, policy=spec, seed=SEED)
+        own = replace(self.world, policy=spec, seed=SEED)
         return fleet(search_of(own, 0.02, self.problem.attainment, self.num), replicas)
 
     def severities(self, spec: str, replicas: int, rate: float) -> Floats:
@@ -217,7 +217,7 @@ class Bench:
 
         DsimError if the setting does not fit the memory, or a request never fits.
         """
-        own = replace(self.scenario, policy=spec, replicas=replicas, seed=SEED)
+        own = replace(self.world, policy=spec, replicas=replicas, seed=SEED)
         search = search_of(own, 0.02, self.problem.attainment, self.num)
 
         def replay(seed: int) -> tuple[float, float]:

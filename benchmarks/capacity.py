@@ -12,7 +12,7 @@ import time
 from joblib.externals.loky import get_reusable_executor
 
 from dsim.planner.capacity import Capacity, capacity
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 
 SLO = "p90:tpot_chunk=50ms"
 
@@ -33,9 +33,7 @@ def main() -> None:
     parser.add_argument("--precision", type=float, default=0.02)
     given = parser.parse_args()
     began = time.perf_counter()
-    found = capacity(
-        Scenario("azure-conv", policy=given.policy, slos=(SLO,)), precision=given.precision, jobs=given.jobs
-    )
+    found = capacity(World("azure-conv", policy=given.policy, slos=(SLO,)), precision=given.precision, jobs=given.jobs)
     wall = time.perf_counter() - began
     # A worker's time counts once it has ended.
     get_reusable_executor().shutdown(wait=True)

@@ -39,8 +39,8 @@ from dsim.profiler.request_effects import mean_yield
 from dsim.research.reproduce.experiment import AT_LEAST, CALIBRATED, PREDICTED, read, shipped
 from dsim.research.reproduce.measure import OVER, of_run
 from dsim.research.reproduce.run import SeededRun
-from dsim.results.scenario import Scenario
 from dsim.results.spread import Spread
+from dsim.results.world import World
 from dsim.sim.setting import Setting
 
 DRAWS, TRUTHS, PLANS = 19, 400, 30
@@ -82,7 +82,7 @@ def main() -> None:
 def requests() -> None:
     """By pair of settings: the coverage of the first one's seconds, and of the ratio."""
     for pair, places in PAIRS.items():
-        settings = [Scenario("azure-conv", policy=policy, profile=profile).setting() for policy, profile in places]
+        settings = [World("azure-conv", policy=policy, profile=profile).setting() for policy, profile in places]
         known, timers = [u.causes(own.profile, own.drawn) for own in settings], [timed(own) for own in settings]
         rng, widths = np.random.default_rng(11), []
         held = {(kind, what): 0 for kind in ("stated", "published") for what in ("absolute", "ratio")}
@@ -162,13 +162,13 @@ def plans() -> None:
     """A fleet and its rival on another GPU: the replicas, the cost, and the ratio of costs."""
     weights, rate, num = (2.0, 3.5), 30.0, 400
     fleets = [
-        Scenario("azure-conv", arrival="poisson", lengths="fixed:512,64", slos=("p90:e2el=6s",), policy="lmdeploy-bd32",
+        World("azure-conv", arrival="poisson", lengths="fixed:512,64", slos=("p90:e2el=6s",), policy="lmdeploy-bd32",
               profile_object=load(profile), replicas=4)
         for profile in ("a100-sdar-8b-graphs", "h100-sdar-8b")
     ]  # fmt: skip
     search = search_of(fleets[0], 0.02, 0.9, num)
 
-    def sizes(posed: Sequence[Scenario]) -> list[float]:
+    def sizes(posed: Sequence[World]) -> list[float]:
         return [
             float(np.median([sized(search, rate, Memo(), (own, 1 + DRAWS + i))[REPLICAS] for i in range(5)]))
             for own in posed
@@ -208,8 +208,8 @@ def published(name: str, most: int, draws: int) -> None:
         place, values = f"{name} | {at} | {measure}", {}
         for series_name, (status, value) in rows.items():
             try:
-                scenario = SeededRun(runs[series_name, at], (measure,), 0).scenario
-                values[series_name] = replayed(scenario, measure, most, draws)
+                world = SeededRun(runs[series_name, at], (measure,), 0).world
+                values[series_name] = replayed(world, measure, most, draws)
             except DsimError as error:
                 print(f"{place} | {series_name} | failed: {error}", flush=True)
                 continue
@@ -230,18 +230,18 @@ COUNTED = {"absolute": [0, 0], "ratio": [0, 0]}  # held, judged
 JUDGED: set[tuple[str, str, float]] = set()  # kind, measure and published value
 
 
-def replayed(scenario: Scenario, measure: str, most: int, draws: int) -> list[float]:
+def replayed(world: World, measure: str, most: int, draws: int) -> list[float]:
     """As predicted, and of each draw."""
-    least = max(most, 4 * (scenario.concurrency or 1))
-    scenario = replace(scenario, num_requests=min(least, scenario.num_requests or least))
-    requests, known = scenario.requests(), known_causes(scenario)
+    least = max(most, 4 * (world.concurrency or 1))
+    world = replace(world, num_requests=min(least, world.num_requests or least))
+    requests, known = world.requests(), known_causes(world)
 
-    def value(own: Scenario) -> float:
+    def value(own: World) -> float:
         result = own.simulate_whole(requests)
         return of_run(measure, own.summarize(result, requests), result)
 
-    drawn_each = (value(moved(scenario, drawn(known, i, scenario.seed))) for i in range(1, draws + 1))
-    return [value(scenario), *drawn_each]
+    drawn_each = (value(moved(world, drawn(known, i, world.seed))) for i in range(1, draws + 1))
+    return [value(world), *drawn_each]
 
 
 def line(kind: str, place: str, told: float, spread: Spread, bound: bool) -> None:

@@ -1,6 +1,6 @@
 """How soon `dsim follow` names a change, how often it is wrong, and whether it finds the changed parameters again.
 
-A scenario's engine serves Poisson traffic in simulated time, and its page of metrics (following/replayed.py) is read
+A world's engine serves Poisson traffic in simulated time, and its page of metrics (following/replayed.py) is read
 every 5 s: months pass in minutes.
 
     python -m dsim.benchmarks.follow                 # the changes, each at minute 90
@@ -30,7 +30,7 @@ from dsim.following.sources.sample import Sample
 from dsim.following.store import Lines
 from dsim.following.windows import SECONDS, Scrape, Window
 from dsim.results.engine_metrics import EDGES
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 from dsim.traces import Trace
 
 INTERVAL, CHANGE, HOURS = 5.0, 90.0, 3.5  # s; minutes; hours of a run
@@ -47,10 +47,10 @@ PAGES = {
 
 @dataclass(frozen=True)
 class Server:
-    """Scenario, engine's page and traffic."""
+    """World, engine's page and traffic."""
 
     name: str
-    scenario: Scenario
+    world: World
     page: str
     rate: float  # req/s
     flag: str  # with a changed flag
@@ -59,14 +59,14 @@ class Server:
 SERVERS = {
     "vllm": Server(
         "DiffusionGemma, vLLM's page",
-        Scenario(trace="", policy="vllm-diffusion", profile="h200x2-diffusiongemma/vllm"),
+        World(trace="", policy="vllm-diffusion", profile="h200x2-diffusiongemma/vllm"),
         "vllm",
         1.0,
         "vllm-diffusion,max_num_seqs=1",
     ),
     "sglang": Server(
         "SDAR-8B, SGLang's page",
-        Scenario(trace="", policy="sglang-fdfo", profile="h100-sdar-8b/sglang"),
+        World(trace="", policy="sglang-fdfo", profile="h100-sdar-8b/sglang"),
         "sglang",
         1.0,
         "sglang-fdfo,max_running_requests=2",
@@ -116,12 +116,12 @@ def traffic(rate: float, seconds: float, seed: int) -> Trace:
     return Trace("traffic", time_ - time_[0], *lengths)
 
 
-def pages(server: Server, scenario: Scenario, rate: float, begin: float, seconds: float, seed: int) -> list[Sample]:
+def pages(server: Server, world: World, rate: float, begin: float, seconds: float, seed: int) -> list[Sample]:
     """A stretch, counters from 0. begin: s since 1970."""
     trace = traffic(rate, RUN_IN + seconds, seed)
-    setting = scenario.setting()
+    setting = world.setting()
     recorder = Recorder(setting)
-    result = replace(scenario, seed=seed).simulate_whole(trace, recorder.append)
+    result = replace(world, seed=seed).simulate_whole(trace, recorder.append)
     at = RUN_IN + np.arange(0.0, seconds, INTERVAL)
     steps = recorder.steps()
     found = samples_of(result, trace, steps, at, ENDS, server.page)
@@ -129,7 +129,7 @@ def pages(server: Server, scenario: Scenario, rate: float, begin: float, seconds
         replace(
             s,
             time=begin + s.time - RUN_IN,
-            num_engines=scenario.replicas,
+            num_engines=world.replicas,
             counters={n: s.counters[n] for n in PAGES[server.page]},
         )
         for s in found
@@ -160,7 +160,7 @@ def joined(parts: Iterable[list[Sample]], read: Sample | None = None) -> Iterato
 
 def followed_by(server: Server, folder: Path) -> Follower:
     """Continues from its folder."""
-    followed = Followed(server.scenario, ("twin",), INTERVAL, most_bytes=1 << 30, outlook=False)
+    followed = Followed(server.world, ("twin",), INTERVAL, most_bytes=1 << 30, outlook=False)
     return Follower(followed, folder, tell=lambda line: print(line, file=sys.stderr, flush=True))
 
 
@@ -173,22 +173,22 @@ def follow(follower: Follower, samples: Iterable[Sample]) -> list[dict[str, Any]
 def changed(server: Server, change: Change, seed: int = 7) -> dict[str, Any]:
     """A change at minute CHANGE: when alarms came, which parameters were found."""
     if change.tight:
-        server = replace(server, scenario=replace(server.scenario, policy=server.flag))
-    setting = server.scenario.setting()
-    after = replace(server.scenario, replicas=change.replicas)
+        server = replace(server, world=replace(server.world, policy=server.flag))
+    setting = server.world.setting()
+    after = replace(server.world, replicas=change.replicas)
     if change.factors != NOTHING:
         profile = scaled(setting, change.factors)
         after = replace(after, profile=profile_name(replace(profile, name="changed")))
     zero, seconds = 1.8e9, CHANGE * 60
-    stages = [(0.0, server.scenario, 1.0), (seconds, after, change.rate)]
+    stages = [(0.0, server.world, 1.0), (seconds, after, change.rate)]
     if change.flag:
         stages[1 if not change.flag_after else 2 :] = [
             (seconds + 60 * change.flag_after, replace(after, policy=server.flag), change.rate)
         ]
     ends = [*(begin for begin, *_ in stages[1:]), HOURS * 3600]
     parts = [
-        pages(server, scenario, server.rate * rate, zero + begin, end - begin, seed + index)
-        for index, ((begin, scenario, rate), end) in enumerate(zip(stages, ends, strict=True))
+        pages(server, world, server.rate * rate, zero + begin, end - begin, seed + index)
+        for index, ((begin, world, rate), end) in enumerate(zip(stages, ends, strict=True))
     ]
     # Syncing a disk would take most of the time.
     memory = Path("/dev/shm")
@@ -227,7 +227,7 @@ def unchanged(server: Server, days: float, folder: Path, seed: int = 100) -> dic
         read = None if follower.last is None else follower.last.samples[0]
         if read is not None and read.time > begin + length - 1.5 * INTERVAL:
             continue
-        own = pages(server, server.scenario, server.rate, begin, length, seed + day)
+        own = pages(server, server.world, server.rate, begin, length, seed + day)
         follow(follower, joined([own], read))
         print(f"{server.name}: day {day + 1} is over", file=sys.stderr, flush=True)
     records = list(Lines(folder / "windows", 1 << 30))
@@ -243,11 +243,11 @@ def bound(server: Server, days: float = 0.5) -> dict[str, Any]:
 
     That is the Cramer-Rao bound for normal figures whose means move with the price, at constant covariance.
     """
-    setting = server.scenario.setting()
+    setting = server.world.setting()
     told, logs, residuals = [], [], []
     for seed, log in enumerate(np.linspace(-0.1, 0.1, 9)):
         profile = replace(scaled(setting, Factors(price=float(np.exp(log)))), name="changed")
-        own = replace(server.scenario, profile=profile_name(profile))
+        own = replace(server.world, profile=profile_name(profile))
         samples = pages(server, own, server.rate, 1.8e9, days * 86400, seed)
         length = round(SECONDS / INTERVAL)
         windows = [Window(tuple(samples[i : i + length + 1])) for i in range(0, len(samples) - length, length)]
@@ -258,7 +258,7 @@ def bound(server: Server, days: float = 0.5) -> dict[str, Any]:
             residuals = [
                 (
                     float(one.window.gauge("running").mean()),
-                    predict(server.scenario, setting, one).residuals["step_time"][0],
+                    predict(server.world, setting, one).residuals["step_time"][0],
                 )
                 for one in seen
             ]

@@ -21,7 +21,7 @@ from dsim.benchmarks.vllm_diffusion.trace import BURST, lines_of
 from dsim.following.follower import Followed, Follower
 from dsim.following.sources.engines import READ, SETTINGS, sample_of
 from dsim.following.windows import Scrape
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 from dsim.traces import synth
 
 ZERO = 1.8e9  # s since 1970
@@ -57,11 +57,9 @@ def recorded(path: Path) -> Pages:
     return [(page["time"] - pages[0]["time"], page["page"]) for page in pages]
 
 
-def follow(
-    pages: Iterable[tuple[float, str]], scenario: Scenario, folder: Path, window: float
-) -> Iterator[dict[str, Any]]:
+def follow(pages: Iterable[tuple[float, str]], world: World, folder: Path, window: float) -> Iterator[dict[str, Any]]:
     """Returns the windows' records."""
-    followed = Followed(scenario, ("recorded",), INTERVAL, window, requests=LEAST, outlook=False)
+    followed = Followed(world, ("recorded",), INTERVAL, window, requests=LEAST, outlook=False)
     follower = Follower(followed, folder, tell=lambda line: print(f"# {line}"))
     for when, page in pages:
         record = follower.add(Scrape(ZERO + when, (sample_of(page, ZERO + when, "recorded"),)))
@@ -87,12 +85,12 @@ def ways(first: Pages, flag: Pages, limit: float) -> dict[str, Pages]:
 def follow_both(asked: argparse.Namespace) -> None:
     first, flag = (recorded(asked.folder / f"{name}.pages") for name in ("first", "flag"))
     write_recorded(asked.folder / "pages.jsonl.xz", {"first": first, "flag": flag})
-    scenario = Scenario(trace="", policy=asked.policy, profile=str(asked.folder / "vllm.json"))
+    world = World(trace="", policy=asked.policy, profile=str(asked.folder / "vllm.json"))
     _, limit = (float(x) for x in asked.changes.split(","))
     for name, pages in ways(first, flag, limit).items():
         print(f"# {name}: traffic changes at {asked.changes.partition(',')[0]} s, the limit at {limit:g} s")
         with tempfile.TemporaryDirectory() as folder:
-            for record in follow(pages, scenario, Path(folder), asked.window):
+            for record in follow(pages, world, Path(folder), asked.window):
                 residuals = {n: round(of[0], 3) for n, of in record["residuals"].items() if of[0] is not None}
                 print(json.dumps({
                     "begin": round(record["begin"] - ZERO), "end": round(record["end"] - ZERO),

@@ -11,7 +11,7 @@ import numpy as np
 
 from dsim.planner.replicate import student
 from dsim.results.metrics import Summary
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 from dsim.traces import synth
 
 RATES = (0.5, 4.0, 6.0, 8.0, 12.0, 20.0)  # req/s
@@ -39,9 +39,9 @@ class Cell:
 def cell(policy: str, rate: float, profile: str, num_requests: int, seeds: int) -> Cell:
     runs = []
     for seed in range(seeds):
-        scenario = Scenario("azure-conv", policy=policy, profile=profile, slos=SLOS, seed=seed)
+        world = World("azure-conv", policy=policy, profile=profile, slos=SLOS, seed=seed)
         requests = synth("poisson", rate, lengths="sharegpt", num_requests=num_requests, seed=seed)
-        runs.append(scenario.run(requests))
+        runs.append(world.run(requests))
     return Cell(runs)
 
 

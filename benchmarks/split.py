@@ -8,7 +8,7 @@ from functools import cache
 
 from dsim.benchmarks.tables import print_named, table
 from dsim.results.metrics import Summary
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 
 GPUS, OUTPUT, REQUESTS = 4, 256, 600
 LINK = "450GB/s,10us"
@@ -21,13 +21,13 @@ ENGINES = {  # policy, profile
 LAYOUTS = (0, 1, 2)  # GPUs of the prefill pool
 
 
-def scenario(engine: str, prompt: int, block: int, prefill: int, rate: float, link: str = LINK) -> Scenario:
+def world(engine: str, prompt: int, block: int, prefill: int, rate: float, link: str = LINK) -> World:
     """Requests of one length on GPUS replicas, `prefill` of them in a prefill pool."""
     policy, profile = ENGINES[engine]
     policy = policy.format(block)
     counts = {"prefill": prefill, "decode": GPUS - prefill}
     pools = tuple(f"{name}:{count}@{profile},{policy}" for name, count in counts.items() if count)
-    return Scenario(
+    return World(
         "azure-conv", pools=pools, links=(link,) if prefill else (), router="least-tokens", arrival="poisson",
         rate=rate, lengths=f"fixed:{prompt},{OUTPUT}", num_requests=REQUESTS,
     )  # fmt: skip
@@ -36,12 +36,12 @@ def scenario(engine: str, prompt: int, block: int, prefill: int, rate: float, li
 @cache
 def capacity(engine: str, prompt: int, block: int) -> float:
     """req/s of GPUS replicas without a prefill pool, if all arrive at once."""
-    return float(scenario(engine, prompt, block, 0, 1000.0).run().request_throughput)
+    return float(world(engine, prompt, block, 0, 1000.0).run().request_throughput)
 
 
 def served(engine: str, prompt: int, block: int, load: float) -> list[Summary]:
     rate = load * capacity(engine, prompt, block)
-    return [scenario(engine, prompt, block, prefill, rate).run() for prefill in LAYOUTS]
+    return [world(engine, prompt, block, prefill, rate).run() for prefill in LAYOUTS]
 
 
 def cells(runs: list[Summary]) -> Iterable[str]:
@@ -102,7 +102,7 @@ def links() -> None:
     """Links of several bandwidths, prompts of 8,192 tokens on LMDeploy at 50 % of the capacity, 2 + 2 GPUs."""
     rows, rate = [], 0.5 * capacity("LMDeploy", 8192, 32)
     for link in ("inf", LINK, "50GB/s,10us", "12.5GB/s,50us", "12.5GB/s,50us,overlap=true"):
-        run = scenario("LMDeploy", 8192, 32, 2, rate, link).run()
+        run = world("LMDeploy", 8192, 32, 2, rate, link).run()
         rows.append(
             [f"`{link}`", f"{run.ttft_ms.p50:.0f} ms", f"{run.ttft_ms.p90:.0f} ms", f"{run.tpot_ms.p90:.1f} ms"]
         )

@@ -16,7 +16,7 @@ from .declared import Opt, Question, Watch
 if TYPE_CHECKING:
     from ..planner.capacity import Capacity
     from ..planner.replicate import Interval
-    from ..results.scenario import Scenario
+    from ..results.world import World
     from .objects import PolicyLike
 
 
@@ -55,9 +55,9 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
     curve: bool = True
     out: A[str | Path | None, q.out("Write capacity.json and report.html.")] = None
 
-    def resolve(self) -> "Scenario":
+    def resolve(self) -> "World":
         """The world without a rate, which the search varies."""
-        from ..results.scenario import on_fleet
+        from ..results.world import on_fleet
 
         words = self.fleet_words([q.name_of(self.policy)] if self.sets("policy") else None)
         worlds = q.worlds_of(self, self.policy, self.profile, rate=None, num_requests=None)
@@ -76,24 +76,24 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
 
         runs = measured_runs(self.measured, self.slos, self.attainment, not self.missing_fails)
         folder = StoreFolder(self.folder, CAPACITY, force=self.force)
-        scenario = self.resolve()
-        check_num(self.ensemble, [scenario])
-        warn(watch, scenario)
-        warn_of_yields(watch, scenario)
+        world = self.resolve()
+        check_num(self.ensemble, [world])
+        warn(watch, world)
+        warn_of_yields(watch, world)
         size = {name: getattr(self, name) for name in ("rate", "replicas", "max_replicas")}
         search = {name: getattr(self, name) for name in ("precision", "attainment", "num_requests")}
         how = {name: getattr(self, name) for name in ("curve", "gpu_hour", "currency", "jobs", "ray")}
         try:
             with folder, watch.bar("capacity", "replays", note="starting") as bar:
-                folder.begin("capacity", asked_of(scenario, **size, **search))
+                folder.begin("capacity", asked_of(world, **size, **search))
                 capacity = sized(
-                    scenario, **size, **search, **how, command=watch.command(), memo=folder.memo,
+                    world, **size, **search, **how, command=watch.command(), memo=folder.memo,
                     progress=partial(_progress, bar, self.precision),
                 )  # fmt: skip
-                notes = tuple(profile_notes(scenario.of_each_pool()))
+                notes = tuple(profile_notes(world.of_each_pool()))
                 capacity = replace(capacity, measured=tuple(runs), notes=notes)
                 if self.ensemble is not None:
-                    fleet = replace(scenario, replicas=capacity.replicas)
+                    fleet = replace(world, replicas=capacity.replicas)
                     with Pool(self.jobs, self.ray) as pool:
                         drawn = capacities(
                             fleet, self.ensemble, attainment=self.attainment, num_requests=capacity.num_requests,

@@ -9,7 +9,7 @@ from ..engine.errors import DsimError
 if TYPE_CHECKING:
     from ..results.metrics import Summary
     from ..results.run_info import RunInfo
-    from ..results.scenario import Scenario
+    from ..results.world import World
     from ..sim.setting import Setting
     from ..traces import Trace
     from .declared import Watch
@@ -18,26 +18,26 @@ MOST_SAID = 8  # warnings of a kind
 LEAST = 0.99  # share of requests within SLOs without a statistic
 
 
-def warn(watch: "Watch", *scenarios: "Scenario") -> None:
+def warn(watch: "Watch", *worlds: "World") -> None:
     """Of their traces, in general and for their policies."""
     from ..engine.prefix import caches_prefixes
     from ..traces.prefixes import warning
 
     lines: list[str | None] = []
-    for scenario in scenarios:
-        source, num = scenario.source(), scenario.num_requests or 0
+    for world in worlds:
+        source, num = world.source(), world.num_requests or 0
         lines += source.notes.warnings
         if num > len(source):
             lines.append(f"{source.name} holds {len(source)} requests and the run asks for {num}: it begins again")
-        named = source if scenario.lengths is None else replace(source, extras={})
-        lines.append(warning(named, scenario.router, caches_prefixes(scenario.parsed_policy())))
+        named = source if world.lengths is None else replace(source, extras={})
+        lines.append(warning(named, world.router, caches_prefixes(world.parsed_policy())))
     watch.warn(filter(None, dict.fromkeys(lines)))
 
 
-def warn_of_yields(watch: "Watch", *scenarios: "Scenario") -> None:
+def warn_of_yields(watch: "Watch", *worlds: "World") -> None:
     """Of settings that the profiles do not cover."""
     # A server's requests are unknown yet.
-    warn_of_runs(watch, [(s.setting(), s.source() if s.trace else None) for s in scenarios])
+    warn_of_runs(watch, [(s.setting(), s.source() if s.trace else None) for s in worlds])
 
 
 def warn_of_runs(watch: "Watch", runs: Iterable[tuple["Setting", "Trace | None"]]) -> None:
@@ -50,14 +50,14 @@ def warn_of_runs(watch: "Watch", runs: Iterable[tuple["Setting", "Trace | None"]
     watch.warn(lines)
 
 
-def stopped(run: "RunInfo", scenarios: Sequence["Scenario"]) -> str:
+def stopped(run: "RunInfo", worlds: Sequence["World"]) -> str:
     """How far an interrupted run came; empty for a whole one."""
     if not run.interrupted:
         return ""
     last, num = run.policies[-1], run.trace.num_requests
     line = f"Interrupted: {last.policy} had served {last.completed} of {num} requests"
-    waiting = len(scenarios) - len(run.policies)
-    return f"{line}, and {waiting} of {len(scenarios)} policies were not begun" if waiting else line
+    waiting = len(worlds) - len(run.policies)
+    return f"{line}, and {waiting} of {len(worlds)} policies were not begun" if waiting else line
 
 
 def missed_slos(policies: Sequence["Summary"]) -> list[str]:

@@ -65,8 +65,8 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
         from ..following.sources.growing import AccessLog
         from ..following.sources.scrape import Target
         from ..following.watch import FILES, Following, Watcher, open_folder, state_of
-        from ..results.scenario import Scenario
         from ..results.slo import Slo
+        from ..results.world import World
         from .objects import profile_name, spec_of
 
         urls = list(self.urls)
@@ -75,14 +75,14 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
         policy = spec_of(self.policy)
         values = q.world_fields(self, [policy])
         values = {name: value for name, value in values.items() if name not in ("columns", "only", "time_unit")}
-        scenario = Scenario(trace="azure-conv", policy=policy, profile=profile_name(self.profile), **values)
+        world = World(trace="azure-conv", policy=policy, profile=profile_name(self.profile), **values)
         for text in self.slos:
             Slo.parse(text).check_class(())
         followed = Followed(
-            scenario, tuple(target.url for target in targets), self.interval, self.window, self.min_requests,
+            world, tuple(target.url for target in targets), self.interval, self.window, self.min_requests,
             self.attainment,
         )  # fmt: skip
-        scenario.setting().check()
+        world.setting().check()
         log, log_path = None, q.path_of(self.access_log)
         if log_path is not None:
             log = AccessLog(log_path, self.columns, self.only, self.time_unit, watch.say)

@@ -66,8 +66,8 @@ class ImportQuestion(q.OfFile, q.Forced, Question["RunResult"]):
         from ..report.run import RunResult
         from ..results.run import read_run
         from ..results.run_info import FILES
-        from ..results.scenario import MAX_REPLICAS
         from ..results.slo import Slo
+        from ..results.world import MAX_REPLICAS
 
         q.check_range("replicas", self.replicas, 1, MAX_REPLICAS)
         alone = self.trace is None  # these options are then the log's

@@ -41,7 +41,7 @@ def _fields(spec: str, allow_code: Sequence[Any]) -> Answer[None]:
     """By axis, with values and the paper or file that the policy follows."""
     from ..engine.part import AXES, fields_of
     from ..engine.policy import name_of, parse, preset_of
-    from ..results.scenario import named_code
+    from ..results.world import named_code
 
     code = named_code([spec], allow_code)
     policy, preset = parse(spec, code), preset_of(name_of(spec), spec, code)

@@ -18,10 +18,10 @@ from .declared import Opt, Question, Watch
 if TYPE_CHECKING:
     from ..device.on_device import LiveSetting
     from ..report.run import RunResult
-    from ..results.scenario import Scenario
+    from ..results.world import World
     from .objects import PolicyLike, ProfileLike
 
-# Options of a scenario that a device cannot honour.
+# Options of a world that a device cannot honour.
 UNSUPPORTED = ("yields", "frontend", "router", "concurrency", "sessions", "drain")
 WITH_RECORDS = ("tiny", "tiny-both-ways")  # shipped, trained on own prompts
 
@@ -63,7 +63,7 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult
     slos: A[Sequence[str], q.SLO] = ()
     out: A[str | Path | None, q.RUN_OUT] = None
 
-    def resolve(self) -> "list[Scenario]":
+    def resolve(self) -> "list[World]":
         """One world a policy."""
         profile = choices.PROFILE if self.profile is None else self.profile
         return q.worlds_of(self, "lmdeploy-bd32" if self.policy == () else self.policy, profile)
@@ -72,33 +72,33 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult
         from ..planner.record import record
         from ..results.run_info import FILES
 
-        scenarios = self.resolve()
-        first = scenarios[0]
+        worlds = self.resolve()
+        first = worlds[0]
         for name in UNSUPPORTED:
             value, default = getattr(first, name), getattr(type(first), name)
             if value != default:
                 raise DsimError(f"{name} is {quoted(value)}, expected {quoted(default)}: a device supports no other")
-        for scenario in scenarios:
-            scenario.parsed_policy()
+        for world in worlds:
+            world.parsed_policy()
         requests = first.requests()
-        warn(watch, *scenarios)
+        warn(watch, *worlds)
         live = self._setting(first)
-        for scenario in scenarios:
-            live.check(scenario)
+        for world in worlds:
+            live.check(world)
         about = live.about()
         temporary, folder = q.kept_folder(self.folder, watch)
         with watch.bar("live", "requests") as bar:
             run = record(
-                scenarios, requests, live.serve, out=folder, force=self.force, keeps=True,
+                worlds, requests, live.serve, out=folder, force=self.force, keeps=True,
                 about=lambda results: {**about(results), "command": watch.command()},
-                watch=watch_runs(bar, len(scenarios), len(requests), "warming up"),
+                watch=watch_runs(bar, len(worlds), len(requests), "warming up"),
             )  # fmt: skip
         return Answer(
             value=replace(run, temporary=temporary), out=self.folder, files=FILES,
-            interrupted=stopped(run, scenarios), failure=run.failure,
+            interrupted=stopped(run, worlds), failure=run.failure,
         )  # fmt: skip
 
-    def _setting(self, scenario: "Scenario") -> "LiveSetting":
+    def _setting(self, world: "World") -> "LiveSetting":
         """The model and what answers its requests, checked before anything is measured."""
         from ..device.on_device import LiveSetting
         from ..live.config_file import named  # loads PyTorch, as the next
@@ -106,7 +106,7 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult
         from ..live.weights import is_canvas
         from ..profiler.measure import open_any
 
-        sampling = Sampling(self.temperature, scenario.seed) if self.temperature else None
+        sampling = Sampling(self.temperature, world.seed) if self.temperature else None
         if sampling is not None and self.graphs:
             raise DsimError("--graphs captures steps that take the likeliest tokens, and --temperature draws them")
         name, settings = named(self.model, self.random_weights, self.mask_token_id, self.block_length)
@@ -115,9 +115,9 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult
                 f"{name}: its canvases are drawn by the checkpoint's own rule, and --temperature {self.temperature:g} "
                 "is of decoders"
             )
-        loaded = open_any(name, self.device, scenario.seed, self.graphs, settings)
+        loaded = open_any(name, self.device, world.seed, self.graphs, settings)
         commits, prompts = self.commits or ("model" if loaded.trained else "twin"), self.prompts
-        profile = None if self.profile is None else scenario.loaded_profile()
+        profile = None if self.profile is None else world.loaded_profile()
         if commits == "model" and prompts is None:
             if not loaded.trained or name not in WITH_RECORDS:
                 raise DsimError(f"commits is model and no prompts are given: expected --prompts FILE for {name}")

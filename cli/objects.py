@@ -16,7 +16,7 @@ from ..engine.policy import Policy, parse
 from ..files.read import quoted
 from ..files.write import write_whole
 from ..profiler.profile import Profile, to_json
-from ..results.scenario import named_code
+from ..results.world import named_code
 from ..traces import Trace, load
 
 if TYPE_CHECKING:

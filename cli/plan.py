@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..planner.plan_result import Planned
     from ..planner.purchase import Horizon
     from ..profiler.profile import Profile
-    from ..results.scenario import Scenario
+    from ..results.world import World
     from .objects import PolicyLike, ProfileLike
 
 
@@ -144,7 +144,7 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
         from ..planner.quality import load_table, parse_share
         from ..planner.record import profile_notes
         from ..planner.uncertain_fleet import plan_ensemble
-        from ..results.scenario import Scenario, different
+        from ..results.world import World, different
         from .objects import spec_of
 
         horizon = self._horizon()
@@ -153,16 +153,16 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
         check_num(self.ensemble)
         specs = different(list(map(spec_of, self.policies)))
         sheets, profiles = self._profiles(specs)
-        [scenario] = q.worlds_of(self, Scenario.policy, choices.PROFILE, named=specs, rate=None, num_requests=None)
+        [world] = q.worlds_of(self, World.policy, choices.PROFILE, named=specs, rate=None, num_requests=None)
         candidates, left_out = candidates_of(
-            scenario, specs, profiles, prices(self.gpu_hour), min_quality=parse_share(self.min_quality),
-            quality_table=load_table(self.quality_table, scenario.allow_code), as_given=self.as_given,
+            world, specs, profiles, prices(self.gpu_hour), min_quality=parse_share(self.min_quality),
+            quality_table=load_table(self.quality_table, world.allow_code), as_given=self.as_given,
             change_answers=self.change_answers, research=self.research,
         )  # fmt: skip
         size = {name: getattr(self, name) for name in ("rate", "attainment", "max_replicas", "num_requests")}
-        inputs = inputs_of(scenario, candidates, **size)
+        inputs = inputs_of(world, candidates, **size)
         folder = StoreFolder(self.folder, PLAN, force=self.force)
-        _warn(watch, scenario, specs, candidates)
+        _warn(watch, world, specs, candidates)
         try:
             with watch.bar("plan", "replays", note="starting") as bar, folder:
 
@@ -172,20 +172,20 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
                 folder.begin("plan", inputs)
                 more = {name: getattr(self, name) for name in ("spare", "today", "currency", "jobs", "ray")}
                 planned = plan(
-                    scenario, candidates, left_out, **size, **more, horizon=horizon, command=watch.command(),
+                    world, candidates, left_out, **size, **more, horizon=horizon, command=watch.command(),
                     memo=folder.memo, progress=progress,
                 )  # fmt: skip
                 if self.ensemble is not None:
                     with Pool(self.jobs, self.ray) as pool:
                         drawn = plan_ensemble(
-                            planned, scenario, candidates, self.ensemble, attainment=self.attainment, pool=pool,
+                            planned, world, candidates, self.ensemble, attainment=self.attainment, pool=pool,
                             memo=folder.memo, progress=partial(progress, "asking drawn profiles"),
                         )  # fmt: skip
                     planned = replace(planned, ensemble=drawn)
-                ahead = posed_fleets(replace(scenario, rate=planned.rate), candidates, planned.ranking[:2])
+                ahead = posed_fleets(replace(world, rate=planned.rate), candidates, planned.ranking[:2])
                 planned = replace(
                     planned, notes=(*planned.notes, *profile_notes(ahead)),
-                    measured=measured_log(replace(scenario, num_requests=None)),
+                    measured=measured_log(replace(world, num_requests=None)),
                 )  # fmt: skip
                 written = _write(folder, planned, sheets)
         except KeyboardInterrupt:
@@ -225,7 +225,7 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
         from ..planner.candidates import name_their_profiles
         from ..planner.prices import from_sheets
         from ..profiler.profile import Profile, load
-        from ..results.scenario import different
+        from ..results.world import different
 
         gpus = ",".join(self.gpu)
         if gpus and self.profiles:
@@ -261,15 +261,13 @@ def _write(folder: "StoreFolder", planned: "Planned", sheets: "Sequence[Profile]
     return [*files, *([f"{DEPLOY}/"] if launch else []), *profiles]
 
 
-def _warn(watch: Watch, scenario: "Scenario", specs: list[str], candidates: "Sequence[PlanCandidate]") -> None:
+def _warn(watch: Watch, world: "World", specs: list[str], candidates: "Sequence[PlanCandidate]") -> None:
     """Of the trace, and of each policy on its first profile."""
     from ..engine.policy import parse
     from ..profiler.placed import placed
     from ..sim.setting import Setting
 
-    code, source = scenario.allow_code, scenario.source()
-    warn(watch, *(replace(scenario, policy=spec) for spec in specs or [scenario.policy]))
+    code, source = world.allow_code, world.source()
+    warn(watch, *(replace(world, policy=spec) for spec in specs or [world.policy]))
     on_first = {placed(c.policy)[0]: c.profile for c in reversed(candidates)}
-    warn_of_runs(
-        watch, [(Setting(parse(spec, code), own, scenario.workload), source) for spec, own in on_first.items()]
-    )
+    warn_of_runs(watch, [(Setting(parse(spec, code), own, world.workload), source) for spec, own in on_first.items()])

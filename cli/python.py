@@ -9,7 +9,7 @@ from ..engine.policy import Policy, parse
 from ..profiler.profile import load as read_profile
 from ..report.run import RunResult
 from ..results.run import read_run
-from ..results.scenario import named_code
+from ..results.world import named_code
 from ..traces import load as read_trace
 from .capacity import CapacityQuestion
 from .compare import CompareQuestion

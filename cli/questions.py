@@ -1,4 +1,4 @@
-"""Fields that several questions share, and the scenarios that they ask about."""
+"""Fields that several questions share, and the worlds that they ask about."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
@@ -14,7 +14,7 @@ from .declared import Opt, Watch
 
 if TYPE_CHECKING:
     from ..results.fleet_file import FleetWords
-    from ..results.scenario import Scenario
+    from ..results.world import World
     from .objects import PolicyLike, ProfileLike, TraceLike
 
 # The panels of a command's help, in order.
@@ -325,14 +325,14 @@ def path_of(path: str | Path | None) -> Path | None:
 
 
 def world_fields(question: Any, policies: Sequence[str]) -> dict[str, Any]:
-    """A question's fields of a Scenario; policies: named by the user, so that their code may be loaded."""
-    from ..results.scenario import Scenario, named_code
+    """A question's fields of a World; policies: named by the user, so that their code may be loaded."""
     from ..results.slo import Slo
+    from ..results.world import World, named_code
 
     of_files = question.allow_code or any(".py:" in spec or spec.endswith(".toml") for spec in policies)
     if getattr(question, "check_rules", False) and policies and not of_files:
         raise DsimError(f"--check-rules is given and --policy is {', '.join(policies)}, expected one of a file")
-    shared = {field.name for field in fields(question)} & {field.name for field in fields(Scenario)} - FLEET_FIELDS
+    shared = {field.name for field in fields(question)} & {field.name for field in fields(World)} - FLEET_FIELDS
     return {name: getattr(question, name) for name in shared} | {
         "slos": tuple(str(Slo.parse(text)) for text in question.slos),
         "missing_passes": not question.missing_fails,
@@ -340,20 +340,20 @@ def world_fields(question: Any, policies: Sequence[str]) -> dict[str, Any]:
     }
 
 
-# Of a Scenario, from FleetWords or named by each question.
+# Of a World, from FleetWords or named by each question.
 FLEET_FIELDS = {"trace", "policy", "profile", "replicas", "pools", "links", "decider", "scaler", "startup"}
 
 
 def worlds_of(
     question: Any, policies: "PolicyLike | Sequence[PolicyLike]", profile: "ProfileLike", *,
     named: Sequence[str] = (), **more: Any,
-) -> "list[Scenario]":  # fmt: skip
+) -> "list[World]":  # fmt: skip
     """One a policy, in names and files, which other processes can read.
 
     named: further policies of the user, whose code may be loaded. more: other values than the question's.
     """
     from ..planner.grid import check_together
-    from ..results.scenario import Scenario, different
+    from ..results.world import World, different
     from .objects import READING, profile_name, spec_of, trace_name
 
     specs = different(list(map(spec_of, listed(policies))))
@@ -361,7 +361,7 @@ def worlds_of(
     if not isinstance(question.trace, str | Path):  # read with these options
         values = {name: value for name, value in values.items() if name not in READING}
     values |= {"trace": trace_name(question.trace, vars(question)), "profile": profile_name(profile)}
-    first = Scenario(**{**values, "policy": specs[0], **more})
+    first = World(**{**values, "policy": specs[0], **more})
     check_together(first)
     return [replace(first, policy=spec) for spec in specs]
 

@@ -18,7 +18,7 @@ from .declared import Opt, Question, Watch
 if TYPE_CHECKING:
     from ..report.run import RunResult
     from ..results.run import Run
-    from ..results.scenario import Scenario
+    from ..results.world import World
     from .objects import PolicyLike
 
 
@@ -79,9 +79,9 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["RunResult
         """As named; none for the default."""
         return [q.name_of(policy) for policy in q.listed(self.policy)]
 
-    def resolve(self) -> "list[Scenario]":
+    def resolve(self) -> "list[World]":
         """One world a policy."""
-        from ..results.scenario import on_fleet, replicas_of
+        from ..results.world import on_fleet, replicas_of
 
         words = self.fleet_words(self.specs or None, scaler=self.scaler, startup=str(self.startup))
         policies = choices.POLICY if self.policy == () else self.policy
@@ -103,28 +103,28 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["RunResult
         from ..results.run import read_run
         from ..results.run_info import FILES
 
-        scenarios = self.resolve()
-        requests = scenarios[0].requests()
-        warn(watch, *scenarios)
-        warn_of_yields(watch, *scenarios)
+        worlds = self.resolve()
+        requests = worlds[0].requests()
+        warn(watch, *worlds)
+        warn_of_yields(watch, *worlds)
         if self.gpu_hour is not None:
-            about["cost"] = fleet_cost(scenarios, self.gpu_hour, self.currency)
+            about["cost"] = fleet_cost(worlds, self.gpu_hour, self.currency)
         if self.ensemble is not None:
             from ..planner.backend import Pool
             from ..planner.ensemble import check_num, ensemble  # loads SciPy
 
-            check_num(self.ensemble, scenarios)
+            check_num(self.ensemble, worlds)
             with watch.bar("ensemble", "replays", note="starting") as bar, Pool(jobs=self.jobs) as pool:
-                drawn = ensemble(scenarios, requests, self.ensemble, pool=pool, progress=bar.update)
+                drawn = ensemble(worlds, requests, self.ensemble, pool=pool, progress=bar.update)
             about["ensemble"] = drawn
         serve = partial(in_twin, threads=self.jobs or os.cpu_count() or 1)
         with watch.bar("replay", "requests") as bar:
             run = record(
-                scenarios, requests, serve, out=self.folder, force=self.force,
-                watch=watch_runs(bar, len(scenarios), len(requests), "starting", " simulated"),
+                worlds, requests, serve, out=self.folder, force=self.force,
+                watch=watch_runs(bar, len(worlds), len(requests), "starting", " simulated"),
                 about=lambda results: {
-                    **about, "shortages": shortages(scenarios[: len(results)], requests),
-                    "measured": measured_log(scenarios[0], columns_of(scenarios, results)),
+                    **about, "shortages": shortages(worlds[: len(results)], requests),
+                    "measured": measured_log(worlds[0], columns_of(worlds, results)),
                 },
             )  # fmt: skip
         if self.folder is None:
@@ -132,11 +132,11 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["RunResult
 
             def replayed_again() -> "Run":
                 assert folder is not None
-                record(scenarios, requests, in_twin, out=folder)
-                return read_run(folder, scenarios[0].allow_code)
+                record(worlds, requests, in_twin, out=folder)
+                return read_run(folder, worlds[0].allow_code)
 
             run = replace(run, open=replayed_again, temporary=temporary)
         return Answer(
-            value=run, out=self.folder, files=FILES, interrupted=stopped(run, scenarios),
+            value=run, out=self.folder, files=FILES, interrupted=stopped(run, worlds),
             missed=missed_slos(run.policies) if self.fail_on_slo else (),
         )  # fmt: skip

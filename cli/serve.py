@@ -16,7 +16,7 @@ from .declared import Opt, Question, Watch
 if TYPE_CHECKING:
     from ..engine.journal import Append
     from ..report.run import RunResult
-    from ..results.scenario import Scenario
+    from ..results.world import World
     from ..serve.open import Behind
 
 OF_A_MODEL = ("profile", "commits", "device", "graphs", "eos", "mask_token_id", "block_length")
@@ -92,19 +92,19 @@ class ServeQuestion(q.OnDevice, q.Coded, q.Forced, Question["RunResult"]):
                 option = f"--{name.replace('_', '-')} is {getattr(self, name)}"
                 raise DsimError(f"{option} and --twin is {self.twin}, expected --model with it")
         from ..results.run_info import FILES
-        from ..results.scenario import Scenario, named_code
+        from ..results.world import World, named_code
         from ..serve.serving import ServerOptions, serve_until_stopped
 
         server = ServerOptions(
             self.host, self.port, self.grace, self.allow_host, self.served_name, self.api_key, self.access_log
         )
-        scenario = Scenario(
+        world = World(
             trace="", policy=self.policy, profile=self.twin or choices.PROFILE, workload=self.workload,
             replicas=self.replicas, router=self.router, emit=self.emit, seed=self.seed, eos=self.eos,
             allow_code=named_code([self.policy, self.router], self.allow_code),
         )  # fmt: skip
         served = serve_until_stopped(
-            lambda append: self._open(scenario, append, watch), server, self.slos, self.policy, self.folder, self.force,
+            lambda append: self._open(world, append, watch), server, self.slos, self.policy, self.folder, self.force,
             watch.say,
         )  # fmt: skip
         return Answer(
@@ -113,16 +113,16 @@ class ServeQuestion(q.OnDevice, q.Coded, q.Forced, Question["RunResult"]):
             code=int(not served.started),  # uvicorn's log says why
         )  # fmt: skip
 
-    def _open(self, scenario: "Scenario", append: "Append | None", watch: Watch) -> "Behind":
+    def _open(self, world: "World", append: "Append | None", watch: Watch) -> "Behind":
         from ..serve.open import open_live, open_twin
 
         if self.twin is not None:
-            _ = scenario.fleet()  # refused before a line is printed
+            _ = world.fleet()  # refused before a line is printed
             watch.say(f"Loading the twin of {self.twin}, {self.policy}")
             behind = open_twin(
-                scenario, speed=self.speed, tokenizer=self.tokenizer, append=append, metrics_as=self.metrics_as
+                world, speed=self.speed, tokenizer=self.tokenizer, append=append, metrics_as=self.metrics_as
             )
-            warn_of_yields(watch, scenario)
+            warn_of_yields(watch, world)
             return behind
         from ..live.config_file import named  # loads PyTorch
         from ..profiler.measure import open_any
@@ -132,5 +132,5 @@ class ServeQuestion(q.OnDevice, q.Coded, q.Forced, Question["RunResult"]):
         name, settings = named(self.model, self.random_weights, self.mask_token_id, self.block_length)
         loaded = open_any(name, self.device, self.seed, self.graphs, settings)
         return open_live(
-            loaded, scenario, profile=profile, commits=self.commits, append=append, metrics_as=self.metrics_as
+            loaded, world, profile=profile, commits=self.commits, append=append, metrics_as=self.metrics_as
         )

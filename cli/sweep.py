@@ -1,4 +1,4 @@
-"""dsim sweep: run a grid or list of scenarios once each, and tabulate them."""
+"""dsim sweep: run a grid or list of worlds once each, and tabulate them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
@@ -14,7 +14,7 @@ from .declared import Opt, Question, Watch
 
 if TYPE_CHECKING:
     from ..planner.sweep import Sweep
-    from ..results.scenario import Scenario
+    from ..results.world import World
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class SweepQuestion(q.Somewhere, q.Forced, q.Coded, Question["Sweep"]):
     _: KW_ONLY
     ensemble: A[int | None, q.ENSEMBLE] = None
     jobs: A[int | None, q.JOBS] = None
-    quality: "Callable[[Scenario], float | None] | None" = None  # scores a scenario
+    quality: "Callable[[World], float | None] | None" = None  # scores a world
 
     def answer(self, watch: Watch) -> "Answer[Sweep]":
         from ..planner.sweep import FILES, sweep

@@ -15,7 +15,7 @@ from .declared import Opt, Question, Watch, words_of
 
 if TYPE_CHECKING:
     from ..planner.tuned import Tuned
-    from ..results.scenario import Scenario
+    from ..results.world import World
     from .objects import PolicyLike
 
 PASSED_ON = ("space", "trials", "min_quality", "quality_table", "gpu_hour", "currency", "gpus", "jobs", "ray")
@@ -67,34 +67,34 @@ class TuneQuestion(q.OnFleet, q.Paced, q.Somewhere, q.Priced, q.Forced, Question
     jobs: A[int, Opt("Replays at once; affects the search's result.", "N", "Execution")] = 1
     out: A[str | Path | None, q.out("Write policy.toml or fleet.toml, the trials and report.html.")] = None
 
-    def resolve(self) -> "Scenario":
+    def resolve(self) -> "World":
         """The world that the search varies; its policy stands for those that are tried."""
-        from ..results.scenario import Scenario, on_fleet, replicas_of
+        from ..results.world import World, on_fleet, replicas_of
 
         policies = [] if self.policy is None else [q.name_of(self.policy)]
         words = self.fleet_words(policies or None)
         replicas = replicas_of(policies, self.replicas)
-        worlds = q.worlds_of(self, Scenario.policy, self.profile, named=policies, replicas=replicas)
+        worlds = q.worlds_of(self, World.policy, self.profile, named=policies, replicas=replicas)
         [world] = on_fleet(worlds, words, named=self.fleet is None, searched=True)
         return world
 
     def answer(self, watch: Watch) -> "Answer[Tuned]":
         from ..planner.memo import StoreFolder
         from ..planner.tune import FILES, TUNE, tune
-        from ..results.scenario import Scenario
+        from ..results.world import World
         from .objects import profile_name, spec_of
 
         policy = None if self.policy is None else spec_of(self.policy)
-        scenario = self.resolve()
+        world = self.resolve()
         folder = StoreFolder(self.folder, TUNE, force=self.force)
-        dropped = (*SEARCHED, "router") if scenario.pools else SEARCHED
-        traffic = [field.name for field in fields(Scenario) if field.name not in dropped]
+        dropped = (*SEARCHED, "router") if world.pools else SEARCHED
+        traffic = [field.name for field in fields(World) if field.name not in dropped]
         named_profile = replace(self, profile=profile_name(self.profile))
         try:
             with folder, watch.bar("searching", note="starting") as bar:
-                warn(watch, scenario)
+                warn(watch, world)
                 tuned = tune(
-                    scenario, objectives=self.objectives or ("goodput",), policy=policy, num_draws=self.ensemble,
+                    world, objectives=self.objectives or ("goodput",), policy=policy, num_draws=self.ensemble,
                     folder=folder, command=watch.command("--ray"),
                     traffic_words=words_of(named_profile, [*traffic, "missing_fails"]),
                     progress=lambda doing, done, total, best: bar.update(done, total, doing, best),

@@ -102,7 +102,7 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         from ..files.write import write_whole
         from ..planner.memo import STORE, Memo
         from ..report.html import result_files
-        from ..results.scenario import Scenario, named_code
+        from ..results.world import World, named_code
         from .objects import profile_name, spec_of, trace_name
 
         begin = time.monotonic()
@@ -154,7 +154,7 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
             if not is_profiled:
                 profile = self._measured(loaded, parsed, both_ways, lambda phase, _: report(f"profile: {phase}"))
                 save(profile, file)
-            base = Scenario(
+            base = World(
                 trace=trace, policy=specs[0], profile=str(file), workload=self.workload, lengths=self.lengths,
                 num_requests=200, columns=self.columns if isinstance(self.trace, str | Path) else None, seed=self.seed,
                 allow_code=code,

@@ -8,8 +8,8 @@ import numpy as np
 from ..report.run import TIMES
 from ..results.metrics import Columns, Floats, Summary, latencies, statistic
 from ..results.run_info import LogRow, MeasuredLog
-from ..results.scenario import Scenario, arrived
 from ..results.slo import Slo
+from ..results.world import World, arrived
 from ..sim.twin import RunRecords
 from ..traces import Trace
 from ..traces.formats import MEASURED
@@ -17,18 +17,18 @@ from ..traces.formats import MEASURED
 STATS = ("p50", "p90", "p99")
 
 
-def measured_log(scenario: Scenario, predicted: Mapping[str, Columns] | None = None) -> MeasuredLog | None:
+def measured_log(world: World, predicted: Mapping[str, Columns] | None = None) -> MeasuredLog | None:
     """Latencies in the trace's own log; None if it has no times.
 
     predicted: request columns by policy, compared if the replay is of the log's traffic.
     """
-    source = scenario.source()
-    trace = source if scenario.num_requests is None else source.take(np.arange(min(scenario.num_requests, len(source))))
+    source = world.source()
+    trace = source if world.num_requests is None else source.take(np.arange(min(world.num_requests, len(source))))
     waited = _waited(trace)
     if waited is None:
         return None
     num_timed = int((~np.isnan(waited["e2el"])).sum())
-    summary = _summary(scenario, trace, waited)
+    summary = _summary(world, trace, waited)
     failed = source.notes.failed_in_trace if len(trace) == len(source) else 0
     if summary.slo_attainment is not None:  # of arrivals, as of a run
         summary = replace(summary, slo_attainment=summary.slo_attainment * num_timed / (num_timed + failed))
@@ -38,15 +38,15 @@ def measured_log(scenario: Scenario, predicted: Mapping[str, Columns] | None = N
         num_failed=failed,
         rate=None if np.isnan(trace.rate) else trace.rate,
         summary=summary,
-        beside=_beside(waited, predicted or {}) if is_as_logged(scenario) else (),
+        beside=_beside(waited, predicted or {}) if is_as_logged(world) else (),
     )
 
 
-def is_as_logged(scenario: Scenario) -> bool:
+def is_as_logged(world: World) -> bool:
     """Whether the replay has the trace's requests, times and lengths."""
-    changes = (scenario.rate, scenario.time_scale, scenario.lengths, scenario.concurrency)
-    plain = scenario.arrival == "trace" and not scenario.sessions
-    longer = (scenario.num_requests or 0) > len(scenario.source())
+    changes = (world.rate, world.time_scale, world.lengths, world.concurrency)
+    plain = world.arrival == "trace" and not world.sessions
+    longer = (world.num_requests or 0) > len(world.source())
     return plain and all(value is None for value in changes) and not longer
 
 
@@ -59,7 +59,7 @@ def _waited(trace: Trace) -> dict[str, Floats] | None:
     return None if np.isnan(waited["e2el"]).all() else waited
 
 
-def _summary(scenario: Scenario, trace: Trace, waited: dict[str, Floats]) -> Summary:
+def _summary(world: World, trace: Trace, waited: dict[str, Floats]) -> Summary:
     """As of a client's run."""
     from .clients.measured import measured_run  # few traces have such a log
     from .clients.read import ClientLog, blank
@@ -69,9 +69,9 @@ def _summary(scenario: Scenario, trace: Trace, waited: dict[str, Floats]) -> Sum
     requests.sent = trace.arrival[rows]
     requests.first, requests.last = (requests.sent + waited[name][rows] for name in ("ttft", "e2el"))
     requests.input_length, requests.output_length = trace.input_length[rows], trace.output_length[rows]
-    slos = [slo for slo in map(Slo.parse, scenario.slos) if slo.slo_class is None]
+    slos = [slo for slo in map(Slo.parse, world.slos) if slo.slo_class is None]
     run = measured_run(
-        ClientLog(trace.name, "log", "", requests), policy="the log", slos=slos, missing_passes=scenario.missing_passes,
+        ClientLog(trace.name, "log", "", requests), policy="the log", slos=slos, missing_passes=world.missing_passes,
     )  # fmt: skip
     return run.info.policies[0]
 
@@ -98,5 +98,5 @@ def _beside(waited: dict[str, Floats], predicted: Mapping[str, Columns]) -> tupl
     return tuple(rows)
 
 
-def columns_of(scenarios: Sequence[Scenario], results: Sequence[RunRecords]) -> dict[str, Columns]:
-    return {scenario.policy: arrived(result) for scenario, result in zip(scenarios, results, strict=False)}
+def columns_of(worlds: Sequence[World], results: Sequence[RunRecords]) -> dict[str, Columns]:
+    return {world.policy: arrived(result) for world, result in zip(worlds, results, strict=False)}

@@ -22,7 +22,7 @@ from ..results.metrics import COMPLETED, Floats, latencies, rows_of
 from ..results.run import Columns, Run
 from .commits import Commits
 from .latencies import Latencies, Prices
-from .rerun import CommitsOf, World, drawn, rerun, witness, world_of
+from .rerun import CommitsOf, Recording, drawn, recording_of, rerun, witness
 from .steps import Ints, Journal, prices
 from .summaries import is_client
 
@@ -68,19 +68,19 @@ def parts(
     index: the requests of both runs. seeds: re-runs with predicted latencies and the commits of other seeds.
     """
     logged = is_client(measured)  # it has no plans
-    p_world = world_of(predicted, policy, p_profile)
-    m_world = p_world if logged else world_of(measured, policy, m_profile)
+    predicted_run = recording_of(predicted, policy, p_profile)
+    measured_run = predicted_run if logged else recording_of(measured, policy, m_profile)
     p_journal, m_journal = Journal.of(predicted, policy), Journal.of(measured, policy)
-    p_commits = Commits(p_journal.requests, p_world.policy, p_world.width)
-    m_commits = Commits(m_journal.requests, m_world.policy, m_world.width)
-    p_ended = witness(p_world, predicted, p_journal, p_commits)
+    p_commits = Commits(p_journal.requests, predicted_run.policy, predicted_run.width)
+    m_commits = Commits(m_journal.requests, measured_run.policy, measured_run.width)
+    p_ended = witness(predicted_run, predicted, p_journal, p_commits)
     if logged:
-        m_ended = m_commits.record_log(m_journal, m_world.policy.block_length)
+        m_ended = m_commits.record_log(m_journal, measured_run.policy.block_length)
     else:
-        m_ended = witness(m_world, measured, m_journal, m_commits)
-    _check_prices(predicted, p_world, p_journal, p_ended)
-    recorded = Latencies(p_profile.latency, m_journal, p_world.policy, m_ended, logged)
-    priced = Prices(p_profile.latency, p_world.policy)
+        m_ended = witness(measured_run, measured, m_journal, m_commits)
+    _check_prices(predicted, predicted_run, p_journal, p_ended)
+    recorded = Latencies(p_profile.latency, m_journal, predicted_run.policy, m_ended, logged)
+    priced = Prices(p_profile.latency, predicted_run.policy)
     requests = m_journal.requests
     total, done = (4 + seeds) * len(m_journal), 0
 
@@ -90,19 +90,19 @@ def parts(
         if progress is not None and done % 256 == 0:
             progress(done, max(total, done))
 
-    def served(world: World, price: Prices, commits: CommitsOf) -> Columns:
+    def served(recording: Recording, price: Prices, commits: CommitsOf) -> Columns:
         recorded.restart()
-        return rerun(world, requests, price, commits, on_step)
+        return rerun(recording, requests, price, commits, on_step)
 
-    pp = served(p_world, priced, p_commits.of)
+    pp = served(predicted_run, priced, p_commits.of)
     before = p_commits.counts.copy()
-    mp = served(m_world, recorded, p_commits.of)
+    mp = served(measured_run, recorded, p_commits.of)
     counts = p_commits.counts - before
-    pm = served(p_world, priced, m_commits.of)
+    pm = served(predicted_run, priced, m_commits.of)
     counts += m_commits.counts
-    runs = {"pp": pp, "mp": mp, "pm": pm, "mm": served(m_world, recorded, m_commits.of)}
+    runs = {"pp": pp, "mp": mp, "pm": pm, "mm": served(measured_run, recorded, m_commits.of)}
     seed = predicted.info.seed or 0
-    of_seeds = [served(p_world, priced, drawn(p_world, requests, seed + i)) for i in range(1, seeds + 1)]
+    of_seeds = [served(predicted_run, priced, drawn(predicted_run, requests, seed + i)) for i in range(1, seeds + 1)]
     profile = predicted.info.profiles.get(policy, predicted.info.profile)
     frontend = 0.0 if profile is None else profile.frontend
     at_frontend = {"arrival": p_journal.requests["arrival"] + frontend}
@@ -160,14 +160,14 @@ def _parts(runs: Mapping[str, Columns], of_seeds: Sequence[Columns], index: Ints
     return metrics
 
 
-def _check_prices(run: Run, world: World, journal: Journal, ended: Ints) -> None:
+def _check_prices(run: Run, recording: Recording, journal: Journal, ended: Ints) -> None:
     """DsimError unless the profile's prices are the twin's latencies."""
-    priced, latency = prices(world.profile.latency, journal, world.policy, ended), journal.steps["latency"]
+    priced, latency = prices(recording.profile.latency, journal, recording.policy, ended), journal.steps["latency"]
     wrong = np.flatnonzero(~np.isclose(priced, latency, rtol=1e-9, atol=0))
     if len(wrong):
         i = wrong[0]
         raise DsimError(
-            f"{run.folder}: step {int(journal.steps['step'][i])} of {world.policy.name} took {latency[i]:.6g} s and "
-            f"profile {world.profile.name} prices it at {priced[i]:.6g} s: give the profile that the run was made "
-            "with, --profile FILE"
+            f"{run.folder}: step {int(journal.steps['step'][i])} of {recording.policy.name} took {latency[i]:.6g} s "
+            f"and profile {recording.profile.name} prices it at {priced[i]:.6g} s: give the profile that the run was "
+            "made with, --profile FILE"
         )

@@ -27,7 +27,7 @@ CommitsOf = Callable[[StepPlan], tuple[Bools, Bools | None]]  # committed; retai
 
 
 @dataclass(frozen=True)
-class World:
+class Recording:
     """What every engine of a recorded run is built from."""
 
     setting: Setting
@@ -51,8 +51,8 @@ class World:
         return self.setting.engine(table, replica=replica, emit=self.emit, eos=self.eos, limits=self.limits)
 
 
-def world_of(run: Run, name: str, profile: Profile) -> World:
-    """The world of a recorded run; without recorded limits, with its setting's."""
+def recording_of(run: Run, name: str, profile: Profile) -> Recording:
+    """Without recorded limits, with its setting's."""
     policy = run.policy(name)
     if caches_prefixes(policy):
         raise DsimError(f"{run.folder}: {name} reused pages, and a run does not keep what its requests begin with")
@@ -60,10 +60,10 @@ def world_of(run: Run, name: str, profile: Profile) -> World:
     workload = next((model.workload for model in info.commit_models if model.policy == name), None)
     frontend = 0.0 if info.profile is None else info.profile.frontend
     setting = Setting(policy, replace(profile, frontend=frontend), workload)
-    return World(setting, info.limits.get(name, setting.limits), info.emit.split(" ")[0], info.eos)
+    return Recording(setting, info.limits.get(name, setting.limits), info.emit.split(" ")[0], info.eos)
 
 
-def witness(world: World, run: Run, journal: Journal, commits: Commits) -> Ints:
+def witness(recording: Recording, run: Run, journal: Journal, commits: Commits) -> Ints:
     """Replay a journal and record its commits; DsimError if a plan differs.
 
     Returns the blocks completed by each step, [steps].
@@ -75,25 +75,25 @@ def witness(world: World, run: Run, journal: Journal, commits: Commits) -> Ints:
 
         def record(plan: StepPlan, outcome: StepOutcome, rows: Iterator[int] = rows) -> None:
             commits.record(plan, outcome)
-            ended[next(rows)] = blocks_ended(plan.status, outcome.committed, world.policy.block_length)
+            ended[next(rows)] = blocks_ended(plan.status, outcome.committed, recording.policy.block_length)
 
-        engine = world.engine(table, replica)
+        engine = recording.engine(table, replica)
         for line in replay(engine, replica, journal.requests, journal.steps, journal.lists, record):
             raise DsimError(
-                f"{run.folder}: {world.policy.name} does not replay plan for plan with profile {world.profile.name}: "
-                f"{line}"
+                f"{run.folder}: {recording.policy.name} does not replay plan for plan with profile "
+                f"{recording.profile.name}: {line}"
             )
     return ended
 
 
-def drawn(world: World, requests: Columns, seed: int) -> CommitsOf:
+def drawn(recording: Recording, requests: Columns, seed: int) -> CommitsOf:
     """Commits that the profile draws with another seed."""
     lengths = np.ones((3, len(_table(requests).rows)), np.int64)
     limits = np.where(requests["limited"], requests["max_tokens"], 0)
     lengths[:, requests["request"]] = requests["input_length"], requests["output_length"], limits
     extras = {"max_tokens": [limit or None for limit in lengths[2].tolist()]}
     trace = Trace("rerun", np.zeros(lengths.shape[1]), lengths[0], lengths[1], extras)
-    model = world.setting.step_model(world.setting.draws(seed, trace))
+    model = recording.setting.step_model(recording.setting.draws(seed, trace))
 
     def commits(plan: StepPlan) -> tuple[Bools, Bools | None]:
         outcome = model.step(plan)
@@ -103,24 +103,33 @@ def drawn(world: World, requests: Columns, seed: int) -> CommitsOf:
 
 
 def rerun(
-    world: World, requests: Columns, price: Prices, commits: CommitsOf, on_step: Callable[[], None] = lambda: None
+    recording: Recording,
+    requests: Columns,
+    price: Prices,
+    commits: CommitsOf,
+    on_step: Callable[[], None] = lambda: None,
 ) -> Columns:
     """Serve in simulated time, on the recorded replicas. `on_step` is called once a step."""
     table = _table(requests)
     for replica in np.unique(requests["replica"][requests["replica"] >= 0]).tolist():
         rows = rows_of(requests, requests["replica"] == replica)
-        _serve(world, world.engine(table, replica), rows, price, commits, on_step)
+        _serve(recording, recording.engine(table, replica), rows, price, commits, on_step)
     return table.columns
 
 
 def _serve(
-    world: World, engine: Engine, requests: Columns, price: Prices, commits: CommitsOf, on_step: Callable[[], None]
+    recording: Recording,
+    engine: Engine,
+    requests: Columns,
+    price: Prices,
+    commits: CommitsOf,
+    on_step: Callable[[], None],
 ) -> None:
     ends = Ends(engine.policy, requests)
     order = np.lexsort((requests["request"], requests["arrival"]))
     coming = list(requests_of(requests, order))
-    due = (requests["arrival"] + world.profile.frontend)[order].tolist()  # s, at the engine
-    blocks_cost = world.profile.latency.host_block > 0
+    due = (requests["arrival"] + recording.profile.frontend)[order].tolist()  # s, at the engine
+    blocks_cost = recording.profile.latency.host_block > 0
     taken = 0
 
     def deliver(now: float) -> bool:

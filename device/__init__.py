@@ -1,1 +1,1 @@
-"""Scenarios on this machine's device: serve, measure, profile, validate."""
+"""Worlds on this machine's device: serve, measure, profile, validate."""

@@ -1,4 +1,4 @@
-"""A scenario on a device: same policy, requests and report as in the twin, measured steps."""
+"""A world on a device: same policy, requests and report as in the twin, measured steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..engine.policy import Policy
 from ..files.read import cut
 from ..profiler.profile import Profile
 from ..results.run_info import LiveInfo
-from ..results.scenario import Scenario
+from ..results.world import World
 from ..sim.setting import Setting, limits_on
 from ..sim.twin import Append, Progress, RunRecords, check_fit
 from ..traces import Trace
@@ -40,10 +40,10 @@ class LiveSetting:
     tokenizer: str | None = None  # folder or tokenizer.json; None: the model's
     sampling: Sampling | None = None  # None: the likeliest tokens
 
-    def check(self, scenario: Scenario) -> None:
+    def check(self, world: World) -> None:
         """DsimError unless the device can run it."""
-        loaded, profile, policy = self.loaded, self.profile, scenario.parsed_policy()
-        if scenario.ends_at_eos:
+        loaded, profile, policy = self.loaded, self.profile, world.parsed_policy()
+        if world.ends_at_eos:
             check_eos(policy, loaded.model.config, self.commits)
         if self.commits not in COMMITS:
             raise DsimError(f"commits is {cut(self.commits)}, expected one of: {', '.join(COMMITS)}")
@@ -53,15 +53,15 @@ class LiveSetting:
             )
         if self.commits == "model" and not loaded.trained:
             raise DsimError(f"commits is model, and the weights of {loaded.name} are random: expected twin")
-        if scenario.replicas != 1:
-            raise DsimError(f"replicas is {scenario.replicas}: a device runs 1")
+        if world.replicas != 1:
+            raise DsimError(f"replicas is {world.replicas}: a device runs 1")
         self._check_model(policy)
         if profile is not None:
             from ..profiler.measure import check_same_model  # loads PyTorch
 
             check_same_model(profile, loaded.shape)
         if self.commits == "twin" and profile is not None:
-            Setting(policy, profile, scenario.workload).check()
+            Setting(policy, profile, world.workload).check()
 
     def _check_model(self, policy: Policy) -> None:
         from ..live.canvas_executor import check_canvas  # loads PyTorch, as the next
@@ -92,50 +92,50 @@ class LiveSetting:
                 f"{config.block_length}: expected at most that"
             )
 
-    def setting(self, scenario: Scenario) -> tuple[Setting | None, Limits]:
+    def setting(self, world: World) -> tuple[Setting | None, Limits]:
         """The setting, if there is a profile, and limits: the profile's, else the device's."""
         if self.profile is None:
             loaded = self.loaded
-            return None, limits_on(scenario.parsed_policy(), loaded.memory, loaded.device, loaded.model.config)
-        setting = Setting(scenario.parsed_policy(), self.profile, scenario.workload)
+            return None, limits_on(world.parsed_policy(), loaded.memory, loaded.device, loaded.model.config)
+        setting = Setting(world.parsed_policy(), self.profile, world.workload)
         return setting, setting.limits
 
-    def serving(self, scenario: Scenario, requests: Trace, prompts: Prompts) -> tuple[Serving, Setting | None]:
+    def serving(self, world: World, requests: Trace, prompts: Prompts) -> tuple[Serving, Setting | None]:
         """Ready to serve; the setting draws commits (None: the weights decide)."""
         from ..live.session import Serving  # loads PyTorch
 
-        setting, limits = self.setting(scenario)
+        setting, limits = self.setting(world)
         drawing = setting if self.commits == "twin" else None
         serving = Serving(
-            self.loaded.model, scenario.parsed_policy() if setting is None else setting.policy, limits, prompts,
-            None if drawing is None else drawing.draws(scenario.seed, requests),
+            self.loaded.model, world.parsed_policy() if setting is None else setting.policy, limits, prompts,
+            None if drawing is None else drawing.draws(world.seed, requests),
             None if self.profile is None else self.profile.latency, graphs=self.loaded.graph_cache,
-            sampling=self.sampling, eos=self.loaded.model.config.eos if scenario.ends_at_eos else (),
-            seed=scenario.seed,
+            sampling=self.sampling, eos=self.loaded.model.config.eos if world.ends_at_eos else (),
+            seed=world.seed,
         )  # fmt: skip
         return serving, drawing
 
     def serve(
-        self, scenario: Scenario, requests: Trace, append: Append | None, progress: Progress | None
+        self, world: World, requests: Trace, append: Append | None, progress: Progress | None
     ) -> tuple[RunRecords, Exception | None]:
         """Serve in real time on one replica; the result, and the error that ended it early.
 
-        DsimError if scenario and device do not fit.
+        DsimError if world and device do not fit.
         """
         from ..live.session import run  # loads PyTorch
 
-        loaded, policy = self.loaded, scenario.parsed_policy()
-        self.check(scenario)
+        loaded, policy = self.loaded, world.parsed_policy()
+        self.check(world)
         check_canvases(requests, policy, loaded.model.config.name)
-        check_fit(requests, self.setting(scenario)[1], policy)
-        if scenario.ends_at_eos:  # the weights say where an answer ends early
+        check_fit(requests, self.setting(world)[1], policy)
+        if world.ends_at_eos:  # the weights say where an answer ends early
             limit = requests.limit
             requests = replace(requests, output_length=limit, extras={**requests.extras, "max_tokens": limit.tolist()})
-        serving, drawing = self.serving(scenario, requests, self._prompts(scenario.seed))
+        serving, drawing = self.serving(world, requests, self._prompts(world.seed))
         model, law = (None, None) if drawing is None else (drawing.commits, drawing.law)
         in_order = [requests.request(i) for i in range(len(requests))]
         done = run(
-            serving, in_order, emit=scenario.emit, concurrency=scenario.concurrency, append=append, progress=progress,
+            serving, in_order, emit=world.emit, concurrency=world.concurrency, append=append, progress=progress,
             sample=loaded.clocks.sample,
         )  # fmt: skip
         result = RunRecords(

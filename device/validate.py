@@ -38,7 +38,7 @@ from ..planner.record import in_twin, record
 from ..report.page import Page
 from ..report.result import Result
 from ..results.run import Run, read_run
-from ..results.scenario import Scenario
+from ..results.world import World
 from ..sim.twin import Progress
 from ..traces import Trace
 from .on_device import LiveSetting
@@ -133,20 +133,20 @@ def load_of(text: str | float) -> str:
     )
 
 
-def predicted_throughput(scenario: Scenario) -> float:
-    """req/s of the twin under constant demand: with the scenario's requests in flight, or half of all."""
-    requests = scenario.requests()
+def predicted_throughput(world: World) -> float:
+    """req/s of the twin under constant demand: with the world's requests in flight, or half of all."""
+    requests = world.requests()
     half = max(1, len(requests) // 2)
-    result = replace(scenario, concurrency=min(scenario.concurrency or half, half)).simulate_whole(requests)
+    result = replace(world, concurrency=min(world.concurrency or half, half)).simulate_whole(requests)
     return float((result.table["status"] == 0).sum()) / result.end
 
 
-def _throughput(memo: Memo, scenario: Scenario) -> float:
-    return float(memo.replay(partial(asked_of, scenario, of="throughput"), partial(predicted_throughput, scenario)))
+def _throughput(memo: Memo, world: World) -> float:
+    return float(memo.replay(partial(asked_of, world, of="throughput"), partial(predicted_throughput, world)))
 
 
 def plan_cells(
-    base: Scenario, policies: Sequence[str], loads: Sequence[str], fewest: int, memo: Memo
+    base: World, policies: Sequence[str], loads: Sequence[str], fewest: int, memo: Memo
 ) -> tuple[dict[str, float], list[Cell]]:
     """Predicted capacities (req/s), and every cell with the fewest requests; the first load's are measured twice.
 
@@ -157,13 +157,13 @@ def plan_cells(
     cells: dict[tuple[str, str | int], Cell] = {}
     for load in loads:
         share = math.inf if load == FULL else float(load)
-        for scenario in whole:
-            concurrency, rate = None, share * capacities[scenario.policy]
+        for world in whole:
+            concurrency, rate = None, share * capacities[world.policy]
             if share >= 1:
-                concurrency = int(min(share, scenario.setting().limits.max_batch))
-                rate = _throughput(memo, replace(scenario, concurrency=concurrency))
+                concurrency = int(min(share, world.setting().limits.max_batch))
+                rate = _throughput(memo, replace(world, concurrency=concurrency))
             num = max(fewest, 2 * (concurrency or 0))
-            cell = Cell(scenario.policy, load, concurrency, rate, num, load == loads[0])
+            cell = Cell(world.policy, load, concurrency, rate, num, load == loads[0])
             cells.setdefault((cell.policy, concurrency or load), cell)
     return capacities, list(cells.values())
 
@@ -192,7 +192,7 @@ def affordable(runs: Sequence[tuple[Cell, str]], within: float) -> tuple[list[tu
 
 def validate(
     out: Path,
-    base: Scenario,
+    base: World,
     live: LiveSetting,
     *,
     policies: Sequence[str],
@@ -253,11 +253,11 @@ def validate(
         for cell in dict.fromkeys([*done, *(cell for cell, _ in chosen)])
     }
     for i, (cell, name) in enumerate(chosen):
-        folder, (scenario, requests) = out / cell.name / name, work[cell]
+        folder, (world, requests) = out / cell.name / name, work[cell]
         if (done or i > 0) and not more(_expected(cell, out / cell.name / "predicted")):
             unmeasured.append(f"{cell.name}/{folder.name}")
             continue
-        recorded = record([scenario], requests, live.serve, out=folder, about=about, watch=partial(watch, cell))
+        recorded = record([world], requests, live.serve, out=folder, about=about, watch=partial(watch, cell))
         if recorded.failure is not None:
             raise recorded.failure
         if recorded.interrupted:  # half a cell
@@ -270,16 +270,16 @@ def validate(
     return Validated(capacities, tuple(cells), tuple(unmeasured), comparison, noise)
 
 
-def _predicted(folder: Path, base: Scenario, cell: Cell) -> tuple[Scenario, Trace]:
-    """A cell's scenario and requests, replayed if it lacks a prediction. A closed loop ignores times of arrival."""
-    scenario = replace(
+def _predicted(folder: Path, base: World, cell: Cell) -> tuple[World, Trace]:
+    """A cell's world and requests, replayed if it lacks a prediction. A closed loop ignores times of arrival."""
+    world = replace(
         base, policy=cell.policy, num_requests=cell.num_requests, concurrency=cell.concurrency, arrival="poisson",
         rate=cell.rate,
     )  # fmt: skip
-    requests = scenario.requests()
-    if not _is_whole(folder) and record([scenario], requests, in_twin, out=folder).interrupted:
+    requests = world.requests()
+    if not _is_whole(folder) and record([world], requests, in_twin, out=folder).interrupted:
         raise KeyboardInterrupt
-    return scenario, requests
+    return world, requests
 
 
 def _expected(cell: Cell, predicted: Path) -> float:

@@ -177,7 +177,7 @@ def _named_in_toml(path: str) -> tuple[str, dict[str, Any]]:
         table = toml_of(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
         raise PolicyError(f"{path}: cannot be read as TOML: {cut(e)}") from None
-    table.pop("replicas", None)  # results/scenario.py reads it
+    table.pop("replicas", None)  # results/world.py reads it
     name = table.pop("policy", None)
     if not isinstance(name, str):
         raise PolicyError(f'{path}: `policy` is {quoted(name)}, expected a preset\'s name such as "optimus"')

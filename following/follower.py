@@ -17,8 +17,8 @@ from ..planner.record import doubts_of
 from ..profiler.placed import placed
 from ..profiler.profile import save
 from ..results.metrics import no_nan
-from ..results.scenario import Scenario
 from ..results.slo import Slo
+from ..results.world import World
 from ..traces import Trace
 from ..traces.write import write
 from . import refit
@@ -45,7 +45,7 @@ Record = dict[str, Any]  # of a window, as it is stored
 class Followed:
     """The servers to follow, and how to follow them."""
 
-    scenario: Scenario
+    world: World
     urls: tuple[str, ...]
     interval: float = 5.0  # s
     seconds: float = SECONDS  # of a window
@@ -74,7 +74,7 @@ class Follower:
         self.last: Scrape | None = None
         self._capacity: float | None = None  # req/s, of the twin
         self._searched = -math.inf  # s since 1970, when the capacity was last searched
-        self._scenario, self._setting = followed.scenario, followed.scenario.setting().check()
+        self._world, self._setting = followed.world, followed.world.setting().check()
         self._observed: deque[Observed] = deque(maxlen=WINDOWS)
         self._before: Observed | None = None  # the window before the open one, in the same stretch
         self._bands: dict[str, float] | None = None
@@ -85,9 +85,9 @@ class Follower:
         self._resume()
 
     @property
-    def scenario(self) -> Scenario:
-        """The scenario on the current profile."""
-        return self._scenario
+    def world(self) -> World:
+        """The world on the current profile."""
+        return self._world
 
     @property
     def version(self) -> int:
@@ -136,7 +136,7 @@ class Follower:
         if self.log is None:
             return None
         logged = self.log.arrivals(window.begin, window.end, self._now)
-        return None if logged is None else with_open(logged, window, self.followed.scenario.seed)
+        return None if logged is None else with_open(logged, window, self.followed.world.seed)
 
     def _judge(self, window: Window) -> Record | None:
         """Compare a window with its replays; None for the first window of a stretch: it is the run-in of the next."""
@@ -145,9 +145,9 @@ class Follower:
         self._observed.append(observed)
         if not follows or (self.windows and window.end <= self.windows[-1]["end"]):  # judged before a restart
             return None
-        prediction = predict(self._scenario, self._setting, observed)
+        prediction = predict(self._world, self._setting, observed)
         if self._bands is None:
-            self._bands = bands_of(self._scenario, observed, self._errors)
+            self._bands = bands_of(self._world, observed, self._errors)
         residuals, bands = dict(prediction.residuals), self._bands | self._usual_bands
         if self._usual:
             residuals |= of_traffic(window, self._usual)
@@ -159,7 +159,7 @@ class Follower:
         if measured.keys() != explained.keys():
             waiting.add(RULE)
         elif measured:
-            moved, errors = refit.at_measured(self._scenario, self._setting, observed, prediction, measured)
+            moved, errors = refit.at_measured(self._world, self._setting, observed, prediction, measured)
             residuals |= moved
             bands |= {name: widened(RULE, bands.get(name, 0.0), error) for name, error in errors.items()}
         raised = self.alarms.add(window.end, residuals, bands, waiting)
@@ -194,7 +194,7 @@ class Follower:
             replayed = (replay.window.histogram(name) for replay in prediction.replays)
             twin[name] = reduce(Buckets.plus, filter(None, replayed))
         slos = {}
-        for text in self.followed.scenario.slos:
+        for text in self.followed.world.slos:
             slo = Slo.parse(text)
             if slo.metric in measured and slo.slo_class is None:
                 both = (measured[slo.metric], twin[slo.metric])
@@ -258,7 +258,7 @@ class Follower:
         number = self.version + 1
         path = self.folder / "profiles" / f"v{number}.json"
         path.parent.mkdir(exist_ok=True)
-        name = f"{self.followed.scenario.loaded_profile().name}-v{number}"
+        name = f"{self.followed.world.loaded_profile().name}-v{number}"
         save(replace(refit.scaled(self._setting, factors), name=name), path, force=True)
         reason = "; ".join(alarm.words for alarm in alarms.values()) or "the first windows"
         version = refit.Version(
@@ -274,9 +274,9 @@ class Follower:
 
     def _use(self, version: refit.Version) -> None:
         """Put a version's profile in force, whose file includes the yields and the front end."""
-        policy = placed(self._scenario.policy)[0]
-        self._scenario = replace(self._scenario, profile=version.profile, policy=policy, yields=None, frontend=None)
-        self._setting = self._scenario.setting()
+        policy = placed(self._world.policy)[0]
+        self._world = replace(self._world, profile=version.profile, policy=policy, yields=None, frontend=None)
+        self._setting = self._world.setting()
 
     def _forget_capacity(self) -> None:
         """Search the capacity anew, since the profile or the traffic has changed."""
@@ -285,8 +285,8 @@ class Follower:
     def _look_ahead(self, window: Window, record: Record) -> None:
         """Add what-ifs, the capacity and one recommendation to the record; search the capacity anew if it is old."""
         target, recent = self.followed.attainment, self.recent()
-        fleet = replace(self._scenario, replicas=window.replicas)
-        outcomes = what_ifs(self._scenario, recent, window.replicas)
+        fleet = replace(self._world, replicas=window.replicas)
+        outcomes = what_ifs(self._world, recent, window.replicas)
         if window.end - self._searched > HOUR:
             self._searched = window.end
             self._capacity = capacity(fleet, recent, window.rate, target)
@@ -310,11 +310,11 @@ class Follower:
 
     def recent(self) -> Trace:
         """The requests of the last two windows, as a trace."""
-        return self._observed[-1].trace(self._scenario.seed)[0]
+        return self._observed[-1].trace(self._world.seed)[0]
 
     def traffic(self) -> Trace:
         """The arrivals of the windows in memory, as one trace."""
-        parts = [observed.arrivals_of(self._scenario.seed).copy() for observed in self._observed]
+        parts = [observed.arrivals_of(self._world.seed).copy() for observed in self._observed]
         for part, observed in zip(parts, self._observed, strict=True):
             part.time += observed.window.begin
         return trace_of(np.concatenate(parts), "followed traffic")

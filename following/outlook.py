@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..report.table import counted
-from ..results.scenario import Scenario
+from ..results.world import World
 from ..traces import Trace
 from .residuals import RULE, TRAFFIC
 
@@ -29,32 +29,32 @@ class WhatIf:
         return not self.missed and (self.attainment is None or self.attainment >= target)
 
 
-def ask(name: str, scenario: Scenario, trace: Trace) -> WhatIf:
+def ask(name: str, world: World, trace: Trace) -> WhatIf:
     """Replay a trace on a fleet."""
-    summary = scenario.run(trace)
+    summary = world.run(trace)
     p90 = summary.e2el_ms.p90
     on_run = [verdict for verdict in summary.slos if verdict.met is not None]
     missed = ", ".join(verdict.slo for verdict in on_run if not verdict.met) if on_run else None
     share = None if summary.slo_attainment is None else round(summary.slo_attainment, 4)
-    return WhatIf(name, scenario.replicas, share, None if p90 is None else round(p90 / 1e3, 4), missed)
+    return WhatIf(name, world.replicas, share, None if p90 is None else round(p90 / 1e3, 4), missed)
 
 
-def what_ifs(scenario: Scenario, trace: Trace, replicas: int) -> list[WhatIf]:
+def what_ifs(world: World, trace: Trace, replicas: int) -> list[WhatIf]:
     """Replay the traffic unchanged, and with a replica less and more."""
     fleets = {"as it is": replicas, "a replica less": replicas - 1, "a replica more": replicas + 1}
-    return [ask(name, replace(scenario, replicas=num), trace) for name, num in fleets.items() if num]
+    return [ask(name, replace(world, replicas=num), trace) for name, num in fleets.items() if num]
 
 
-def capacity(scenario: Scenario, trace: Trace, rate: float, target: float) -> float | None:
+def capacity(world: World, trace: Trace, rate: float, target: float) -> float | None:
     """The traffic that the fleet takes within its SLOs (req/s), within 9 %; None without an SLO.
 
     The requests are replayed at other rates than `rate`, twice as high or low as the last, then between.
     """
-    if not scenario.slos or len(trace) < 2:
+    if not world.slos or len(trace) < 2:
         return None
 
     def meets(factor: float) -> bool:
-        return ask("", scenario, trace.time_scaled(1 / factor)).meets(target)
+        return ask("", world, trace.time_scaled(1 / factor)).meets(target)
 
     low = 1.0
     if meets(low):

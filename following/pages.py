@@ -109,11 +109,11 @@ def _span(share: Sequence[float | None]) -> str:
 
 def _facts(follower: Follower, last: dict[str, Any]) -> list[tuple[str, str]]:
     followed = follower.followed
-    setting = follower.scenario.setting()
+    setting = follower.world.setting()
     facts = [
-        ("Servers", ", ".join(followed.urls)), ("Policy", followed.scenario.policy),
+        ("Servers", ", ".join(followed.urls)), ("Policy", followed.world.policy),
         ("Profile", f"{setting.profile.name}, version {follower.version} ({setting.profile.verdict})"),
-        ("SLOs", ", ".join(followed.scenario.slos) or "none"),
+        ("SLOs", ", ".join(followed.world.slos) or "none"),
     ]  # fmt: skip
     if last:
         facts.append(("Window", f"{moment(last['begin'])} to {moment(last['end'])[-5:]} UTC"))

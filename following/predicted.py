@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..profiler.profile import Profile
-from ..results.scenario import Scenario
+from ..results.world import World
 from ..sim.setting import Setting
 from ..traces import Trace
 from .alarms import SEEDS
@@ -54,13 +54,13 @@ def by_token(setting: Setting) -> bool:
     return setting.policy.commits_by == "acceptance" and setting.policy.width == 1
 
 
-def predict(scenario: Scenario, setting: Setting, observed: Observed, seeds: int = SEEDS) -> Prediction:
+def predict(world: World, setting: Setting, observed: Observed, seeds: int = SEEDS) -> Prediction:
     """Replay a window on a setting, and compare it with the measured window."""
     window = observed.window
     replays = []
-    for seed in range(scenario.seed, scenario.seed + seeds):
+    for seed in range(world.seed, world.seed + seeds):
         trace, begins = observed.trace(seed)
-        replays.append(replayed(scenario, setting, trace, begins, window, seed))
+        replays.append(replayed(world, setting, trace, begins, window, seed))
     last = window.samples[-1]
     pace = pace_of([replay.steps for replay in replays], "forward_seconds" in last.counters)
     single = by_token(setting)
@@ -88,18 +88,18 @@ def _beyond(replays: list[Replay], profile: Profile) -> bool:
     return not low / BEYOND <= middle <= high * BEYOND
 
 
-def bands_of(scenario: Scenario, observed: Observed, errors: Mapping[str, float]) -> dict[str, float]:
+def bands_of(world: World, observed: Observed, errors: Mapping[str, float]) -> dict[str, float]:
     """By quantity, the standard deviation over profiles drawn from the profile's uncertainty.
 
     errors: standard errors of the quantities that a refit has measured.
     """
     from ..planner.ensemble import drawn, known_causes, moved  # imported here: it loads SciPy
 
-    causes = known_causes(scenario)
-    setting = scenario.setting()
+    causes = known_causes(world)
+    setting = world.setting()
     values: dict[str, list[float]] = {}
     for index in range(1, BAND_DRAWS + 1):
-        draw = moved(scenario, drawn(causes, index, scenario.seed))
+        draw = moved(world, drawn(causes, index, world.seed))
         prediction = predict(draw, replace(setting, profile=draw.loaded_profile()), observed, 1)
         for name, (residual, _) in prediction.residuals.items():
             values.setdefault(name, []).append(residual)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..engine.commits import CanvasLaw, CommitModel
 from ..profiler.profile import Profile
-from ..results.scenario import Scenario
+from ..results.world import World
 from ..sim.setting import Setting
 from .alarms import FLOOR
 from .predicted import Observed, Prediction, predict
@@ -111,7 +111,7 @@ def fit(evidence: Evidence) -> tuple[Factors, dict[str, float]]:
 
 
 def at_measured(
-    scenario: Scenario, setting: Setting, observed: Observed, prediction: Prediction,
+    world: World, setting: Setting, observed: Observed, prediction: Prediction,
     measured: Mapping[str, tuple[float, float]],
 ) -> tuple[Residuals, dict[str, float]]:  # fmt: skip
     """The rule's residuals against a twin at measured prices and yield, and by quantity the standard error from these.
@@ -120,7 +120,7 @@ def at_measured(
     """
     logs = {name: measured[quantity][0] for name, quantity in FITTED.items() if quantity in measured}
     profile = scaled(setting, Factors(**{name: math.exp(log) for name, log in logs.items()}))
-    moved = predict(scenario, replace(setting, profile=profile), observed)
+    moved = predict(world, replace(setting, profile=profile), observed)
     residuals = {name: pair for name, pair in moved.residuals.items() if CAUSE_OF[name] == RULE}
     # The shift between the two twins, for each unit of the factors' logarithm.
     share = math.hypot(*(error for _, error in measured.values())) / math.hypot(FLOOR, *logs.values())

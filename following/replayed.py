@@ -9,7 +9,7 @@ import numpy as np
 from ..engine.journal import STATUSES
 from ..engine.step import Phase
 from ..results.engine_metrics import WITH_HANDLES
-from ..results.scenario import Scenario
+from ..results.world import World
 from ..sim.fleet import Fleet, Pool
 from ..sim.setting import Setting
 from ..sim.twin import RunRecords, simulate
@@ -65,12 +65,12 @@ class Replay:
     steps: Steps
 
 
-def replayed(scenario: Scenario, setting: Setting, trace: Trace, begins: float, window: Window, seed: int) -> Replay:
-    """Replay a window's trace on a setting behind the scenario's router; begins: when in it the window begins (s)."""
+def replayed(world: World, setting: Setting, trace: Trace, begins: float, window: Window, seed: int) -> Replay:
+    """Replay a window's trace on a setting behind the world's router; begins: when in it the window begins (s)."""
     recorder = Recorder(setting)
-    fleet = Fleet((Pool(setting, window.replicas),), scenario.routing())
+    fleet = Fleet((Pool(setting, window.replicas),), world.routing())
     result = simulate(
-        trace, fleet, seed=seed, emit=scenario.emit, eos=scenario.ends_at_eos, append=recorder.append, ordered=False
+        trace, fleet, seed=seed, emit=world.emit, eos=world.ends_at_eos, append=recorder.append, ordered=False
     )
     if result.interrupted:
         raise KeyboardInterrupt

@@ -61,10 +61,10 @@ def open_folder(folder: str | Path, followed: Followed) -> Path:
 
 def question_of(followed: Followed) -> dict[str, Any]:
     """The values that identify a folder's server."""
-    scenario = followed.scenario
+    world = followed.world
     return {
-        "urls": list(followed.urls), "policy": scenario.policy, "profile": scenario.profile, "router": scenario.router,
-        "yields": scenario.yields,
+        "urls": list(followed.urls), "policy": world.policy, "profile": world.profile, "router": world.router,
+        "yields": world.yields,
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""A point of a space: values of dotted fields, the scenario that has them, and which of equals is nearest."""
+"""A point of a space: values of dotted fields, the world that has them, and which of equals is nearest."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
@@ -10,7 +10,7 @@ from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import Policy, name_of, parse, preset_of, settings_of, to_toml
 from ..files.read import cut, did_you_mean, quoted
 from ..results.fleet_file import FleetWords
-from ..results.scenario import Scenario
+from ..results.world import World
 from ..sim.fleet import MAX_REPLICAS, PoolSpec, with_ends
 from ..sim.link import Link
 
@@ -22,11 +22,11 @@ LINK_FIELDS = ("sharing", "overlap", "reserve", "lease")  # engines' flags; band
 FAR = 100  # changes that another preset counts
 
 
-def scenario_at(scenario: Scenario, point: Point) -> Scenario:
-    """The scenario with a point's values.
+def world_at(world: World, point: Point) -> World:
+    """The world with a point's values.
 
     `policy.FIELD` is appended to the SPEC; with pools `POOL.FIELD` to the pool's, `link.FIELD` to each link, and
-    `replicas` may be the pools' (1+3). DsimError for a part that the scenario lacks.
+    `replicas` may be the pools' (1+3). DsimError for a part that the world lacks.
     """
     parts: dict[str, dict[str, Any]] = {}
     plain: dict[str, Any] = {}
@@ -36,14 +36,14 @@ def scenario_at(scenario: Scenario, point: Point) -> Scenario:
             parts.setdefault(part, {})[of_part] = value
         else:
             plain[name] = value
-    if not scenario.pools:
-        policy = with_fields(plain.get(POLICY, scenario.policy), parts.pop(POLICY, {}))
+    if not world.pools:
+        policy = with_fields(plain.get(POLICY, world.policy), parts.pop(POLICY, {}))
         for part, values in parts.items():
             name, value = next(iter(values.items()))
             raise DsimError(f"{part}.{name} is {cut(value)} and there is no fleet, expected a file with its pools")
-        return replace(scenario, **{**plain, POLICY: policy})
-    specs = PoolSpec.parse_all(scenario.pools)
-    _check_parts(parts, [spec.name for spec in specs], bool(scenario.links))
+        return replace(world, **{**plain, POLICY: policy})
+    specs = PoolSpec.parse_all(world.pools)
+    _check_parts(parts, [spec.name for spec in specs], bool(world.links))
     counts: list[Any] = [spec.count for spec in specs]
     if REPLICAS in plain:
         counts = str(plain.pop(REPLICAS)).split("+")
@@ -53,10 +53,10 @@ def scenario_at(scenario: Scenario, point: Point) -> Scenario:
         count = values.pop(REPLICAS, count)
         pools.append(str(replace(spec, count=int(count), policy=with_fields(spec.policy, values))))
     links, moved = [], parts.get(LINK, {})
-    for link in scenario.links:
+    for link in world.links:
         words = [word for word in link.split(",") if word.partition("=")[0] not in moved]
         links.append(with_fields(",".join(words), moved))
-    return replace(scenario, pools=tuple(pools), links=tuple(links), **plain)
+    return replace(world, pools=tuple(pools), links=tuple(links), **plain)
 
 
 def _check_parts(parts: Mapping[str, Mapping[str, Any]], pools: list[str], has_links: bool) -> None:
@@ -90,24 +90,24 @@ def spelt(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def fields_of(scenario: Scenario) -> dict[str, Any]:
+def fields_of(world: World) -> dict[str, Any]:
     """The values of all fields of its fleet that a space can vary, by dotted name."""
-    code = scenario.allow_code
-    if not scenario.pools:
-        values = settings_of(parse(scenario.policy, code))
-        return {REPLICAS: scenario.replicas} | {f"{POLICY}.{name}": value for name, value in values.items()}
-    specs = PoolSpec.parse_all(scenario.pools)
-    values = {REPLICAS: _counts(scenario), DECIDER: scenario.decider}
+    code = world.allow_code
+    if not world.pools:
+        values = settings_of(parse(world.policy, code))
+        return {REPLICAS: world.replicas} | {f"{POLICY}.{name}": value for name, value in values.items()}
+    specs = PoolSpec.parse_all(world.pools)
+    values = {REPLICAS: _counts(world), DECIDER: world.decider}
     for spec in specs:
         values |= {f"{spec.name}.{name}": value for name, value in settings_of(parse(spec.policy, code)).items()}
-    for link in scenario.links[:1]:
+    for link in world.links[:1]:
         values |= {f"{LINK}.{name}": getattr(Link.parse(link), name) for name in LINK_FIELDS}
     return values
 
 
-def _counts(scenario: Scenario) -> str:
+def _counts(world: World) -> str:
     """Of its pools, such as `1+3`."""
-    return "+".join(str(spec.count) for spec in PoolSpec.parse_all(scenario.pools))
+    return "+".join(str(spec.count) for spec in PoolSpec.parse_all(world.pools))
 
 
 def changed_fields(spec: str, allow_code: AllowedCode = NO_CODE) -> dict[str, str]:
@@ -145,11 +145,11 @@ def beyond_tested(spec: str, allow_code: AllowedCode = NO_CODE) -> tuple[str, ..
     )
 
 
-def decoding_pools(scenario: Scenario) -> list[PoolSpec]:
+def decoding_pools(world: World) -> list[PoolSpec]:
     """The pools that decide the answers: all but those that only prefill."""
-    specs = PoolSpec.parse_all(scenario.pools)
+    specs = PoolSpec.parse_all(world.pools)
     names = [spec.name for spec in specs]
-    sources = {with_ends(Link.parse(link), names).source for link in scenario.links}
+    sources = {with_ends(Link.parse(link), names).source for link in world.links}
     return [spec for spec in specs if spec.name not in sources]
 
 
@@ -171,14 +171,14 @@ def nearest_first(
 
 @dataclass(frozen=True)
 class Candidate:
-    """A fleet to try, as a scenario; two that mean the same are equal."""
+    """A fleet to try, as a world; two that mean the same are equal."""
 
-    scenario: Scenario
+    world: World
     columns: Mapping[str, str] = field(default_factory=dict, compare=False)  # the point's values, by the space's names
 
     @classmethod
-    def at(cls, scenario: Scenario, point: Point, columns: Mapping[str, str] | None = None) -> "Candidate":
-        moved, code = scenario_at(scenario, point), scenario.allow_code
+    def at(cls, world: World, point: Point, columns: Mapping[str, str] | None = None) -> "Candidate":
+        moved, code = world_at(world, point), world.allow_code
         specs = PoolSpec.parse_all(moved.pools)
         pools = tuple(str(replace(spec, policy=plain_spec(spec.policy, code))) for spec in specs)
         policy = moved.policy if pools else plain_spec(moved.policy, code)
@@ -187,63 +187,63 @@ class Candidate:
     @property
     def preset(self) -> str:
         """Empty for pools."""
-        return "" if self.scenario.pools else name_of(self.scenario.policy)
+        return "" if self.world.pools else name_of(self.world.policy)
 
     @property
     def spec(self) -> str:
         """The SPEC, or the pools with links and decider."""
-        scenario = self.scenario
-        parts = [scenario.label, *(f"link {link}" for link in scenario.links)]
-        return ", ".join([*parts, *([f"decider {scenario.decider}"] if scenario.links else [])])
+        world = self.world
+        parts = [world.label, *(f"link {link}" for link in world.links)]
+        return ", ".join([*parts, *([f"decider {world.decider}"] if world.links else [])])
 
     @property
     def replicas(self) -> int | str:
         """Of pools `1+3`."""
-        return _counts(self.scenario) or self.scenario.replicas
+        return _counts(self.world) or self.world.replicas
 
     @property
     def policies(self) -> list[Policy]:
         """The policies that decide the answers; PolicyError for contradictory fields."""
-        specs = [pool.policy for pool in decoding_pools(self.scenario)] or [self.scenario.policy]
-        return [parse(spec, self.scenario.allow_code) for spec in specs]
+        specs = [pool.policy for pool in decoding_pools(self.world)] or [self.world.policy]
+        return [parse(spec, self.world.allow_code) for spec in specs]
 
     @property
     def untested(self) -> tuple[str, ...]:
         """See `beyond_tested`."""
-        pools = PoolSpec.parse_all(self.scenario.pools)
-        specs = [pool.policy for pool in pools] or [self.scenario.policy]
-        return tuple(text for spec in specs for text in beyond_tested(spec, self.scenario.allow_code))
+        pools = PoolSpec.parse_all(self.world.pools)
+        specs = [pool.policy for pool in pools] or [self.world.policy]
+        return tuple(text for spec in specs for text in beyond_tested(spec, self.world.allow_code))
 
     @property
     def arguments(self) -> list[str]:
         """Options of `dsim replay`."""
-        scenario = self.scenario
-        if not scenario.pools:
-            more = ["--replicas", str(scenario.replicas)] if scenario.replicas > 1 else []
-            return ["--policy", scenario.policy, *more]
-        options = [word for pool in scenario.pools for word in ("--pool", pool)]
-        options += [word for link in scenario.links for word in ("--link", link)]
+        world = self.world
+        if not world.pools:
+            more = ["--replicas", str(world.replicas)] if world.replicas > 1 else []
+            return ["--policy", world.policy, *more]
+        options = [word for pool in world.pools for word in ("--pool", pool)]
+        options += [word for link in world.links for word in ("--link", link)]
         for name in ("router", DECIDER):
-            if getattr(scenario, name) != getattr(FleetWords, name):
-                options += [f"--{name}", getattr(scenario, name)]
+            if getattr(world, name) != getattr(FleetWords, name):
+                options += [f"--{name}", getattr(world, name)]
         return options
 
     def file(self) -> tuple[str, str]:
         """The name and text of a file for `--policy` or `--fleet`."""
-        scenario = self.scenario
-        if scenario.pools:
-            words = {f.name: getattr(scenario, f.name) for f in fields(FleetWords) if f.name != "startup"}
+        world = self.world
+        if world.pools:
+            words = {f.name: getattr(world, f.name) for f in fields(FleetWords) if f.name != "startup"}
             return "fleet.toml", FleetWords(**words).toml()
-        return "policy.toml", policy_toml(scenario.policy, scenario.replicas, scenario.allow_code)
+        return "policy.toml", policy_toml(world.policy, world.replicas, world.allow_code)
 
     def num_changes(self, default: "Candidate") -> int:
         """Fields that differ from the fleet as given, or from the engine's own; another preset counts more."""
-        if self.scenario.pools:
-            before, after = fields_of(default.scenario), fields_of(self.scenario)
+        if self.world.pools:
+            before, after = fields_of(default.world), fields_of(self.world)
             return sum(before[name] != value for name, value in after.items())
-        changed = len(changed_fields(self.scenario.policy, self.scenario.allow_code))
+        changed = len(changed_fields(self.world.policy, self.world.allow_code))
         return changed + FAR * (self.preset != default.preset)
 
     def __str__(self) -> str:
-        alone = bool(self.scenario.pools) or self.scenario.replicas == 1
+        alone = bool(self.world.pools) or self.world.replicas == 1
         return self.spec if alone else f"{self.spec} on {self.replicas} replicas"

@@ -11,7 +11,7 @@ from ..profiler.canvas_law import mean_forwards
 from ..profiler.models import known_model
 from ..profiler.placed import placed
 from ..profiler.profile import Profile, as_run_by, load, shipped_for
-from ..results.scenario import Scenario
+from ..results.world import World
 from ..traces.prefixes import num_named
 from .candidate import plain_spec, refusal
 from .deploy import engine_of_preset, engine_of_profile, not_served, times_another
@@ -69,7 +69,7 @@ class PlanCandidate:
 
 
 def candidates_of(
-    scenario: Scenario,
+    world: World,
     policies: Sequence[str],
     profiles: Sequence[Profile] | None,
     prices: Prices,
@@ -90,30 +90,30 @@ def candidates_of(
     """
     if profiles is None and not name_their_profiles(policies):
         # A shipped profile of the one model that a log names; else the default.
-        models = {known_model(name) for name in set(map(str, scenario.source().extras.get("model", ())))}
+        models = {known_model(name) for name in set(map(str, world.source().extras.get("model", ())))}
         model = models.pop() if len(models) == 1 else None
-        profiles = [load([*(shipped_for(model.name) if model else []), Scenario.profile][0])]
+        profiles = [load([*(shipped_for(model.name) if model else []), World.profile][0])]
     policies_by_profile = _on_profiles(policies, profiles or ())
     devices = {profile.device.name for profile, _ in policies_by_profile}
     engines = {engine_of_profile(profile) for profile, _ in policies_by_profile}
-    longest, code = scenario.longest(), scenario.allow_code
-    shared_prefixes = not as_given and scenario.lengths is None and num_named(scenario.source()) > 0
+    longest, code = world.longest(), world.allow_code
+    shared_prefixes = not as_given and world.lengths is None and num_named(world.source()) > 0
 
     def considered(text: str, profile: Profile, place: str) -> tuple[PlanCandidate, str] | None:
         """The candidate, and why it is left out; None if that is not worth a row."""
         preset = preset_of(name_of(text), text, code)
         if not (policies or research or preset.engine):
             return None
-        policy = replace(scenario, policy=text).parsed_policy()
+        policy = replace(world, policy=text).parsed_policy()
         profile = heaviest_law_first(as_run_by(profile, policy))
         elsewhere = times_another(profile, preset)
         if elsewhere and engine_of_preset(preset) in engines:
             return None
-        check = searchable(profile, scenario.workload, longest)
+        check = searchable(profile, world.workload, longest)
         answers: dict[str, list[Any]] = {}
         specs: list[str] = []
         if not as_given:
-            answers = changing_answers(text, profile, scenario.workload, code)
+            answers = changing_answers(text, profile, world.workload, code)
             changes = answers if change_answers else {}
             specs = settings_to_try(text, profile, check, code, shared_prefixes, changes)
         refused = str(refusal(check, policy) or "").removeprefix(f"{cut(policy.name)}: ")

@@ -20,9 +20,9 @@ from ..report.capacity import CURVE_NEAR, CURVE_REPLICATIONS
 from ..report.page import Page
 from ..report.result import Result, frame_of
 from ..results.metrics import STATS, Columns, latencies, statistic
-from ..results.scenario import MAX_REPLICAS, Scenario, Setup, classes, replicas_of, setup_of
 from ..results.slo import Slo
 from ..results.spread import Uncertain
+from ..results.world import MAX_REPLICAS, Setup, World, classes, replicas_of, setup_of
 from ..sim.scalers import FIXED
 from ..traces.trace import MAX_REQUESTS
 from ..traces.trace import check_rate as check_traffic
@@ -168,7 +168,7 @@ Progress = Callable[[int, Interval | None, int], None]  # replays done, interval
 class CapacitySearch:
     """A search's picklable input."""
 
-    scenario: Scenario
+    world: World
     policy: str  # as in the command
     criteria: tuple[Criterion, ...]
     num_requests: int
@@ -182,11 +182,11 @@ class CapacitySearch:
 
     def requests(self, index: int, memo: Memo) -> Callable[[float], Reading]:
         """Replication `index` as a function of the rate."""
-        drawn = cache(lambda: replication(self.scenario, index, self.num_requests, self.block))
+        drawn = cache(lambda: replication(self.world, index, self.num_requests, self.block))
 
         def measured(rate: float) -> Json:
-            scenario, requests = drawn()
-            return vars(measure(scenario, self.criteria, requests, rate)[0])
+            world, requests = drawn()
+            return vars(measure(world, self.criteria, requests, rate)[0])
 
         def read(rate: float) -> Reading:
             return Reading(**memo.replay(lambda: self.inputs(index, rate, "a reading"), lambda: measured(rate)))
@@ -200,24 +200,24 @@ class CapacitySearch:
     @cached_property
     def _inputs(self) -> Json:
         texts = [criterion.text for criterion in self.criteria]
-        return asked_of(self.scenario, criteria=texts, num=self.num_requests, block=self.block)
+        return asked_of(self.world, criteria=texts, num=self.num_requests, block=self.block)
 
 
-def search_of(scenario: Scenario, precision: float, attainment: float, num_requests: int | None) -> CapacitySearch:
+def search_of(world: World, precision: float, attainment: float, num_requests: int | None) -> CapacitySearch:
     """The search with its defaults, checked."""
     for name in ("rate", "concurrency", "time_scale"):
-        if (value := getattr(scenario, name)) is not None:
+        if (value := getattr(world, name)) is not None:
             raise DsimError(f"{name} is {value}, expected none: the search varies the rate")
-    if not scenario.slos:
+    if not world.slos:
         raise DsimError("no SLO is given, expected at least one, such as p90:tpot_chunk=50ms")
-    if scenario.replicas < 1:
-        raise DsimError(f"replicas is {scenario.replicas}, expected at least 1")
-    if scenario.scaler != FIXED:
-        raise DsimError(f"scaler is {scenario.scaler}, expected pools of a fixed count: the search varies the rate")
-    source = scenario.source()
-    slos = [Slo.parse(text) for text in scenario.slos]
+    if world.replicas < 1:
+        raise DsimError(f"replicas is {world.replicas}, expected at least 1")
+    if world.scaler != FIXED:
+        raise DsimError(f"scaler is {world.scaler}, expected pools of a fixed count: the search varies the rate")
+    source = world.source()
+    slos = [Slo.parse(text) for text in world.slos]
     for slo in slos:
-        slo.check_class(classes(source) if scenario.lengths is None else ())
+        slo.check_class(classes(source) if world.lengths is None else ())
     criteria = criteria_of(slos, attainment)
     least = replicate.to_allow_a_miss(criteria)
     if num_requests is not None and not least <= num_requests <= MAX_REQUESTS:
@@ -225,54 +225,52 @@ def search_of(scenario: Scenario, precision: float, attainment: float, num_reque
     if num_requests is None:
         longer = max(1.0, USUAL_PRECISION / precision)
         whole, limit = len(source), MANY
-        if scenario.arrival == "trace":
+        if world.arrival == "trace":
             whole, limit = replicate.to_judge(whole), WHOLE
         num_requests = min(max(whole, int(FEWEST * longer)), int(limit * longer))
-        num_requests = max(num_requests, PER_REPLICA * scenario.num_replicas, least)
+        num_requests = max(num_requests, PER_REPLICA * world.num_replicas, least)
     judged = replicate.judged(num_requests)
     block = -(-min(judged.stop - judged.start, len(source)) // PARTS)
     return CapacitySearch(
-        scenario=scenario.located(), policy=scenario.label, criteria=criteria, num_requests=num_requests, block=block
+        world=world.located(), policy=world.label, criteria=criteria, num_requests=num_requests, block=block
     )
 
 
-def sized(
-    scenario: Scenario, rate: float | None, replicas: int | None, max_replicas: int | None, **options: Any
-) -> Capacity:
+def sized(world: World, rate: float | None, replicas: int | None, max_replicas: int | None, **options: Any) -> Capacity:
     """A fleet's capacity, or for a rate (req/s) the fewest replicas.
 
     replicas: by default the policy file's, or 1. options: of Run.
     """
-    if scenario.pools and replicas is not None:
-        raise DsimError(f"pool is {scenario.pools[0]} and replicas is {replicas}, expected pools alone")
+    if world.pools and replicas is not None:
+        raise DsimError(f"pool is {world.pools[0]} and replicas is {replicas}, expected pools alone")
     if rate is None:
         if max_replicas is not None:
             raise DsimError(f"max replicas is {max_replicas}, expected a rate with it")
-        count = 1 if scenario.pools else replicas_of([scenario.policy], replicas)
-        return capacity(replace(scenario, replicas=count), **options)
+        count = 1 if world.pools else replicas_of([world.policy], replicas)
+        return capacity(replace(world, replicas=count), **options)
     if replicas is not None:
         raise DsimError(f"rate is {rate:g} and replicas is {replicas}, expected one: a rate asks for the replicas")
     limit = MAX_REPLICAS_TRIED if max_replicas is None else max_replicas
-    if scenario.pools:
+    if world.pools:
         from .pool_counts import fewest_of_each_pool  # it imports this module
 
-        return fewest_of_each_pool(scenario, rate, max_replicas=limit, **options)
-    return fewest_replicas(scenario, rate, max_replicas=limit, **options)
+        return fewest_of_each_pool(world, rate, max_replicas=limit, **options)
+    return fewest_replicas(world, rate, max_replicas=limit, **options)
 
 
-def capacity(scenario: Scenario, *, jobs: int | None = None, ray: str | None = None, **options: Any) -> Capacity:
-    """The highest rate at which the scenario's fleet meets all its `slos`, within `precision`, at 95 % confidence.
+def capacity(world: World, *, jobs: int | None = None, ray: str | None = None, **options: Any) -> Capacity:
+    """The highest rate at which the world's fleet meets all its `slos`, within `precision`, at 95 % confidence.
 
     jobs, ray: see `Pool`. options: of Run. DsimError for an SLO met at no rate or at every rate.
     """
     with Pool(jobs, ray) as pool:
-        run = Run(scenario, pool, **options)
+        run = Run(world, pool, **options)
         run.start()
         return run.finish()
 
 
 def fewest_replicas(
-    scenario: Scenario, rate: float, *, max_replicas: int = MAX_REPLICAS_TRIED, jobs: int | None = None,
+    world: World, rate: float, *, max_replicas: int = MAX_REPLICAS_TRIED, jobs: int | None = None,
     ray: str | None = None, **options: Any,
 ) -> Capacity:  # fmt: skip
     """The fewest replicas with a capacity of at least `rate` (req/s), by its interval's low end.
@@ -285,7 +283,7 @@ def fewest_replicas(
     options = {"memo": Memo(), **options}
     with Pool(jobs, ray) as pool:
         while size.open:
-            fleet = replace(scenario, replicas=size.at)
+            fleet = replace(world, replicas=size.at)
             run = runs[size.at] = Run(fleet, pool, target=rate, **options)
             rates = run.start()
             # Capacity is nearly proportional to replicas.
@@ -316,7 +314,7 @@ class Run:
     the setup. `memo`: counts the replays.
     """
 
-    scenario: Scenario
+    world: World
     pool: Pool
     _: KW_ONLY
     target: float | None = None  # req/s
@@ -341,8 +339,8 @@ class Run:
             raise DsimError(f"max replications is {self.max_replications}, expected at least 2")
         if self.gpu_hour is not None and not 0 <= self.gpu_hour < math.inf:
             raise DsimError(f"GPU hour is {self.gpu_hour}, expected a price of 0 or more")
-        self.scenario.check_fits()
-        self.search = search_of(self.scenario, self.precision, self.attainment, self.num_requests)
+        self.world.check_fits()
+        self.search = search_of(self.world, self.precision, self.attainment, self.num_requests)
 
     def start(self) -> Interval:
         """The capacity, as exactly as its side of the target needs."""
@@ -397,7 +395,7 @@ class Run:
         for index, criterion in enumerate(scaled, len(criteria)):
             judged = {*range(len(criteria)), index} - {binding}
             bounds.append(_at_bound(criterion.text, judged, curve))
-        settings = list(self.scenario.each_pool())
+        settings = list(self.world.each_pool())
         pools = []
         for part, (spec, setting) in zip(first["pools"], settings, strict=False):  # none without pools
             profile, gpus = setting.profile, spec.count * setting.profile.device.count
@@ -405,12 +403,12 @@ class Run:
         profiles = {setting.profile.name: setting.profile for _, setting in settings}
         cost = None
         if self.gpu_hour is not None:
-            gpus = search.scenario.num_gpus
+            gpus = search.world.num_gpus
             hourly = gpus * self.gpu_hour
-            cost = Cost(gpus, hourly, search.scenario.per_million_tokens(hourly, self.target or rate.value))
+            cost = Cost(gpus, hourly, search.world.per_million_tokens(hourly, self.target or rate.value))
         return Capacity(
             rate=rate,
-            replicas=search.scenario.num_replicas,
+            replicas=search.world.num_replicas,
             binding_slo=STABILITY if binding < 0 else criteria[binding].text,
             binding_share=num_bound / len(self.crossings),
             limited_by=first["limit"]["name"],
@@ -430,7 +428,7 @@ class Run:
             rejected=max(crossing.rejected for crossing in self.crossings),
             policy=search.policy,
             setup=replace(
-                setup_of(self.scenario, self.command, self.gpu_hour, self.currency),
+                setup_of(self.world, self.command, self.gpu_hour, self.currency),
                 profile=", ".join(profiles),
                 estimated=any(profile.is_estimate for profile in profiles.values()),
             ),
@@ -444,7 +442,7 @@ class Run:
 
     def report(self) -> None:
         rates = self.interval if len(self.crossings) > 1 else None
-        self.progress(self.memo.num_replays, rates, self.search.scenario.num_replicas)
+        self.progress(self.memo.num_replays, rates, self.search.world.num_replicas)
 
     def _sharpen(self, target: float | None) -> None:
         """Add replications until the interval is narrow, or on one side of the target."""
@@ -501,14 +499,14 @@ def _at_capacity(search: CapacitySearch, rate: float) -> Json:
 
     With pools, shares and limit are the busiest one's.
     """
-    scenario, requests = replication(search.scenario, 0, search.num_requests, search.block)
-    shares = PoolShares(scenario.fleet())
-    reading, records, window = measure(scenario, search.criteria, requests, rate, shares.append)
+    world, requests = replication(search.world, 0, search.num_requests, search.block)
+    shares = PoolShares(world.fleet())
+    reading, records, window = measure(world, search.criteria, requests, rate, shares.append)
     limits = shares.limits(records.totals.preemptions / len(requests))
     end = records.totals.end
     busiest = shares.busiest(end)
     limit, pools = limits[busiest], []
-    if scenario.pools:
+    if world.pools:
         limit = replace(limit, name=f"{limit.name} of pool {shares.pools[busiest].name}")
         for k, each in enumerate(limits):
             pools.append({"busy": shares.busy(k, end), "limited_by": each.name, "limiting_setting": each.setting})

@@ -12,7 +12,7 @@ from .. import __version__
 from ..engine.policy import file_of
 from ..profiler.placed import placed
 from ..profiler.profile import located
-from ..results.scenario import Scenario
+from ..results.world import World
 from ..traces import Trace
 from ..traces.lengths import without_limit
 from ..traces.shipped import SHIPPED
@@ -28,14 +28,14 @@ def digest(question: Any) -> str:
     return hashlib.sha256(json.dumps(question, sort_keys=True, default=_plain).encode()).hexdigest()[:32]
 
 
-def asked_of(scenario: Scenario, **more: Any) -> Json:
+def asked_of(world: World, **more: Any) -> Json:
     """A replay's inputs as plain values, and `more`.
 
     A file counts by its contents and suffixes (its format), wherever it lies; imports of a policy's code do not.
     """
-    stamped = scenario.with_files(_stamp)
+    stamped = world.with_files(_stamp)
     values = {f.name: getattr(stamped, f.name) for f in fields(stamped) if f.name not in (*NOT_ASKED, *OBJECTS)}
-    values["profile"] = [_profile(alone) for alone in scenario.of_each_pool()]
+    values["profile"] = [_profile(alone) for alone in world.of_each_pool()]
     for name in ("trace", "lengths"):
         shipped = SHIPPED.get(without_limit(values[name] or "")[0])
         if shipped is not None:
@@ -43,10 +43,10 @@ def asked_of(scenario: Scenario, **more: Any) -> Json:
     return {"dsim": __version__, **values, **more}
 
 
-def _profile(scenario: Scenario) -> str:
-    if any(getattr(scenario, name, None) is not None for name in OBJECTS):
-        return digest(repr(scenario.base_profile()))
-    path, implementation = located(placed(scenario.policy)[1] or scenario.profile)
+def _profile(world: World) -> str:
+    if any(getattr(world, name, None) is not None for name in OBJECTS):
+        return digest(repr(world.base_profile()))
+    path, implementation = located(placed(world.policy)[1] or world.profile)
     return f"{_stamp(str(path))}/{implementation}"
 
 

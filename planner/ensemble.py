@@ -17,9 +17,9 @@ from ..engine.errors import DsimError
 from ..profiler.uncertainty import FRONT_END, YIELD, Cause, causes
 from ..report.ensemble import ASKED_RATE
 from ..report.table import counted
-from ..results.scenario import Scenario
 from ..results.slo import Slo
 from ..results.spread import Effect, Spread, Uncertain
+from ..results.world import World
 from ..sim.scalers import FIXED
 from ..traces import Trace
 from .backend import Pool
@@ -30,7 +30,7 @@ from .memo import Memo
 DRAW = 213  # purpose of draws
 MAX_DRAWS = 1000
 LEVEL = 0.9
-EOS = "ends at an EOS"  # the scenario's, not its profile's
+EOS = "ends at an EOS"  # the world's, not its profile's
 CAPACITY = "capacity (req/s)"
 A_REPLICA = "goodput of a replica (req/s)"  # the inverse of the cost of good requests
 ROUGH = 0.05  # precision of a drawn capacity
@@ -39,7 +39,7 @@ TOLD = ("output_throughput", "ttft_ms.p50", "ttft_ms.p90", "e2el_ms.p90", "norm_
 
 Scores = tuple[tuple[str, float], ...]
 Values = dict[str, float]
-Draw = tuple[Scenario, int]  # under a drawn profile, and the draw's number; 0: as predicted, or a cause alone
+Draw = tuple[World, int]  # under a drawn profile, and the draw's number; 0: as predicted, or a cause alone
 
 
 def drawn(unknowns: Sequence[Cause], index: int, seed: int) -> Scores:
@@ -50,10 +50,10 @@ def drawn(unknowns: Sequence[Cause], index: int, seed: int) -> Scores:
     )
 
 
-def known_causes(scenario: Scenario) -> tuple[Cause, ...]:
-    """Unknowns of scenario and profile that the policy depends on."""
-    setting = scenario.setting()
-    stated = {FRONT_END} if scenario.frontend is not None else set()
+def known_causes(world: World) -> tuple[Cause, ...]:
+    """Unknowns of world and profile that the policy depends on."""
+    setting = world.setting()
+    stated = {FRONT_END} if world.frontend is not None else set()
     # What a cache or an eviction approximates changes the yield: each is a reading of its own.
     parts = f"{type(setting.policy.cache).__name__} {type(setting.policy.eviction).__name__}"
     unknowns = tuple(
@@ -61,7 +61,7 @@ def known_causes(scenario: Scenario) -> tuple[Cause, ...]:
         for c in causes(setting.profile, setting.drawn)
         if c.name not in stated
     )
-    if scenario.ends_at_eos or setting.policy.family == "full-sequence":
+    if world.ends_at_eos or setting.policy.family == "full-sequence":
         return unknowns
     return (
         *unknowns,
@@ -69,13 +69,13 @@ def known_causes(scenario: Scenario) -> tuple[Cause, ...]:
     )
 
 
-def moved(scenario: Scenario, scores: Scores) -> Scenario:
+def moved(world: World, scores: Scores) -> World:
     of_profile = tuple((name, score) for name, score in scores if name != EOS)
-    return replace(scenario, variation=of_profile, eos=scenario.ends_at_eos or dict(scores).get(EOS, 0.0) > 0)
+    return replace(world, variation=of_profile, eos=world.ends_at_eos or dict(scores).get(EOS, 0.0) > 0)
 
 
 def ensemble(
-    scenarios: Sequence[Scenario] | Mapping[str, Scenario],
+    worlds: Sequence[World] | Mapping[str, World],
     requests: Trace | None,
     num: int,
     *,
@@ -83,14 +83,14 @@ def ensemble(
     recommended: bool = False,
     **where: Any,
 ) -> Uncertain:
-    """Replay each scenario under `num` drawn profiles, and with each cause at ±1 standard deviation.
+    """Replay each world under `num` drawn profiles, and with each cause at ±1 standard deviation.
 
-    Scenarios differ in policy and replicas only, or have names; they share each draw's luck and profile. requests: by
-    default each scenario's own. judged: the deciding metric, and whether more is better; default: `deciding`.
-    recommended: ask whether the first scenario stays best, not the predicted best. where: pool, progress and memo of
+    Worlds differ in policy and replicas only, or have names; they share each draw's luck and profile. requests: by
+    default each world's own. judged: the deciding metric, and whether more is better; default: `deciding`.
+    recommended: ask whether the first world stays best, not the predicted best. where: pool, progress and memo of
     `ask`. Ctrl-C passes through.
     """
-    named = scenarios if isinstance(scenarios, Mapping) else _called(scenarios)
+    named = worlds if isinstance(worlds, Mapping) else _called(worlds)
     metric, higher = judged or deciding(next(iter(named.values())))
     uncertain, values = ask(partial(_replay, requests, metric), named, num, (metric, higher), **where)
     if len(named) == 1:
@@ -104,28 +104,28 @@ def ensemble(
 
 
 def capacities(
-    scenario: Scenario, num: int, *, attainment: float, num_requests: int, rate: float | None = None, **where: Any
+    world: World, num: int, *, attainment: float, num_requests: int, rate: float | None = None, **where: Any
 ) -> Uncertain:
     """A fleet's capacity under drawn profiles, each within about 5 %; rate: req/s to sustain. where: see `ensemble`.
 
     0 if an SLO is met at no rate; if all are met until the queue grows, the rate at which it starts to.
     """
     replay = partial(_capacity, attainment, num_requests)
-    uncertain, values = ask(replay, _called([scenario]), num, (CAPACITY, True), **where)
+    uncertain, values = ask(replay, _called([world]), num, (CAPACITY, True), **where)
     if rate is None:
         return uncertain
     [draws] = values.values()
-    fleet = counted(scenario.replicas, "replica")
-    answer = f"{fleet} sustain{'' if scenario.replicas > 1 else 's'} {rate:g} req/s"
+    fleet = counted(world.replicas, "replica")
+    answer = f"{fleet} sustain{'' if world.replicas > 1 else 's'} {rate:g} req/s"
     survives = sum(v[CAPACITY] >= rate for v in draws[1:]) / num
     ratios = {ASKED_RATE: paired(draws, [{CAPACITY: rate}] * len(draws))}
     return replace(uncertain, answer=answer, survives=survives, best=fleet, ratios=ratios)
 
 
-def sustained(scenario: Scenario, **how: Any) -> float:
-    """`capacities` of one scenario, in this process; how: options of `capacity`."""
+def sustained(world: World, **how: Any) -> float:
+    """`capacities` of one world, in this process; how: options of `capacity`."""
     try:
-        return capacity(scenario, precision=ROUGH, jobs=1, curve=False, **how).rate.value
+        return capacity(world, precision=ROUGH, jobs=1, curve=False, **how).rate.value
     except DsimError as error:
         # Pools pass on only an error's text.
         never, grows = "holds at no rate" in str(error), re.search(r"the (\S+) req/s at which the queue", str(error))
@@ -134,36 +134,36 @@ def sustained(scenario: Scenario, **how: Any) -> float:
         return 0.0 if grows is None else float(grows[1])
 
 
-def _called(scenarios: Sequence[Scenario]) -> dict[str, Scenario]:
+def _called(worlds: Sequence[World]) -> dict[str, World]:
     """By policy, and by replicas if a policy occurs twice."""
-    policies = [s.policy for s in scenarios]
+    policies = [s.policy for s in worlds]
     return {
-        s.policy if policies.count(s.policy) == 1 else f"{s.policy}, replicas={s.replicas}": s for s in scenarios
+        s.policy if policies.count(s.policy) == 1 else f"{s.policy}, replicas={s.replicas}": s for s in worlds
     }  # fmt: skip
 
 
 def ask(
-    evaluate: Callable[[Memo, Draw], Values], scenarios: Mapping[str, Scenario], num: int,
+    evaluate: Callable[[Memo, Draw], Values], worlds: Mapping[str, World], num: int,
     judged: tuple[str, bool], *, pool: Pool | None = None, memo: Memo | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None, moving: int | None = None,
 ) -> tuple[Uncertain, dict[str, list[Values]]]:  # fmt: skip
     """The intervals and each cause's effect, without an answer; by policy, predicted and drawn values.
 
-    judged: the deciding metric, and whether more is better. moving: the number of scenarios whose causes are moved one
+    judged: the deciding metric, and whether more is better. moving: the number of worlds whose causes are moved one
     by one, by default all.
     """
     metric, higher = judged
     check_num(num)
-    unknowns = {name: known_causes(s) for name, s in scenarios.items()}
+    unknowns = {name: known_causes(s) for name, s in worlds.items()}
     alone = dict(list(unknowns.items())[:moving])
     work: dict[str, Draw] = {}
-    for policy, scenario in scenarios.items():
-        work[f"{policy}|0"] = scenario, 0
+    for policy, world in worlds.items():
+        work[f"{policy}|0"] = world, 0
         for i in range(1, num + 1):
-            work[f"{policy}|{i}"] = moved(scenario, drawn(unknowns[policy], i, scenario.seed)), i
+            work[f"{policy}|{i}"] = moved(world, drawn(unknowns[policy], i, world.seed)), i
         for cause in alone.get(policy, ()):
             for sign in (-1, 1):
-                work[f"{policy}|{cause.name}|{sign}"] = moved(scenario, ((cause.name, float(sign)),)), 0
+                work[f"{policy}|{cause.name}|{sign}"] = moved(world, ((cause.name, float(sign)),)), 0
     answers: dict[str, Values] = {}
     with closing((memo or Memo()).run(pool or Pool(), evaluate, work)) as outcomes:
         for outcome in outcomes:
@@ -171,7 +171,7 @@ def ask(
                 raise DsimError(f"in the ensemble: {outcome.error}")
             answers[outcome.key] = outcome.result()
             progress(len(answers), len(work))
-    values, effects = {p: [answers[f"{p}|{i}"] for i in range(num + 1)] for p in scenarios}, {}
+    values, effects = {p: [answers[f"{p}|{i}"] for i in range(num + 1)] for p in worlds}, {}
     for policy, causes_alone in alone.items():
         moves = []
         for c in causes_alone:
@@ -184,11 +184,11 @@ def ask(
     return uncertain, values
 
 
-def check_num(num: int | None, scenarios: Iterable[Scenario] = ()) -> None:
-    """DsimError if the scenarios have no ensemble of so many draws."""
+def check_num(num: int | None, worlds: Iterable[World] = ()) -> None:
+    """DsimError if the worlds have no ensemble of so many draws."""
     if num is not None and not 2 <= num <= MAX_DRAWS:
         raise DsimError(f"ensemble is {num}, expected 2 to {MAX_DRAWS} draws")
-    if num is not None and any(scenario.pools or scenario.scaler != FIXED for scenario in scenarios):
+    if num is not None and any(world.pools or world.scaler != FIXED for world in worlds):
         raise DsimError(f"ensemble is {num} and the fleet has pools or a scaler, expected one pool of a fixed count")
 
 
@@ -217,15 +217,15 @@ def paired(values: Sequence[Values], others: Sequence[Values]) -> dict[str, Spre
     return {name: interval(list(draws)) for name, draws in ratios.items()}
 
 
-def deciding(scenario: Scenario) -> tuple[str, bool]:
+def deciding(world: World) -> tuple[str, bool]:
     """The deciding metric, and whether more is better."""
-    slos = [Slo.parse(text) for text in scenario.slos]
+    slos = [Slo.parse(text) for text in world.slos]
     for slo in slos:
         if slo.stat is not None and slo.share is None and slo.slo_class is None:
             return f"{slo.metric}_ms.{slo.stat}", False
     if slos:
         return "slo_attainment", True
-    return ("output_throughput", True) if scenario.concurrency is not None else ("norm_latency_ms.p90", False)
+    return ("output_throughput", True) if world.concurrency is not None else ("norm_latency_ms.p90", False)
 
 
 def of_objective(objective: str) -> tuple[str, bool]:
@@ -237,18 +237,18 @@ def of_objective(objective: str) -> tuple[str, bool]:
 
 
 def _replay(requests: Trace | None, metric: str, memo: Memo, draw: Draw) -> Values:
-    """requests: by default the scenario's. At module level, for pickling."""
-    scenario, _ = draw
+    """requests: by default the world's. At module level, for pickling."""
+    world, _ = draw
     metrics = list(dict.fromkeys((metric, *TOLD)))
 
     def values() -> Values:
-        summary = scenario.run(requests)
+        summary = world.run(requests)
         read = {name: attrgetter("goodput" if name == A_REPLICA else name)(summary) for name in metrics}
         of_each = {name: math.nan if value is None else float(value) for name, value in read.items()}
-        return of_each | ({A_REPLICA: of_each[A_REPLICA] / scenario.replicas} if metric == A_REPLICA else {})
+        return of_each | ({A_REPLICA: of_each[A_REPLICA] / world.replicas} if metric == A_REPLICA else {})
 
     def asked() -> Json:
-        return asked_of(scenario, of=metrics, requests=None if requests is None else contents_of_requests(requests))
+        return asked_of(world, of=metrics, requests=None if requests is None else contents_of_requests(requests))
 
     return dict(memo.replay(asked, values))
 

@@ -18,10 +18,10 @@ from ..files.read import cut, did_you_mean, quoted, read_toml
 from ..files.schema import FileObject
 from ..profiler.placed import placed
 from ..results.fleet_file import FleetWords
-from ..results.scenario import Scenario, on_fleet
 from ..results.slo import Slo
+from ..results.world import World, on_fleet
 from ..traces.lengths import without_limit
-from .candidate import Point, grid, scenario_at
+from .candidate import Point, grid, world_at
 from .contents import Json, asked_of, digest
 
 MOST_CELLS = 100_000  # all are checked, stored and drawn
@@ -34,7 +34,7 @@ OF_REQUESTS = (
     "time_unit", "skip_bad", "columns", "only", "slos",
 )  # fmt: skip
 FLEET = "fleet"  # a file that sets several fields
-TYPES: dict[str, Any] = {n: kind for n, kind in typing.get_type_hints(Scenario).items() if n not in NOT_VARIED}
+TYPES: dict[str, Any] = {n: kind for n, kind in typing.get_type_hints(World).items() if n not in NOT_VARIED}
 TYPES[FLEET] = str | None
 
 
@@ -42,7 +42,7 @@ TYPES[FLEET] = str | None
 class Cell:
     key: str  # digest of its question
     varied: Mapping[str, Any]  # in the table's order
-    scenario: Scenario
+    world: World
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Plan:
     varied: tuple[str, ...]
     cells: tuple[Cell, ...]
     config: Json  # as given
-    services: tuple[Scenario, ...]  # the first cell of each trace, policy and fleet
+    services: tuple[World, ...]  # the first cell of each trace, policy and fleet
 
 
 def read_plan(config: str | Path | Mapping[str, Any], allow_code: AllowedCode = NO_CODE) -> Plan:
@@ -81,36 +81,36 @@ def read_plan(config: str | Path | Mapping[str, Any], allow_code: AllowedCode = 
     varied = tuple(dict.fromkeys([*choices, *(name for point in listed for name in point)]))
     # Every cell is checked before any runs.
     cells: dict[str, Cell] = {}
-    services: dict[Any, Scenario] = {}
+    services: dict[Any, World] = {}
     ready: set[Any] = set()  # by OF_REQUESTS
-    of_service = [name for name in Scenario.__dataclass_fields__ if name not in (*OF_REQUESTS[1:], "seed")]
+    of_service = [name for name in World.__dataclass_fields__ if name not in (*OF_REQUESTS[1:], "seed")]
     for i, point in enumerate((base | point for point in points), 1):
         try:
-            scenario = scenario_of(folder, point, allow_code)
-            how, which = (tuple(getattr(scenario, name) for name in names) for names in (of_service, OF_REQUESTS))
+            world = world_of(folder, point, allow_code)
+            how, which = (tuple(getattr(world, name) for name in names) for names in (of_service, OF_REQUESTS))
             if how not in services:
-                for _, setting in scenario.each_pool():
+                for _, setting in world.each_pool():
                     setting.check()
-                services[how] = scenario
-            check_values(scenario)
+                services[how] = world
+            check_values(world)
             if which not in ready:
-                scenario.requests()
+                world.requests()
                 ready.add(which)
-            key = key_of(scenario)
+            key = key_of(world)
         except DsimError as error:
             shown = ", ".join(f"{name}={cut(_shown(point[name]))}" for name in varied if name in point)
             raise type(error)(f"{where}: cell {i} ({shown}): {error}") from None
         labels = {}
         settings = settings_of(services[how].parsed_policy())
         for name in varied:
-            value = point.get(name, getattr(scenario, name, None))
+            value = point.get(name, getattr(world, name, None))
             labels[name] = _shown(settings.get(name.removeprefix(POLICY)) if name.startswith(POLICY) else value)
-        cells.setdefault(key, Cell(key, labels, scenario))  # equal cells run once
+        cells.setdefault(key, Cell(key, labels, world))  # equal cells run once
     return Plan(whole.text("title"), varied, tuple(cells.values()), content, tuple(services.values()))
 
 
-def key_of(scenario: Scenario) -> str:
-    return digest(asked_of(scenario))[:24]
+def key_of(world: World) -> str:
+    return digest(asked_of(world))[:24]
 
 
 def _values(table: FileObject, place: str) -> Json:
@@ -159,20 +159,20 @@ def value_of(place: str, name: str, value: Any) -> Any:
         raise DsimError(f"{place} is {quoted(value)}, expected {error}") from None
 
 
-def scenario_of(folder: Path, values: Point, allow_code: AllowedCode = NO_CODE) -> Scenario:
-    """The scenario at a point of a configuration; files get absolute paths."""
+def world_of(folder: Path, values: Point, allow_code: AllowedCode = NO_CODE) -> World:
+    """The world at a point of a configuration; files get absolute paths."""
     if "trace" not in values:
         raise DsimError("there is no trace, expected one in [base], [grid] or [[list]]")
     point = {name: _near(folder, value) if name in FILES and value else value for name, value in values.items()}
-    scenario = Scenario(point.pop("trace"), allow_code=allow_code)
+    world = World(point.pop("trace"), allow_code=allow_code)
     if (fleet := point.pop(FLEET, None)) is not None:
         of_fleet = {"policy", "profile", "workload", "replicas", *(field.name for field in fields(FleetWords))}
         for name, value in point.items():
             if name in of_fleet or name.startswith(POLICY):
                 raise DsimError(f"fleet is {cut(fleet)} and {name} is {cut(_shown(value))}, expected the file alone")
-        [scenario] = on_fleet([scenario], FleetWords.read(_near(folder, fleet)), named=False)
-        return scenario_at(scenario, point)
-    policy, profile = placed(point.get("policy", Scenario.policy))
+        [world] = on_fleet([world], FleetWords.read(_near(folder, fleet)), named=False)
+        return world_at(world, point)
+    policy, profile = placed(point.get("policy", World.policy))
     if profile is not None:
         point["profile"] = profile
     if policy.endswith(".toml"):
@@ -182,28 +182,28 @@ def scenario_of(folder: Path, values: Point, allow_code: AllowedCode = NO_CODE) 
         point["policy"] = _near(folder, policy)
     else:
         point["policy"] = with_file(policy, lambda path: _near(folder, path))
-    return scenario_at(scenario, point)
+    return world_at(world, point)
 
 
-def check_values(scenario: Scenario) -> None:
+def check_values(world: World) -> None:
     """Check fields that neither policy, profile nor trace checks before the simulation."""
-    _ = scenario.routing()
-    if scenario.emit not in EMIT:
-        raise DsimError(f"emit is {cut(scenario.emit)}, expected one of: {', '.join(EMIT)}")
+    _ = world.routing()
+    if world.emit not in EMIT:
+        raise DsimError(f"emit is {cut(world.emit)}, expected one of: {', '.join(EMIT)}")
     for name in ("replicas", "concurrency", "num_requests"):
-        value = getattr(scenario, name)
+        value = getattr(world, name)
         if value is not None and value < 1:
             raise DsimError(f"{name} is {value}, expected at least 1")
-    check_together(scenario)
+    check_together(world)
 
 
-def check_together(scenario: Scenario) -> None:
+def check_together(world: World) -> None:
     """Check fields that exclude each other."""
-    closed = scenario.concurrency is not None
-    if closed and (scenario.arrival != "trace" or scenario.rate is not None or not scenario.drain):
-        raise DsimError(f"concurrency is {scenario.concurrency}: a closed loop has no arrival, rate or drain = false")
-    if closed and scenario.sessions:
-        raise DsimError(f"concurrency is {scenario.concurrency} and sessions is true, expected one of them")
+    closed = world.concurrency is not None
+    if closed and (world.arrival != "trace" or world.rate is not None or not world.drain):
+        raise DsimError(f"concurrency is {world.concurrency}: a closed loop has no arrival, rate or drain = false")
+    if closed and world.sessions:
+        raise DsimError(f"concurrency is {world.concurrency} and sessions is true, expected one of them")
 
 
 def _near(folder: Path, name: str) -> str:

@@ -9,8 +9,8 @@ import numpy as np
 from ..engine import chance
 from ..engine.errors import TraceError
 from ..results.metrics import SloVerdict, Summary
-from ..results.scenario import Scenario
 from ..results.slo import Slo
+from ..results.world import World
 from ..traces import Trace
 from .candidate import Candidate
 from .contents import Json, asked_of
@@ -55,29 +55,29 @@ class Evaluator:
 
     def __call__(self, memo: Memo, cell: tuple[Candidate, Part]) -> ReplayOutcome:
         candidate, part = cell
-        scenario, held_out = candidate.scenario, part.kind == "confirm"
+        world, held_out = candidate.world, part.kind == "confirm"
         if part.kind != "search":  # other luck
             purpose = CONFIRM if held_out else RERANK
-            scenario = replace(scenario, seed=int(chance.key(scenario.seed, purpose, part.index)[0] >> np.uint64(2)))
+            world = replace(world, seed=int(chance.key(world.seed, purpose, part.index)[0] >> np.uint64(2)))
 
         def inputs() -> Json:
-            return asked_of(scenario, held_out=held_out, share=part.share, of=self.objectives, gpu_hour=self.gpu_hour)
+            return asked_of(world, held_out=held_out, share=part.share, of=self.objectives, gpu_hour=self.gpu_hour)
 
         def outcome() -> Json:
-            requests = traffic(scenario, held_out)
+            requests = traffic(world, held_out)
             if part.share < 1:
                 requests = requests.head(max(1, round(part.share * len(requests))))
-            return asdict(self.outcome(scenario, scenario.run(requests), requests.rate))
+            return asdict(self.outcome(world, world.run(requests), requests.rate))
 
         stored = memo.replay(inputs, outcome)
         return ReplayOutcome(**{**stored, "values": tuple(stored["values"])})
 
-    def outcome(self, scenario: Scenario, summary: Summary, offered: float) -> ReplayOutcome:
+    def outcome(self, world: World, summary: Summary, offered: float) -> ReplayOutcome:
         """Objectives and missed SLOs of a run; offered: req/s."""
-        slos = map(Slo.parse, scenario.slos)
+        slos = map(Slo.parse, world.slos)
         misses = [(_miss(slo, verdict), str(slo)) for slo, verdict in zip(slos, summary.slos, strict=True)]
         violation, missed = max(misses, default=(0.0, ""))
-        values = tuple(self._value(name, scenario.num_gpus, summary, offered) for name in self.objectives)
+        values = tuple(self._value(name, world.num_gpus, summary, offered) for name in self.objectives)
         latency = _number(summary.norm_latency_ms.p90, 1e9)
         attained = _number(summary.slo_attainment, math.nan)
         return ReplayOutcome(values, violation, missed if violation > 0 else "", attained, latency)
@@ -101,9 +101,9 @@ class Evaluator:
         return _number(summary.norm_latency_ms.p90, 1e9)
 
 
-def traffic(scenario: Scenario, held_out: bool) -> Trace:
+def traffic(world: World, held_out: bool) -> Trace:
     """Unchanged for the search; held out, redrawn by the seed."""
-    return _traffic(replace(scenario, policy="", replicas=1, pools=(), links=(), decider="always"), held_out)
+    return _traffic(replace(world, policy="", replicas=1, pools=(), links=(), decider="always"), held_out)
 
 
 def split(trace: Trace) -> tuple[Trace, Trace]:
@@ -131,13 +131,13 @@ def _miss(slo: Slo, verdict: SloVerdict) -> float:
 
 
 @lru_cache(maxsize=8)
-def _traffic(scenario: Scenario, held_out: bool) -> Trace:
-    requests = split(scenario.requests())[int(held_out)]
-    if not held_out or scenario.arrival != "trace":
+def _traffic(world: World, held_out: bool) -> Trace:
+    requests = split(world.requests())[int(held_out)]
+    if not held_out or world.arrival != "trace":
         return requests  # an arrival process draws by the seed anyway
     # Independent blocks: the gain's interval must cover other traffic.
     n = len(requests)
-    return requests.in_order(resample(n, n, max(1, n // BLOCKS), scenario.seed, evenly=False))
+    return requests.in_order(resample(n, n, max(1, n // BLOCKS), world.seed, evenly=False))
 
 
 def _number(value: float | None, missing: float) -> float:

@@ -26,8 +26,8 @@ from ..profiler.canvas_law import mean_forwards
 from ..profiler.profile import Profile
 from ..profiler.uncertainty import common_error
 from ..report.table import counted, percent
-from ..results.scenario import MAX_REPLICAS, Scenario, Setup, setup_of
 from ..results.spread import Spread
+from ..results.world import MAX_REPLICAS, Setup, World, setup_of
 from . import plan_replays
 from .backend import Pool
 from .candidate import changed_fields, nearest_first, policy_toml
@@ -53,54 +53,54 @@ Case = tuple[Entrant, float, float]  # with a rate (req/s) and a slow-down of th
 
 
 def plan(
-    scenario: Scenario, candidates: Sequence[PlanCandidate], left_out: Sequence[Fleet] = (), *,
+    world: World, candidates: Sequence[PlanCandidate], left_out: Sequence[Fleet] = (), *,
     rate: float | None = None, jobs: int | None = None, ray: str | None = None, **options: Any,
 ) -> Planned:  # fmt: skip
-    """Rank candidates by the cost of the smallest fleet that meets the scenario's `slos` at a rate.
+    """Rank candidates by the cost of the smallest fleet that meets the world's `slos` at a rate.
 
-    The scenario's policy, profile and replicas are unused. rate: by default the trace's. jobs, ray: see `Pool`.
+    The world's policy, profile and replicas are unused. rate: by default the trace's. jobs, ray: see `Pool`.
     options: of PlanSearch. DsimError if no candidate meets the SLOs.
     """
-    scenario.routing()
+    world.routing()
     for candidate in candidates:
-        posed(scenario, candidate).loaded_profile()
+        posed(world, candidate).loaded_profile()
     with Pool(jobs, ray) as pool:
-        return PlanSearch(scenario, candidates, pool, _rate(scenario, rate), **options).result(left_out)
+        return PlanSearch(world, candidates, pool, _rate(world, rate), **options).result(left_out)
 
 
 def inputs_of(
-    scenario: Scenario, candidates: Sequence[PlanCandidate], *, rate: float | None, attainment: float,
+    world: World, candidates: Sequence[PlanCandidate], *, rate: float | None, attainment: float,
     max_replicas: int, num_requests: int | None,
 ) -> Json:  # fmt: skip
     """Of a plan's replays."""
-    inputs = asked_of(replace(scenario, policy=Scenario.policy))
+    inputs = asked_of(replace(world, policy=World.policy))
     del inputs["policy"]
     named = []
     for candidate in candidates:
-        asks = asked_of(posed(scenario, candidate))
+        asks = asked_of(posed(world, candidate))
         named.append((str(candidate), candidate.price, [*candidate.settings], asks["policy"], asks["profile"]))
     size = {"attainment": attainment, "max_replicas": max_replicas, "num_requests": num_requests}
-    return {**inputs, **size, "candidates": digest(named), "rate": _rate(scenario, rate)}
+    return {**inputs, **size, "candidates": digest(named), "rate": _rate(world, rate)}
 
 
-def _rate(scenario: Scenario, rate: float | None) -> float:
+def _rate(world: World, rate: float | None) -> float:
     """req/s; by default the trace's. DsimError if it has no times."""
     if rate is not None:
         return rate
-    source = scenario.source()
+    source = world.source()
     if not (len(source) > 1 and source.duration > 0):
         raise DsimError(f"{source.name} has no arrival times, expected --rate R")
     return source.rate
 
 
-def posed_fleets(scenario: Scenario, candidates: Sequence[PlanCandidate], fleets: Sequence[Fleet]) -> list[Scenario]:
-    """The fleets as scenarios."""
+def posed_fleets(world: World, candidates: Sequence[PlanCandidate], fleets: Sequence[Fleet]) -> list[World]:
+    """The fleets as worlds."""
     by_profile = {candidate.profile.name: candidate for candidate in candidates}
-    return [posed(scenario, replace(by_profile[f.profile], policy=f.policy), f.replicas or 1) for f in fleets]
+    return [posed(world, replace(by_profile[f.profile], policy=f.policy), f.replicas or 1) for f in fleets]
 
 
-def posed(scenario: Scenario, candidate: PlanCandidate, replicas: int = 1) -> Scenario:
-    return replace(scenario, policy=candidate.policy, replicas=replicas, profile_object=candidate.profile)
+def posed(world: World, candidate: PlanCandidate, replicas: int = 1) -> World:
+    return replace(world, policy=candidate.policy, replicas=replicas, profile_object=candidate.profile)
 
 
 def fleet_of_today(text: str) -> tuple[str, int]:
@@ -124,7 +124,7 @@ class PlanSearch:
     changes no result. `command`, `currency`: of the setup.
     """
 
-    scenario: Scenario
+    world: World
     candidates: Sequence[PlanCandidate]
     pool: Pool
     rate: float  # req/s
@@ -151,7 +151,7 @@ class PlanSearch:
             settings = [replace(candidate, policy=p, quality=q, settings={}) for p, q in candidate.settings.items()]
             group = []
             for setting in settings or [candidate]:
-                search = search_of(posed(self.scenario, setting), PRECISION, self.attainment, self.num_requests)
+                search = search_of(posed(self.world, setting), PRECISION, self.attainment, self.num_requests)
                 group.append(Entrant(setting, search, whole_search(search, self.attainment)))
             self.groups.append(group)
         self.named = [group[0].candidate for group in self.groups]
@@ -181,10 +181,10 @@ class PlanSearch:
         today = None if self.today is None else self._today(best, *fleet_of_today(self.today))
         laws, routed, risks = self._under_laws(best), self._with_router(best), self._risks(best, order[:2][-1])
         bought = (recommended.gpus or 0) // recommended.gpus_per_replica
-        policy, code = best.candidate.policy, self.scenario.allow_code
-        longest = self.scenario.longest()
+        policy, code = best.candidate.policy, self.world.allow_code
+        longest = self.world.longest()
         deployment = deployment_of(
-            policy, best.candidate.profile, bought, router=self.scenario.router, allow_code=code, spare=self.spare,
+            policy, best.candidate.profile, bought, router=self.world.router, allow_code=code, spare=self.spare,
             untested=best.untested, context=int((longest.input_length + longest.limit).max()),
         )  # fmt: skip
         note = f"# The SLOs are met without the spare: {self.spare} of the replicas.\n" if self.spare else ""
@@ -220,17 +220,17 @@ class PlanSearch:
 
     def _setup(self) -> Setup:
         """Of all profiles; the workload of a profile is its first by default."""
-        scenario = self.scenario
+        world = self.world
         profiles = {candidate.profile.name: candidate.profile for candidate in self.named}.values()
         workloads = dict.fromkeys(next(iter(profile.workloads), "") for profile in profiles)
-        setup = setup_of(posed(scenario, self.named[0]), self.command, None, self.currency)
+        setup = setup_of(posed(world, self.named[0]), self.command, None, self.currency)
         return replace(
             setup,
             profile=", ".join(profile.name for profile in profiles),
             device=", ".join(dict.fromkeys(profile.device.name for profile in profiles)),
             model=", ".join(dict.fromkeys(profile.model.name for profile in profiles)),
             estimated=any(profile.is_estimate for profile in profiles),
-            workload=scenario.workload or scenario.yields or ", ".join(filter(None, workloads)) or None,
+            workload=world.workload or world.yields or ", ".join(filter(None, workloads)) or None,
         )
 
     # Steps of the search
@@ -379,7 +379,7 @@ class PlanSearch:
         def mean(entrant: Entrant) -> float:
             return float(np.mean(entrant.lane.settled))
 
-        code = self.scenario.allow_code
+        code = self.world.allow_code
         best = nearest_first(_nearest(equal), lambda each: len(changed_fields(each.candidate.policy, code)), mean)[0]
         order = sorted(entrants, key=lambda each: (self._cost(each), each is not best, each not in equal, mean(each)))
         return order, [each for each in equal if each is not order[0]]
@@ -388,7 +388,7 @@ class PlanSearch:
 
     def _with_router(self, best: Entrant) -> Variant | None:
         """The best fleet behind a router that knows the queues; None if another router is named, or for one replica."""
-        if self.scenario.router != UNROUTED or best.replicas == 1:
+        if self.world.router != UNROUTED or best.replicas == 1:
             return None
         self.phase = "another router"
         replicas = min(best.replicas, self._needed(best, router=ROUTER) or best.replicas)
@@ -396,9 +396,9 @@ class PlanSearch:
 
     def _under_laws(self, best: Entrant) -> tuple[Variant, ...]:
         """What the best policy needs under each counted law of canvases; empty if one is given."""
-        scenario, profile = self.scenario, best.candidate.profile
+        world, profile = self.world, best.candidate.profile
         laws = [law for law in profile.canvas_laws if law.engine]
-        if profile.family != "canvas" or scenario.workload or scenario.yields or len(laws) < 2:
+        if profile.family != "canvas" or world.workload or world.yields or len(laws) < 2:
             return ()
         self.phase = "another law"
         variants = []
@@ -410,7 +410,7 @@ class PlanSearch:
         return tuple(variants)
 
     def _needed(self, best: Entrant, **changed: Any) -> int | None:
-        """Replicas that a policy needs where fields of its scenario are others; None: more than allowed."""
+        """Replicas that a policy needs where fields of its world are others; None: more than allowed."""
         [lane] = self._raced([(_with(best, best.candidate, **changed), self.rate, 1.0)], [best.replicas])
         return lane.replicas
 
@@ -506,7 +506,7 @@ class PlanSearch:
         charge = self._charge(due[0].replicas if due else replicas, entrant)
         tokens = None
         if charge["per_hour"] is not None:
-            tokens = entrant.search.scenario.per_million_tokens(charge["per_hour"], self.rate)
+            tokens = entrant.search.world.per_million_tokens(charge["per_hour"], self.rate)
         answers = self._raced_answers((entrant, self.rate, 1.0), entrant.lane, replicas)
         first, values = answers[0], _values(self.criteria, answers)
         slacks = {c.text: _slack(c, values[c.text]) if c.text in values else math.inf for c in self.criteria}
@@ -628,7 +628,7 @@ class PlanSearch:
         """Of settings that change answers: recommended, or not searched."""
         notes = [
             f"{name}={value} changes the model's answers, and replays do not judge their quality: compare answers first"
-            for name, value in changed_fields(best.policy, self.scenario.allow_code).items()
+            for name, value in changed_fields(best.policy, self.world.allow_code).items()
             if name in best.changing
         ]
         policies: dict[tuple[str, ...], list[str]] = {}
@@ -642,10 +642,8 @@ class PlanSearch:
 
 
 def _with(model: Entrant, candidate: PlanCandidate, **changed: Any) -> Entrant:
-    """A candidate that is replayed like another one, with a scenario's changed fields."""
-    search, whole = (
-        replace(search, scenario=replace(search.scenario, **changed)) for search in (model.search, model.whole)
-    )
+    """A candidate that is replayed like another one, with a world's changed fields."""
+    search, whole = (replace(search, world=replace(search.world, **changed)) for search in (model.search, model.whole))
     return Entrant(candidate, search, whole, model.on_whole)
 
 
@@ -691,14 +689,14 @@ def _notes_on_gpus(candidates: Sequence[PlanCandidate], search: CapacitySearch) 
     profiles: dict[str, Profile] = {}
     for candidate in candidates:
         profiles.setdefault(candidate.profile.device.name, candidate.profile)
-    return [common_error([*profiles.values()], search.scenario.setting().drawn)] if len(profiles) > 1 else []
+    return [common_error([*profiles.values()], search.world.setting().drawn)] if len(profiles) > 1 else []
 
 
 def _missed(search: CapacitySearch, whole: CapacitySearch, num_settled: int) -> tuple[str, ...]:
     """Notes on the part of the trace that short replays miss."""
-    if search.scenario.arrival != "trace":
+    if search.world.arrival != "trace":
         return ()
-    total = len(search.scenario.source())
+    total = len(search.world.source())
     short, long = (min(total, len(range(s.num_requests)[judged(s.num_requests)])) for s in (search, whole))
     if short == total:
         return ()

@@ -48,7 +48,7 @@ class Entrant:
     @cached_property
     def untested(self) -> tuple[str, ...]:
         """See `beyond_tested`."""
-        return beyond_tested(self.candidate.policy, self.search.scenario.allow_code)
+        return beyond_tested(self.candidate.policy, self.search.world.allow_code)
 
 
 @dataclass(frozen=True)
@@ -94,17 +94,17 @@ class Replays:
 
 def whole_search(search: CapacitySearch, attainment: float) -> CapacitySearch:
     """The search with replays that judge the whole trace, up to WHOLE requests."""
-    scenario = search.scenario
-    if scenario.arrival != "trace" and scenario.lengths is not None:
+    world = search.world
+    if world.arrival != "trace" and world.lengths is not None:
         return search
-    num = min(to_judge(len(scenario.source())), WHOLE if scenario.arrival == "trace" else MANY)
-    return search if num <= search.num_requests else search_of(scenario, PRECISION, attainment, num)
+    num = min(to_judge(len(world.source())), WHOLE if world.arrival == "trace" else MANY)
+    return search if num <= search.num_requests else search_of(world, PRECISION, attainment, num)
 
 
 def fleet(search: CapacitySearch, replicas: int, slower: float = 1.0) -> CapacitySearch:
     """The search on `replicas`, with enough requests for each."""
-    scenario = replace(search.scenario, replicas=replicas, slower=slower)
-    return replace(search, scenario=scenario, num_requests=max(search.num_requests, PER_REPLICA * replicas))
+    world = replace(search.world, replicas=replicas, slower=slower)
+    return replace(search, world=world, num_requests=max(search.num_requests, PER_REPLICA * replicas))
 
 
 def _do(memo: Memo, cell: tuple[CapacitySearch, Task]) -> Json:
@@ -119,7 +119,7 @@ def pilot(memo: Memo, search: CapacitySearch, task: Task) -> Json:
     size = Fewest(most=task.replicas, stride=2.0)
     while size.open:
         short = search.shortened(max(search.shortened().num_requests, PILOT_PER_REPLICA * size.at))
-        short = replace(short, scenario=replace(search.scenario, replicas=size.at))
+        short = replace(short, world=replace(search.world, replicas=size.at))
         reading = short.requests(PILOT, memo)(task.rate)
         value = reading.values[int(np.argmax(reading.severities))]
         # A growing queue shows what one replica serves.
@@ -136,13 +136,13 @@ def fleet_replay(memo: Memo, search: CapacitySearch, task: Task) -> Json:
 
 
 def _of_fleet(search: CapacitySearch, task: Task) -> Json:
-    scenario, requests = replication(search.scenario, task.index, search.num_requests, search.block)
-    shares = PoolShares(scenario.fleet()) if task.index == 0 else None
+    world, requests = replication(search.world, task.index, search.num_requests, search.block)
+    shares = PoolShares(world.fleet()) if task.index == 0 else None
     append = None if shares is None else shares.append
-    reading, records, window = measure(scenario, search.criteria, requests, task.rate, append)
+    reading, records, window = measure(world, search.criteria, requests, task.rate, append)
     attained = {}
     for slo in (slo for criterion in search.criteria for slo in criterion.slos if slo.stat is None):
-        share = attainment(of_class(window, slo), slo, missing_passes=scenario.missing_passes)
+        share = attainment(of_class(window, slo), slo, missing_passes=world.missing_passes)
         if not math.isnan(share):
             attained[str(slo)] = share
     answer: Json = {

@@ -8,8 +8,8 @@ from ..files.place import FolderKind
 from ..report.page import Page
 from ..report.result import Result, frame_of
 from ..results.run_info import MeasuredLog
-from ..results.scenario import Setup
 from ..results.spread import Spread, Uncertain
+from ..results.world import Setup
 from .deploy import Deployment
 from .memo import FILES as STORE_FILES
 from .memo import STORE

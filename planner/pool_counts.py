@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..engine.errors import DsimError
-from ..results.scenario import Scenario
+from ..results.world import World
 from ..sim.fleet import PoolSpec
 from .backend import Pool
 from .capacity import MAX_REPLICAS_TRIED, PILOT, Capacity, CapacitySearch, Run, check_rate, means
@@ -27,20 +27,20 @@ Counts = tuple[int, ...]  # replicas, by pool
 
 
 def fewest_of_each_pool(
-    scenario: Scenario, rate: float, *, max_replicas: int = MAX_REPLICAS_TRIED, jobs: int | None = None,
+    world: World, rate: float, *, max_replicas: int = MAX_REPLICAS_TRIED, jobs: int | None = None,
     ray: str | None = None, **options: Any,
 ) -> Capacity:  # fmt: skip
-    """The fewest GPUs in the scenario's pools with a capacity of at least `rate` (req/s), by its interval's low end.
+    """The fewest GPUs in the world's pools with a capacity of at least `rate` (req/s), by its interval's low end.
 
-    The scenario's counts are a first guess. jobs, ray: see `Pool`. options: of Run.
+    The world's counts are a first guess. jobs, ray: see `Pool`. options: of Run.
     """
     check_rate(rate, max_replicas)
     options = {"memo": Memo(), **options}
     with Pool(jobs, ray) as pool:
-        gpus = [float(setting.profile.device.count) for _, setting in scenario.each_pool()]
-        run_of = cache(lambda counts: Run(with_counts(scenario, counts), pool, target=rate, **options))
+        gpus = [float(setting.profile.device.count) for _, setting in world.each_pool()]
+        run_of = cache(lambda counts: Run(with_counts(world, counts), pool, target=rate, **options))
         fleets = FleetSearch(run_of, gpus, rate, max_replicas)
-        counts = fleets.cheapest(tuple(min(spec.count, max_replicas) for spec in PoolSpec.parse_all(scenario.pools)))
+        counts = fleets.cheapest(tuple(min(spec.count, max_replicas) for spec in PoolSpec.parse_all(world.pools)))
         chosen = run_of(counts)
         capacity = chosen.finish()
     pools = []
@@ -50,9 +50,9 @@ def fewest_of_each_pool(
     return replace(capacity, pools=tuple(pools))
 
 
-def with_counts(scenario: Scenario, counts: Sequence[int]) -> Scenario:
-    specs = PoolSpec.parse_all(scenario.pools)
-    return replace(scenario, pools=tuple(str(replace(s, count=n)) for s, n in zip(specs, counts, strict=True)))
+def with_counts(world: World, counts: Sequence[int]) -> World:
+    specs = PoolSpec.parse_all(world.pools)
+    return replace(world, pools=tuple(str(replace(s, count=n)) for s, n in zip(specs, counts, strict=True)))
 
 
 def severity_of(reading: Reading) -> float:

@@ -1,4 +1,4 @@
-"""Serve scenarios in turn, in the twin or on a device, and write the run's folder."""
+"""Serve worlds in turn, in the twin or on a device, and write the run's folder."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from ..results import provenance
 from ..results.metrics import Summary
 from ..results.run import read_run
 from ..results.run_info import FleetCost
-from ..results.scenario import Scenario, arrived
+from ..results.world import World, arrived
 from ..sim.memory import StepMemory
 from ..sim.twin import Append, Progress, RunRecords
 from ..traces import Trace
@@ -27,13 +27,13 @@ from .limits import PoolShares
 if TYPE_CHECKING:
     from ..results.run_folder import RunWriter
 
-# Serves a scenario; returns the result, and the exception that ended it early.
-Serve = Callable[[Scenario, Trace, Append | None, Progress | None], tuple[RunRecords, Exception | None]]
+# Serves a world; returns the result, and the exception that ended it early.
+Serve = Callable[[World, Trace, Append | None, Progress | None], tuple[RunRecords, Exception | None]]
 Watch = Callable[[str], AbstractContextManager[Progress | None]]  # policy's name -> progress callback
 
 
 def record(
-    scenarios: Sequence[Scenario],
+    worlds: Sequence[World],
     requests: Trace,
     serve: Serve,
     *,
@@ -43,7 +43,7 @@ def record(
     watch: Watch = lambda name: nullcontext(),
     keeps: bool = False,
 ) -> RunResult:
-    """Serve scenarios that differ only in policy, and write a run's folder, whole or not at all.
+    """Serve worlds that differ only in policy, and write a run's folder, whole or not at all.
 
     about: more fields of the result. keeps: the run cannot be repeated, so space is reserved against a full disk, and
     later steps may be left out.
@@ -52,8 +52,8 @@ def record(
     summaries: list[Summary] = []
     tables = {}
     failure = None
-    policies = [alone.parsed_policy() for scenario in scenarios for alone in scenario.of_each_pool()]
-    links = scenarios[0].links
+    policies = [alone.parsed_policy() for world in worlds for alone in world.of_each_pool()]
+    links = worlds[0].links
     more: list[str] = []
     if any(map(caches_prefixes, policies)):
         more += CACHED_COLUMNS
@@ -61,20 +61,20 @@ def record(
         more += ORDER_COLUMNS
     if links:
         more += MOVE_COLUMNS
-    if links and scenarios[0].fleet().shares_where_decoded:
+    if links and worlds[0].fleet().shares_where_decoded:
         more += SENT_COLUMNS
     chosen = CHOICE_COLUMNS if any(policy.unmasking.varies for policy in policies) else ()
-    room = len(requests) * len(scenarios) if keeps else None
+    room = len(requests) * len(worlds) if keeps else None
     with _writer(out, force=force, more=more, chosen=chosen, room_for=room) as writer:
-        for scenario in scenarios:
-            name = scenario.label
+        for world in worlds:
+            name = world.label
             with watch(name) as progress:
                 append = None if writer is None else partial(writer.append, name)
-                result, failure = serve(scenario, requests, append, progress)
+                result, failure = serve(world, requests, append, progress)
             if failure is not None:  # requests that had not arrived are left out
                 result = replace(result, interrupted=True)
             results.append(result)
-            summaries.append(scenario.summarize(result))
+            summaries.append(world.summarize(result))
             tables[name] = arrived(result)
             if writer is not None:
                 columns = tables[name]
@@ -83,10 +83,10 @@ def record(
                 writer.requests(name, {**none, **columns, **order})
             if result.interrupted:
                 break
-        info = replace(provenance.run_info(scenarios, requests, results, summaries), **about(results))
+        info = replace(provenance.run_info(worlds, requests, results, summaries), **about(results))
         if writer is not None:
             writer.finish(info, run_html)
-    code = scenarios[0].allow_code
+    code = worlds[0].allow_code
     opened = None if out is None else partial(read_run, out, code)
     return RunResult.from_info(info, open=opened, columns=tables, failure=failure)
 
@@ -100,9 +100,9 @@ def _writer(out: Path | None, **options: Any) -> "AbstractContextManager[RunWrit
 
 
 def in_twin(
-    scenario: Scenario, requests: Trace, append: Append | None, progress: Progress | None, threads: int = 1
+    world: World, requests: Trace, append: Append | None, progress: Progress | None, threads: int = 1
 ) -> tuple[RunRecords, Exception | None]:
-    shares = PoolShares(scenario.fleet())
+    shares = PoolShares(world.fleet())
 
     def judged(steps: Mapping[str, Any], lists: Mapping[str, Any]) -> None:
         shares.append(steps, lists)
@@ -110,35 +110,35 @@ def in_twin(
             append(steps, lists)
 
     receive = judged if any(pool.setting.profile.fit.judged_by for pool in shares.pools) else append
-    result = scenario.simulate(requests, append=receive, threads=threads, progress=progress)
+    result = world.simulate(requests, append=receive, threads=threads, progress=progress)
     return replace(result, doubted=shares.doubted()), None
 
 
-def doubts_of(scenario: Scenario, requests: Trace) -> tuple[str, ...]:
+def doubts_of(world: World, requests: Trace) -> tuple[str, ...]:
     """What its profiles doubt of a replay's steps; only profiles that judge kinds of steps are asked."""
-    if not any(pool.setting.profile.fit.judged_by for pool in scenario.fleet().pools):
+    if not any(pool.setting.profile.fit.judged_by for pool in world.fleet().pools):
         return ()
-    return in_twin(scenario, requests, None, None)[0].doubted
+    return in_twin(world, requests, None, None)[0].doubted
 
 
-def shortages(scenarios: Sequence[Scenario], requests: Trace) -> tuple[str, ...]:
+def shortages(worlds: Sequence[World], requests: Trace) -> tuple[str, ...]:
     """Policies whose replica may run out of memory at its largest forward."""
     lines = []
-    for scenario in scenarios:
-        memory = StepMemory(scenario.setting())
+    for world in worlds:
+        memory = StepMemory(world.setting())
         if shortage := memory.shortage(memory.largest(requests)):
             lines.append(f"{memory.setting.policy.name}: it may be {shortage}")
     return tuple(lines)
 
 
-def fleet_cost(scenarios: Sequence[Scenario], gpu_hour: float, currency: str) -> FleetCost:
+def fleet_cost(worlds: Sequence[World], gpu_hour: float, currency: str) -> FleetCost:
     """gpu_hour: price of a GPU per hour."""
-    first = scenarios[0]
+    first = worlds[0]
     if not 0 <= gpu_hour < math.inf:
         raise DsimError(f"--gpu-hour is {gpu_hour}, expected a price of 0 or more")
-    if first.scaler != Scenario.scaler:
+    if first.scaler != World.scaler:
         raise DsimError(f"--gpu-hour is {gpu_hour:g} and --scaler is {cut(first.scaler)}: the price of a fixed fleet")
-    counts = {setting.profile.device.count for scenario in scenarios for _, setting in scenario.each_pool()}
+    counts = {setting.profile.device.count for world in worlds for _, setting in world.each_pool()}
     if len(counts) > 1:
         listed = ", ".join(map(str, sorted(counts)))
         raise DsimError(f"--gpu-hour is one price and the policies' profiles have {listed} GPUs, expected one number")
@@ -146,9 +146,9 @@ def fleet_cost(scenarios: Sequence[Scenario], gpu_hour: float, currency: str) ->
     return FleetCost(gpus, gpus * gpu_hour, currency)
 
 
-def profile_notes(scenarios: Sequence[Scenario]) -> list[str]:
+def profile_notes(worlds: Sequence[World]) -> list[str]:
     """Limits of profiles: failed checks, a yield other than the calibration's, unknown host terms."""
-    settings = [scenario.setting() for scenario in scenarios]
+    settings = [world.setting() for world in worlds]
     failures = [line for setting in settings for line in setting.profile.failure]
     notes = provenance.profile_notes([(setting.policy, setting.profile, setting.drawn) for setting in settings])
     return list(dict.fromkeys([*failures, *notes]))

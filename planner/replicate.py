@@ -11,8 +11,8 @@ from scipy.special import stdtrit  # scipy.stats imports for a second
 from ..engine import chance
 from ..engine.errors import TraceError
 from ..results.metrics import REJECTED, ROUNDING, Columns, latencies, meeting, of_class, rows_of, stable, statistic
-from ..results.scenario import Scenario, class_column
 from ..results.slo import Slo
+from ..results.world import World, class_column
 from ..sim.twin import Append, RunRecords
 from ..traces import Trace, prepare
 from ..traces.estimates import with_estimates
@@ -95,18 +95,18 @@ def criteria_of(slos: Sequence[Slo], attainment: float) -> tuple[Criterion, ...]
     return tuple(criteria)
 
 
-def replication(scenario: Scenario, index: int, num_requests: int, block: int) -> tuple[Scenario, Trace]:
-    """Replication `index`: the scenario with its seed, and requests whose judged part has 1 req/s.
+def replication(world: World, index: int, num_requests: int, block: int) -> tuple[World, Trace]:
+    """Replication `index`: the world with its seed, and requests whose judged part has 1 req/s.
 
     Judged requests are blocks of the trace's (`resample`), with class, lengths, gaps. The trace is a ring: warm-up and
-    cool-down are requests before and after. The scenario's arrival process or lengths replace the trace's. An index has
+    cool-down are requests before and after. The world's arrival process or lengths replace the trace's. An index has
     the same requests and luck at all rates.
     """
-    seed = int(chance.key(scenario.seed, LUCK, index)[0] >> np.uint64(2))
-    lucky = replace(scenario, seed=seed)
-    source = scenario.source()
+    seed = int(chance.key(world.seed, LUCK, index)[0] >> np.uint64(2))
+    lucky = replace(world, seed=seed)
+    source = world.source()
     timed = len(source) > 1 and source.duration > 0
-    if scenario.arrival == "trace" and not timed:
+    if world.arrival == "trace" and not timed:
         raise TraceError(f"{source.name} has no arrival times, expected an arrival process (--arrival)")
     inner = judged(num_requests)
     rows = resample(len(source), inner.stop - inner.start, block, seed)
@@ -115,14 +115,14 @@ def replication(scenario: Scenario, index: int, num_requests: int, block: int) -
     drawn = source.in_order(np.concatenate((before, rows, after)) % len(source))
     ready = prepare(
         replace(drawn, notes=source.notes),
-        arrival=scenario.arrival,
+        arrival=world.arrival,
         rate=1.0,
         num_requests=num_requests,
         seed=seed,
-        lengths=scenario.lengths,
+        lengths=world.lengths,
     )
     ready = with_estimates(ready, seed)
-    if scenario.arrival != "trace":
+    if world.arrival != "trace":
         return lucky, ready
     # Warm-up and cool-down are other minutes of the trace: scale by the judged part.
     span = float(ready.arrival[inner.stop - 1] - ready.arrival[inner.start])
@@ -164,18 +164,18 @@ def resample(num_rows: int, num_requests: int, block: int, seed: int, *, evenly:
 
 
 def measure(
-    scenario: Scenario, criteria: Sequence[Criterion], requests: Trace, rate: float, append: Append | None = None
+    world: World, criteria: Sequence[Criterion], requests: Trace, rate: float, append: Append | None = None
 ) -> tuple[Reading, RunRecords, Columns]:
     """Replay at a rate and judge the requests between warm-up and cool-down; itl covers the whole run.
 
     requests: at 1 req/s. Returns the reading, the run and the judged requests. Interrupts pass through.
     """
-    result = scenario.simulate_whole(requests.time_scaled(1 / rate), append)
+    result = world.simulate_whole(requests.time_scaled(1 / rate), append)
     columns, n = result.table.columns, len(requests)
     inner = judged(n)
     window = rows_of(columns, inner)
     window["slo_class"] = class_column(requests)[inner]
-    judgements = [_judge(c, of_class(window, c.slos[0]), result, scenario.missing_passes) for c in criteria]
+    judgements = [_judge(c, of_class(window, c.slos[0]), result, world.missing_passes) for c in criteria]
     values, severities = zip(*judgements, strict=True)
     rejected = float((columns["status"] == REJECTED).mean())
     throughput = n * (1 - rejected) / float(np.nanmax(columns["finish"]))

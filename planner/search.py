@@ -93,7 +93,7 @@ class Search:
     def measure(self, candidates: Sequence[Candidate], part: Part) -> list[ReplayOutcome]:
         self.num_replays += len(candidates)
         # Workers may have another current folder.
-        cells = [(replace(candidate, scenario=candidate.scenario.located()), part) for candidate in candidates]
+        cells = [(replace(candidate, world=candidate.world.located()), part) for candidate in candidates]
         return list(self.memo.map(self.pool, self.evaluate, cells))
 
     def ranked(self) -> list[tuple[Candidate, ReplayOutcome]]:

@@ -131,7 +131,7 @@ def halve(settings: Sequence[T], untested: Collection[T] = ()) -> Halving[T]:
 def score(search: CapacitySearch, rung: int, start: float, memo: Memo) -> float:
     """One replica's rate within the SLOs on the rung's replays; 0 if none or a request does not fit."""
     short = search.shortened(min(search.num_requests, RUNGS[rung]))
-    read = replace(short, scenario=replace(search.scenario, replicas=1)).requests(PILOT, memo)
+    read = replace(short, world=replace(search.world, replicas=1)).requests(PILOT, memo)
     try:
         return find(read, search.criteria, start, WIDTH, SHARPNESS).rate
     except DsimError:

@@ -21,7 +21,7 @@ from ..engine.policies import BASELINES
 from ..engine.policy import PRESETS, Policy, name_of, parse, preset_of, settings_of
 from ..files.read import did_you_mean, quoted, read_toml
 from ..profiler.profile import Profile
-from ..results.scenario import Scenario
+from ..results.world import World
 from ..sim.fleet import MAX_REPLICAS, PoolSpec
 from ..sim.link import Link
 from ..sim.memory import check_fits
@@ -37,9 +37,9 @@ from .candidate import (
     decoding_pools,
     fields_of,
     refusal,
-    scenario_at,
     spelt,
     with_fields,
+    world_at,
 )
 from .deploy import times_another
 from .quality import Quality
@@ -80,13 +80,13 @@ Dimension = Choice | Range
 
 @dataclass(frozen=True)
 class Space:
-    """What varies of a scenario, by dotted name.
+    """What varies of a world, by dotted name.
 
     Without pools: `policy`, and `PRESET.FIELD` (`PRESET.replicas`) of each preset. With pools: `POOL.FIELD`, `replicas`
     of all pools (1+3), `decider`, `link.FIELD`.
     """
 
-    scenario: Scenario
+    world: World
     dimensions: Mapping[str, Dimension]
     notes: tuple[str, ...] = ()
 
@@ -106,11 +106,11 @@ class Space:
         point = {self._field(preset, name): value for name, value in values.items()}
         if preset:
             point = {POLICY: preset, **point}
-        return Candidate.at(self.scenario, point, {name: spelt(value) for name, value in values.items()})
+        return Candidate.at(self.world, point, {name: spelt(value) for name, value in values.items()})
 
     def values_of(self, candidate: Candidate) -> dict[str, Any]:
         """The candidate's values that the dimensions hold, by the space's names."""
-        fields = fields_of(candidate.scenario)
+        fields = fields_of(candidate.world)
         values: dict[str, Any] = {}
         for name, dimension in self.of(candidate.preset).items():
             text = spelt(fields[self._field(candidate.preset, name)])
@@ -121,7 +121,7 @@ class Space:
         return values
 
     def _field(self, preset: str, name: str) -> str:
-        """A dimension's field of the scenario."""
+        """A dimension's field of the world."""
         if not preset:
             return name
         of_preset = name.removeprefix(f"{preset}.")
@@ -182,7 +182,7 @@ class _Part:
 
 
 def space_of(
-    scenario: Scenario, table: Mapping[str, Any] | str | Path | None = None, *, also: Sequence[str] = (),
+    world: World, table: Mapping[str, Any] | str | Path | None = None, *, also: Sequence[str] = (),
     gpus: int | None = None, by_cost: bool = False,
 ) -> Space:  # fmt: skip
     """The space of a table or TOML file; without one, values worth trying on any traffic (docs/tune.md).
@@ -194,20 +194,20 @@ def space_of(
     """
     where = "space" if isinstance(table, Mapping) else str(table or "the default space")
     content = table if table is None or isinstance(table, Mapping) else read_toml(table)
-    if scenario.pools:
-        return _of_pools(scenario, content, where, gpus, by_cost)
+    if world.pools:
+        return _of_pools(world, content, where, gpus, by_cost)
     if gpus is not None:
         raise DsimError(f"gpus is {gpus} and no pool is given, expected --pool, or replicas in a space file")
-    return _of_presets(scenario, content, where, also)
+    return _of_presets(world, content, where, also)
 
 
-def _default_table(scenario: Scenario, check: Check, also: Sequence[str]) -> dict[str, Any]:
+def _default_table(world: World, check: Check, also: Sequence[str]) -> dict[str, Any]:
     """Presets of released engines, and of `also`, with their own spaces.
 
     An engine's preset is included if the step times are that engine's, or no engine's. Without one: all presets.
     """
-    profile = scenario.loaded_profile()
-    fitted = fitted_at(profile, scenario.workload)
+    profile = world.loaded_profile()
+    fitted = fitted_at(profile, world.workload)
     names = [name for name, p in PRESETS.items() if p.policy.family == profile.family and not times_another(profile, p)]
     if any(PRESETS[name].engine for name in names):
         names = [name for name in names if PRESETS[name].engine or name in also]
@@ -215,7 +215,7 @@ def _default_table(scenario: Scenario, check: Check, also: Sequence[str]) -> dic
     # The latest full-sequence system first. A stored search's inputs contain the order.
     full = [name for name in names if PRESETS[name].policy.family == "full-sequence"]
     names = [name for name in names if name not in full] + full[::-1] + [name for name in also if name not in PRESETS]
-    presets = {name: preset_of(name, allow_code=scenario.allow_code) for name in names}
+    presets = {name: preset_of(name, allow_code=world.allow_code) for name in names}
     able = {name: preset for name, preset in presets.items() if refusal(check, preset.policy) is None}
     if not able:
         check(PRESETS[BASELINES[profile.family]].policy)
@@ -233,10 +233,10 @@ def fitted_at(profile: Profile, workload: str | None) -> dict[str, list[Any]]:
     return {name: values for name, values in fitted.items() if len(values) > 1}
 
 
-def _of_presets(scenario: Scenario, table: Mapping[str, Any] | None, where: str, also: Sequence[str]) -> Space:
-    check = searchable(scenario.loaded_profile(), scenario.workload)
+def _of_presets(world: World, table: Mapping[str, Any] | None, where: str, also: Sequence[str]) -> Space:
+    check = searchable(world.loaded_profile(), world.workload)
     is_default = table is None
-    table = _default_table(scenario, check, also) if table is None else table
+    table = _default_table(world, check, also) if table is None else table
     names = _presets(table, where, check)
     tables = {
         name: value for name, value in table.items()
@@ -251,7 +251,7 @@ def _of_presets(scenario: Scenario, table: Mapping[str, Any] | None, where: str,
     refusals: Refusals = {}
     known_fields: dict[str, None] = {}
     for name in names:
-        part = _Part(name, name, check, scenario.allow_code)
+        part = _Part(name, name, check, world.allow_code)
         try:
             check(part.policy)
         except DsimError as error:
@@ -269,7 +269,7 @@ def _of_presets(scenario: Scenario, table: Mapping[str, Any] | None, where: str,
             raise _no_field(f"{where}: there is no field", name, list(known_fields))
     for fault in filter(None, refusals.values()):
         raise DsimError(f"{where}: {fault}")
-    return Space(scenario, dimensions)
+    return Space(world, dimensions)
 
 
 def _presets(table: Mapping[str, Any], where: str, check: Check) -> list[str]:
@@ -288,14 +288,12 @@ def _presets(table: Mapping[str, Any], where: str, check: Check) -> list[str]:
     return names
 
 
-def _of_pools(
-    scenario: Scenario, table: Mapping[str, Any] | None, where: str, gpus: int | None, by_cost: bool
-) -> Space:
-    own_gpus = scenario.num_gpus
+def _of_pools(world: World, table: Mapping[str, Any] | None, where: str, gpus: int | None, by_cost: bool) -> Space:
+    own_gpus = world.num_gpus
     if gpus is not None and gpus < own_gpus:
         raise DsimError(f"gpus is {gpus} and the pools as given have {own_gpus}, expected at least as many")
-    specs = PoolSpec.parse_all(scenario.pools)
-    names = [spec.name for spec in specs] + ([DECIDER, LINK] if scenario.links else [])
+    specs = PoolSpec.parse_all(world.pools)
+    names = [spec.name for spec in specs] + ([DECIDER, LINK] if world.links else [])
     for name in table or ():
         if name not in names:
             hint = did_you_mean(name, names)
@@ -303,18 +301,18 @@ def _of_pools(
     dimensions: dict[str, Dimension] = {}
     counts: list[Sequence[int]] = []
     gpus_of_replicas: list[int] = []
-    for spec, setting in scenario.each_pool():
+    for spec, setting in world.each_pool():
         if spec.name in (DECIDER, LINK, REPLICAS):
             raise DsimError(f"pool {spec.name} has the name of a part of the space, expected another one")
-        check = searchable(setting.profile, scenario.workload)
-        part = _Part(spec.name, name_of(spec.policy), check, scenario.allow_code)
-        fields = _worth_moving(scenario, part, setting) if table is None else _section(table, spec.name, where)
+        check = searchable(setting.profile, world.workload)
+        part = _Part(spec.name, name_of(spec.policy), check, world.allow_code)
+        fields = _worth_moving(world, part, setting) if table is None else _section(table, spec.name, where)
         counts.append(_counts(fields.pop(REPLICAS), f"{where}: {spec.name}") if REPLICAS in fields else ())
         gpus_of_replicas.append(setting.profile.device.count)
         dimensions |= part.vary(fields, f"{where}: pool {spec.name}", {} if table is None else None)
-    if scenario.links:
-        deciders = list(dict.fromkeys([scenario.decider, *DECIDERS]))
-        dimensions |= _of_links(scenario, {DECIDER: deciders} if table is None else table, where)
+    if world.links:
+        deciders = list(dict.fromkeys([world.decider, *DECIDERS]))
+        dimensions |= _of_links(world, {DECIDER: deciders} if table is None else table, where)
     named = any(counts)
     if table is None or gpus is not None or named:
         budget = gpus if gpus is not None or named else own_gpus
@@ -323,23 +321,23 @@ def _of_pools(
         else:
             counts = [range(1, max(2, (budget or 0) // each + 1)) for each in gpus_of_replicas]
         dimensions[REPLICAS] = Choice(_fleets(counts, gpus_of_replicas, budget, by_cost or named))
-    scenario.fleet().check()
-    return Space(scenario, dimensions)
+    world.fleet().check()
+    return Space(world, dimensions)
 
 
-def _worth_moving(scenario: Scenario, part: _Part, setting: Setting) -> dict[str, Any]:
+def _worth_moving(world: World, part: _Part, setting: Setting) -> dict[str, Any]:
     """A pool's fields worth trying: linked pools share a block length, and only batching matters to a prefill."""
-    fields = _own_space(preset_of(part.spec, allow_code=part.code), fitted_at(setting.profile, scenario.workload)) or {}
-    if scenario.links:
+    fields = _own_space(preset_of(part.spec, allow_code=part.code), fitted_at(setting.profile, world.workload)) or {}
+    if world.links:
         fields.pop("block_length", None)
-    if part.name in [pool.name for pool in decoding_pools(scenario)]:
+    if part.name in [pool.name for pool in decoding_pools(world)]:
         return fields
     parts: tuple[Any, ...] = (setting.policy.batching, setting.policy.memory)
     of_prefills = {f.name for axis in parts for f in dataclasses.fields(axis)}
     return {name: values for name, values in fields.items() if name in of_prefills}
 
 
-def _of_links(scenario: Scenario, table: Mapping[str, Any], where: str) -> dict[str, Dimension]:
+def _of_links(world: World, table: Mapping[str, Any], where: str) -> dict[str, Dimension]:
     dimensions: dict[str, Dimension] = {}
     if DECIDER in table:
         dimensions[DECIDER] = dimension_of(DECIDER, table[DECIDER], where)
@@ -349,7 +347,7 @@ def _of_links(scenario: Scenario, table: Mapping[str, Any], where: str) -> dict[
         dimensions[f"{LINK}.{name}"] = dimension = dimension_of(name, value, where)
         for probe in dimension.probes():
             try:
-                Link.parse(scenario_at(scenario, {f"{LINK}.{name}": probe}).links[0])
+                Link.parse(world_at(world, {f"{LINK}.{name}": probe}).links[0])
             except PolicyError as error:
                 raise PolicyError(f"{where}: {error}") from None
     return dimensions
@@ -417,7 +415,7 @@ def guarded(space: Space, judge: Judge, minimum: float) -> Space:
         shortfall = judge(policy).shortfall(minimum)
         return shortfall and f"its quality is {shortfall}"
 
-    code = space.scenario.allow_code
+    code = space.world.allow_code
     notes: list[str] = []
     presets: list[str] = []
     dimensions: dict[str, Dimension] = {}
@@ -446,7 +444,7 @@ def guarded(space: Space, judge: Judge, minimum: float) -> Space:
             f"no policy of the space is known to keep {100 * minimum:g} % of the quality: {notes[0]}; "
             "add a preset, or a --quality-table"
         )
-    return Space(space.scenario, {POLICY: Choice(tuple(presets)), **dimensions}, tuple(notes))
+    return Space(space.world, {POLICY: Choice(tuple(presets)), **dimensions}, tuple(notes))
 
 
 def dimension_of(name: str, value: Any, where: str) -> Dimension:

@@ -1,4 +1,4 @@
-"""A sweep: scenarios that differ in a few fields, each run once, and their table."""
+"""A sweep: worlds that differ in a few fields, each run once, and their table."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -14,8 +14,8 @@ from ..files.write import csv_of
 from ..report.page import Page
 from ..report.result import NOT_STORED, Result
 from ..results.metrics import flat, no_nan
-from ..results.scenario import Scenario
 from ..results.spread import Uncertain
+from ..results.world import World
 from .backend import Outcome, Pool
 from .candidate import spelt
 from .contents import Json, asked_of
@@ -29,7 +29,7 @@ from .record import doubts_of, profile_notes
 if TYPE_CHECKING:
     import pandas as pd
 
-Quality = Callable[[Scenario], float | None]
+Quality = Callable[[World], float | None]
 
 FILES = ("sweep.json", STORE, "results.parquet", "results.csv", "report.html")
 MOST_ASKED = 3  # cells under drawn profiles
@@ -55,7 +55,7 @@ class Sweep(Result):
     ensemble: Uncertain | None = None  # of the best cells
     doubted: tuple[str, ...] = ()  # of the best cell's steps, by its profiles
     num_reused: int = field(default=0, metadata=NOT_STORED)  # by an earlier run into the folder
-    services: tuple[Scenario, ...] = field(default=(), metadata=NOT_STORED)  # see Plan
+    services: tuple[World, ...] = field(default=(), metadata=NOT_STORED)  # see Plan
 
     @property
     def num_run(self) -> int:
@@ -99,13 +99,13 @@ def sweep(
     """Run every cell of a configuration (a TOML file or dictionary) and tabulate the results.
 
     out: a folder; a second sweep runs only its missing cells, unless `force`. jobs, ray: see `Pool`.
-    quality: scores a scenario. progress: finished and all cells. command: for the report. allow_code: files that
+    quality: scores a world. progress: finished and all cells. command: for the report. allow_code: files that
     policies may name. ensemble: draws of the profile for the best stable cells; asking: finished and all draws. Ctrl-C
     ends with the finished cells.
     """
     plan = read_plan(config, allowed(allow_code))
-    check_num(ensemble, (cell.scenario for cell in plan.cells))
-    profiles = [scenario.loaded_profile() for scenario in plan.services]
+    check_num(ensemble, (cell.world for cell in plan.cells))
+    profiles = [world.loaded_profile() for world in plan.services]
     begun = Sweep(
         title=plan.title, varied=plan.varied, num_cells=len(plan.cells), interrupted=True,
         estimated=tuple(dict.fromkeys(profile.name for profile in profiles if profile.is_estimate)),
@@ -116,7 +116,7 @@ def sweep(
         folder.begin()
         folder.write_files({"sweep.json": begun.to_text()})
         outcomes, interrupted = folder.finish(
-            pool, _run, {cell.key: cell.scenario for cell in plan.cells},
+            pool, _run, {cell.key: cell.world for cell in plan.cells},
             progress=lambda ended, total, _: progress and progress(ended, total),
         )  # fmt: skip
         uncertain = None
@@ -136,23 +136,23 @@ def sweep(
     return done
 
 
-def _run(memo: Memo, scenario: Scenario) -> Json:
-    summary: Json = memo.replay(lambda: asked_of(scenario, of="summary"), lambda: scenario.run().to_json())
+def _run(memo: Memo, world: World) -> Json:
+    summary: Json = memo.replay(lambda: asked_of(world, of="summary"), lambda: world.run().to_json())
     return summary
 
 
-def _best_cells(plan: Plan, outcomes: Mapping[str, Outcome[Json]]) -> tuple[str, dict[str, Scenario]]:
+def _best_cells(plan: Plan, outcomes: Mapping[str, Outcome[Json]]) -> tuple[str, dict[str, World]]:
     """The deciding metric and the best stable cells, the best first; of cells that differ in seed alone, one."""
     summaries = {key: outcome.value or {} for key, outcome in outcomes.items()}
     metric = "goodput" if any(summary.get("goodput") for summary in summaries.values()) else "output_throughput"
     values: dict[str, float] = {}
-    scenarios: dict[str, Scenario] = {}
+    worlds: dict[str, World] = {}
     for cell in plan.cells:
         summary = summaries.get(cell.key, {})
         name = ", ".join(f"{n}={cut(v, 40)}" for n, v in cell.varied.items() if n != "seed") or plan.title
         if summary.get("stable") and summary.get(metric) is not None and name not in values:
-            values[name], scenarios[name] = float(summary[metric]), cell.scenario
-    return metric, {name: scenarios[name] for name in sorted(values, key=lambda name: -values[name])[:MOST_ASKED]}
+            values[name], worlds[name] = float(summary[metric]), cell.world
+    return metric, {name: worlds[name] for name in sorted(values, key=lambda name: -values[name])[:MOST_ASKED]}
 
 
 def _write(folder: StoreFolder, done: Sweep) -> None:
@@ -186,10 +186,10 @@ def _rows(plan: Plan, outcomes: Mapping[str, Outcome[Json]], quality: Quality | 
         outcome = outcomes[cell.key]
         row = dict(cell.varied)
         if any(name.startswith("policy.") for name in plan.varied):
-            row["spec"] = cell.scenario.policy
+            row["spec"] = cell.world.policy
         row |= no_nan(flat(outcome.value or {}))
         if quality is not None:
-            row["quality"] = quality(cell.scenario)
+            row["quality"] = quality(cell.world)
         rows.append(row | {"error": outcome.error, "key": cell.key})
     names = [name for name in dict.fromkeys(n for row in rows for n in row) if name not in ("quality", "error", "key")]
     columns = {name: [row.get(name) for row in rows] for name in [*names, "quality", "error", "key"]}

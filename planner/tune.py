@@ -15,7 +15,7 @@ from ..files.write import csv_of
 from ..profiler.placed import placed
 from ..report.html import result_files
 from ..results.metrics import no_nan
-from ..results.scenario import Scenario, setup_of
+from ..results.world import World, setup_of
 from ..sim.scalers import FIXED
 from .backend import Pool
 from .candidate import Candidate
@@ -40,7 +40,7 @@ TUNE = FolderKind(
 
 
 def tune(
-    scenario: Scenario,
+    world: World,
     *,
     objectives: Sequence[str] = ("goodput",),
     policy: str | None = None,
@@ -59,7 +59,7 @@ def tune(
     traffic_words: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Tuned:
-    """Search for the best policy on a scenario's traffic, or for the best fleet of its pools.
+    """Search for the best policy on a world's traffic, or for the best fleet of its pools.
 
     policy: to beat. space: see `space_of`. min_quality: relative to the full cache. gpus: budget of the pools.
     num_draws: of the profile, for an ensemble of the compared settings. jobs: settings replayed at once. ray: see
@@ -68,14 +68,14 @@ def tune(
     """
     progress = progress or (lambda *_: None)
     folder = folder or StoreFolder(None, TUNE)
-    check_num(num_draws, [scenario])
-    _check(scenario, objectives, trials, gpu_hour, policy)
-    default = _default(scenario, policy)
+    check_num(num_draws, [world])
+    _check(world, objectives, trials, gpu_hour, policy)
+    default = _default(world, policy)
     also = [default.preset] if policy is not None else []
-    varied = space_of(scenario, space, also=also, gpus=gpus, by_cost="cost" in objectives)
+    varied = space_of(world, space, also=also, gpus=gpus, by_cost="cost" in objectives)
     least = parse_share(min_quality)
-    table = load_table(quality_table, scenario.allow_code)
-    model = scenario.loaded_profile().model.name
+    table = load_table(quality_table, world.allow_code)
+    model = world.loaded_profile().model.name
 
     def judge(candidate: Candidate) -> Quality:
         qualities = [quality_of(policy, model, table) for policy in candidate.policies]
@@ -84,17 +84,17 @@ def tune(
         return replace(worst, same=answers == answers_today)
 
     question = asked_of(
-        default.scenario, presets=digest([asked_of(replace(scenario, policy=p))["policy"] for p in varied.presets]),
+        default.world, presets=digest([asked_of(replace(world, policy=p))["policy"] for p in varied.presets]),
         objectives=list(objectives), space=no_nan(varied.dimensions), min_quality=least,
         quality_table=None if table is None else digest(repr(table.scores)), gpu_hour=gpu_hour,
     )  # fmt: skip
     if least is not None and varied.presets:
         varied = guarded(varied, lambda policy: quality_of(policy, model, table), least)
-    prunes = len(objectives) == 1 and len(traffic(scenario, False)) >= PRUNE_FROM
+    prunes = len(objectives) == 1 and len(traffic(world, False)) >= PRUNE_FROM
     with Pool(jobs, ray) as pool, quiet():
         search = Search(
             objectives=tuple(objectives), space=varied, default=default, judge=judge, pool=pool, memo=folder.memo,
-            evaluate=Evaluator(tuple(objectives), gpu_hour), jobs=jobs, seed=scenario.seed, progress=progress,
+            evaluate=Evaluator(tuple(objectives), gpu_hour), jobs=jobs, seed=world.seed, progress=progress,
         )  # fmt: skip
         folder.begin("search", question)
         search.run(trials, _refusal(judge, least), PRUNE_SHARE if prunes else None)
@@ -113,8 +113,8 @@ def tune(
         winner = best[0]
         confirmed, notes = verdict(objectives[0], finalists[winner], finalists[default], winner == default, least)
         recommended = winner if confirmed else default
-        compared = [candidate.scenario for candidate in dict.fromkeys((recommended, winner, default))]
-        requests = scenario.requests()
+        compared = [candidate.world for candidate in dict.fromkeys((recommended, winner, default))]
+        requests = world.requests()
         uncertain = None
         if num_draws is not None:
             uncertain = ensemble(
@@ -123,7 +123,7 @@ def tune(
                 progress=lambda done, total: progress("asking drawn profiles", done, total, ""),
             )  # fmt: skip
     pools = [alone for fleet in compared for alone in fleet.of_each_pool()]
-    setup = setup_of(scenario, command, gpu_hour, currency)
+    setup = setup_of(world, command, gpu_hour, currency)
     front = [] if len(objectives) == 1 else best
     value, value_today = (search.outcomes[candidate].values[0] for candidate in (winner, default))
     files = [recommended.file(), *((f"front-{i}.toml", c.file()[1]) for i, c in enumerate(front, 1))]
@@ -143,9 +143,9 @@ def tune(
         notes=(*varied.notes, *notes, *profile_notes(pools)),
         setup=replace(setup, traffic=f"{setup.traffic}; used: {len(requests):,}, at {requests.rate:.3g} req/s"),
         implementations=tuple(alone.base_profile().implementation for alone in pools),
-        run=shlex.join(["dsim", "replay", scenario.trace, *recommended.arguments, *traffic_words]),
+        run=shlex.join(["dsim", "replay", world.trace, *recommended.arguments, *traffic_words]),
         ensemble=uncertain,
-        doubted=doubts_of(recommended.scenario, requests),
+        doubted=doubts_of(recommended.world, requests),
         compared=tuple(compared),
         files=dict(files),
     )
@@ -165,15 +165,15 @@ def _write(folder: StoreFolder, tuned: Tuned) -> None:
             path.unlink()
 
 
-def _default(scenario: Scenario, policy: str | None) -> Candidate:
+def _default(world: World, policy: str | None) -> Candidate:
     """What to beat: the fleet as given, or a policy."""
-    if scenario.pools:
-        default = Candidate.at(scenario, {})
+    if world.pools:
+        default = Candidate.at(world, {})
     else:
-        profile = scenario.loaded_profile()
-        default = Candidate.at(scenario, {"policy": policy or BASELINES[profile.family]})
-        searchable(profile, scenario.workload)(*default.policies)
-    default.scenario.check_fits()
+        profile = world.loaded_profile()
+        default = Candidate.at(world, {"policy": policy or BASELINES[profile.family]})
+        searchable(profile, world.workload)(*default.policies)
+    default.world.check_fits()
     return default
 
 
@@ -183,9 +183,9 @@ def _refusal(judge: Callable[[Candidate], Quality], least: float | None) -> Refu
     def refuse(candidate: Candidate) -> str:
         try:
             quality = judge(candidate)
-            if candidate.scenario.pools:
-                candidate.scenario.fleet().check()
-            candidate.scenario.check_fits()
+            if candidate.world.pools:
+                candidate.world.fleet().check()
+            candidate.world.check_fits()
         except DsimError as error:  # contradictory fields
             return str(error)
         shortfall = quality.shortfall(least)
@@ -194,27 +194,25 @@ def _refusal(judge: Callable[[Candidate], Quality], least: float | None) -> Refu
     return refuse
 
 
-def _check(
-    scenario: Scenario, objectives: Sequence[str], trials: int, gpu_hour: float | None, policy: str | None
-) -> None:
+def _check(world: World, objectives: Sequence[str], trials: int, gpu_hour: float | None, policy: str | None) -> None:
     for name in objectives:
         if name not in OBJECTIVES:
             raise DsimError(f"no objective is named {cut(name)}, expected one of {', '.join(OBJECTIVES)}")
     if not objectives or len(set(objectives)) < len(objectives):
         raise DsimError(f"objectives are {', '.join(objectives) or 'none'}, expected one or several different ones")
-    if not scenario.slos and {"goodput", "cost"} & set(objectives):
+    if not world.slos and {"goodput", "cost"} & set(objectives):
         raise DsimError("goodput and cost count requests that meet an SLO, expected one (--slo ttft=2s)")
     if "cost" in objectives and not (gpu_hour is not None and 0 < gpu_hour < math.inf):
         raise DsimError(f"--gpu-hour is {gpu_hour}, expected a price above 0 where cost is an objective")
     if trials < 1:
         raise DsimError(f"trials is {trials}, expected at least 1")
-    if scenario.scaler != FIXED:
+    if world.scaler != FIXED:
         raise DsimError(
-            f"{scenario.scaler} changes the number of replicas, expected fleets of a fixed count: they are compared"
+            f"{world.scaler} changes the number of replicas, expected fleets of a fixed count: they are compared"
         )
-    if scenario.concurrency is not None:
+    if world.concurrency is not None:
         raise DsimError("a closed loop has no held-out traffic, expected arrivals")
-    if policy is not None and scenario.pools:
+    if policy is not None and world.pools:
         raise DsimError(f"policy {policy} is given and the fleet has pools, expected pools alone")
     spec, profile = placed(policy or "")
     if profile is not None:

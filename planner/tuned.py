@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..report.page import Page
 from ..report.result import NOT_STORED, Result
-from ..results.scenario import Scenario, Setup
 from ..results.spread import Uncertain
+from ..results.world import Setup, World
 from .quality import Quality
 from .replicate import Interval
 from .space import Dimension
@@ -78,7 +78,7 @@ class Tuned(Result):
     run: str  # the command that replays the recommendation
     ensemble: Uncertain | None = None
     doubted: tuple[str, ...] = ()  # of the recommendation's steps, by its profiles
-    compared: tuple[Scenario, ...] = field(default=(), metadata=NOT_STORED)  # recommended, winner, default
+    compared: tuple[World, ...] = field(default=(), metadata=NOT_STORED)  # recommended, winner, default
     files: Mapping[str, str] = field(default_factory=dict, metadata=NOT_STORED)  # for `--policy` or `--fleet`, by name
 
     @property

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from ..report.table import counted
-from ..results.scenario import Scenario
 from ..results.spread import Uncertain
+from ..results.world import World
 from .candidates import PlanCandidate
 from .capacity import CapacitySearch, search_of
 from .ensemble import Draw, Values, ask, interval, paired
@@ -24,11 +24,11 @@ MOST_TIMES = 4  # the planned replicas, where a draw's search ends
 
 
 def plan_ensemble(
-    planned: Planned, scenario: Scenario, candidates: Sequence[PlanCandidate], num: int, **how: Any
+    planned: Planned, world: World, candidates: Sequence[PlanCandidate], num: int, **how: Any
 ) -> Uncertain:
     """The recommendation and its rivals under `num` drawn profiles. how: see `uncertain_fleets`."""
     fleets = rivals(planned)
-    posed = posed_fleets(replace(scenario, rate=planned.rate), candidates, list(fleets.values()))
+    posed = posed_fleets(replace(world, rate=planned.rate), candidates, list(fleets.values()))
     return uncertain_fleets(
         dict(zip(fleets, posed, strict=True)), [replica_cost(planned, row) for row in fleets.values()], num,
         num_requests=planned.num_requests, spare=planned.recommended.spare, cost=COST if planned.priced else GPUS,
@@ -52,7 +52,7 @@ def replica_cost(planned: Planned, fleet: Fleet) -> float:
 
 
 def uncertain_fleets(
-    fleets: Mapping[str, Scenario],
+    fleets: Mapping[str, World],
     weights: Sequence[float],
     num: int,
     *,
@@ -100,20 +100,20 @@ def sized(model: CapacitySearch, rate: float, memo: Memo, draw: Draw) -> Values:
 
     model: a search of the same traffic. The draw's number is its replication; in 0 the size is the plan's.
     """
-    scenario, index = draw
-    search = replace(model, scenario=scenario, policy=scenario.policy)
+    world, index = draw
+    search = replace(model, world=world, policy=world.policy)
 
     def read(replicas: int) -> Reading:
         return fleet(search, replicas).requests(index, memo)(rate)
 
-    reading = read(scenario.replicas)
+    reading = read(world.replicas)
     values = [
         math.nan if math.isnan(value) else 1e3 * value if criterion.share is None else 100 * (1 - value)
         for criterion, value in zip(search.criteria, reading.values, strict=True)
     ]
-    size = Fewest(most=MOST_TIMES * scenario.replicas, at=scenario.replicas, stride=2.0)
+    size = Fewest(most=MOST_TIMES * world.replicas, at=world.replicas, stride=2.0)
     size.decide(reading.holds)
     while index and size.open:
         size.decide(read(size.at).holds)
-    replicas = scenario.replicas if index == 0 else size.replicas or math.inf
+    replicas = world.replicas if index == 0 else size.replicas or math.inf
     return {**dict(zip(map(_metric, search.criteria), values, strict=True)), REPLICAS: float(replicas)}

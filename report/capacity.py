@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..results.metrics import ROUNDING
-from ..results.scenario import Setup
+from ..results.world import Setup
 from .chart import Chart, colour
 from .ensemble import decided, of_ensemble
 from .page import Figure, Number, Page, Section, Table, estimate, numbers, table

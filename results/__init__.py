@@ -1,1 +1,1 @@
-"""A run: its scenario, its folder read back, its metrics and SLOs."""
+"""A run: its world, its folder read back, its metrics and SLOs."""

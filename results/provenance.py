@@ -20,7 +20,7 @@ from ..traces.trace import ESTIMATE
 from .metrics import Summary
 from .parts import parts
 from .run_info import CommitInfo, FleetInfo, FleetRun, ProfileInfo, RunInfo, TraceInfo
-from .scenario import Scenario
+from .world import World
 
 AR_EMITS = "an autoregressive policy token by token"
 ENSEMBLE = "`dsim replay --ensemble 19`"
@@ -29,48 +29,48 @@ Drawn = CommitModel | CanvasLaw | None  # what draws commits; None: next tokens,
 
 
 def run_info(
-    scenarios: Sequence[Scenario], requests: Trace, results: Sequence[RunRecords], summaries: Sequence[Summary]
+    worlds: Sequence[World], requests: Trace, results: Sequence[RunRecords], summaries: Sequence[Summary]
 ) -> RunInfo:
     """Without time and place: the same inputs give the same bytes."""
-    scenario = scenarios[0]
-    begun = list(zip(scenarios, results, strict=False))
+    world = worlds[0]
+    begun = list(zip(worlds, results, strict=False))
     profiles = {s.label: profile_info(s.loaded_profile()) for s, _ in begun}
-    if scenario.pools:
-        profiles = {f"pool {spec.name}": profile_info(setting.profile) for spec, setting in scenario.each_pool()}
+    if world.pools:
+        profiles = {f"pool {spec.name}": profile_info(setting.profile) for spec, setting in world.each_pool()}
     drawn = [(result.policy, s.loaded_profile(), result.law or result.commit_model) for s, result in begun]
-    emit = scenario.emit
+    emit = world.emit
     if emit == "block" and any(result.policy.rows.commits == "tokens" for result in results):
         emit += f" ({AR_EMITS})"
     return RunInfo(
         question="Which scheduler settings serve this traffic best?",
         dsim=__version__,
-        trace=_trace_info(scenario, requests),
+        trace=_trace_info(world, requests),
         profiles=profiles,
         notes=tuple(profile_notes(drawn)),
         commit_models=tuple(info for run in drawn for info in commit_infos(*run)),
         limits={result.policy.name: result.limits for result in results},
-        replicas=scenario.num_replicas,
-        router=scenario.router,
-        fleet=_fleet_info(scenario, begun),
+        replicas=world.num_replicas,
+        router=world.router,
+        fleet=_fleet_info(world, begun),
         emit=emit,
-        guessed_lengths=_guessed_lengths(scenario, requests, results),
-        eos=scenario.ends_at_eos,
-        seed=scenario.seed,
-        slos=scenario.slos,
-        missing_passes=scenario.missing_passes,
-        closed_loop=scenario.concurrency is not None,
+        guessed_lengths=_guessed_lengths(world, requests, results),
+        eos=world.ends_at_eos,
+        seed=world.seed,
+        slos=world.slos,
+        missing_passes=world.missing_passes,
+        closed_loop=world.concurrency is not None,
         doubted=tuple(dict.fromkeys(line for result in results for line in result.doubted)),
         interrupted=results[-1].interrupted,
         policies=tuple(summaries),
     )
 
 
-def _trace_info(scenario: Scenario, requests: Trace) -> TraceInfo:
-    source, arrival = scenario.source(), scenario.arrival
-    if scenario.sessions:
+def _trace_info(world: World, requests: Trace) -> TraceInfo:
+    source, arrival = world.source(), world.arrival
+    if world.sessions:
         arrival += ", turns of a session one after another"
-    if scenario.concurrency is not None:
-        arrival = f"closed loop of {scenario.concurrency}"
+    if world.concurrency is not None:
+        arrival = f"closed loop of {world.concurrency}"
     return TraceInfo(
         name=source.name,
         num_requests=len(requests),
@@ -94,12 +94,12 @@ def profile_info(profile: Profile) -> ProfileInfo:
     )
 
 
-def _guessed_lengths(scenario: Scenario, requests: Trace, results: Sequence[RunRecords]) -> int:
+def _guessed_lengths(world: World, requests: Trace, results: Sequence[RunRecords]) -> int:
     """Requests without a limit, if a router or a user's policy may use their lengths."""
     from_outside = any(not is_ours(type(part)) for result in results for part in result.policy.parts())
-    if not from_outside and not (scenario.num_replicas > 1 and scenario.routing().goes_by_length):
+    if not from_outside and not (world.num_replicas > 1 and world.routing().goes_by_length):
         return 0
-    if scenario.lengths is None and ESTIMATE in scenario.source().extras:
+    if world.lengths is None and ESTIMATE in world.source().extras:
         return 0
     return int((requests.max_tokens == 0).sum())
 
@@ -187,20 +187,20 @@ def _tokens_a_step(drawn: CommitModel | CanvasLaw) -> float:
     return mean_yield(drawn) if isinstance(drawn, CommitModel) else drawn.canvas_length / mean_forwards(drawn)
 
 
-def _fleet_info(scenario: Scenario, begun: Sequence[tuple[Scenario, RunRecords]]) -> FleetInfo | None:
+def _fleet_info(world: World, begun: Sequence[tuple[World, RunRecords]]) -> FleetInfo | None:
     """None for one pool of constant size."""
-    scales = scenario.scaler != FIXED
+    scales = world.scaler != FIXED
     startup = ""
     if scales:
-        startup = scenario.startup if isinstance(scenario.startup, str) else f"{scenario.startup:g}"
-    if not scenario.pools and not scales:
+        startup = world.startup if isinstance(world.startup, str) else f"{world.startup:g}"
+    if not world.pools and not scales:
         return None
     return FleetInfo(
-        pools={spec.name: spec.count for spec, _ in scenario.each_pool()},
+        pools={spec.name: spec.count for spec, _ in world.each_pool()},
         runs=tuple(_fleet_run(s.label, result) for s, result in begun),
-        links=scenario.links,
-        decider=scenario.decider if scenario.links else "",
-        scaler=scenario.scaler if scales else "",
+        links=world.links,
+        decider=world.decider if world.links else "",
+        scaler=world.scaler if scales else "",
         startup=startup,
     )
 

@@ -24,8 +24,8 @@ from ..profiler.profile import Profile
 from ..results.metrics import Columns, Summary, summarize
 from ..results.provenance import commit_infos, profile_info
 from ..results.run_info import LiveInfo, RunInfo, TraceInfo
-from ..results.scenario import Scenario
 from ..results.slo import Slo
+from ..results.world import World
 from ..sim.routers import routing
 from ..sim.setting import Setting
 from ..sim.step_model import StepModel
@@ -84,46 +84,46 @@ class Behind:
 
 
 def open_twin(
-    scenario: Scenario, *, speed: float = 1.0, tokenizer: str | None = None,
+    world: World, *, speed: float = 1.0, tokenizer: str | None = None,
     append: Append | None = None, metrics_as: str | None = None,
 ) -> Behind:  # fmt: skip
-    """The twin of a scenario's policy, profile and replicas; its text is filler.
+    """The twin of a world's policy, profile and replicas; its text is filler.
 
     speed: simulated s per real s. metrics_as: engine whose metrics are published.
     """
     clock = Clock(speed)
-    if not 1 <= scenario.replicas <= 64:
-        raise DsimError(f"replicas is {scenario.replicas}, expected 1 to 64: each is a thread")
-    setting = scenario.setting().check()
+    if not 1 <= world.replicas <= 64:
+        raise DsimError(f"replicas is {world.replicas}, expected 1 to 64: each is a thread")
+    setting = world.setting().check()
     profile, policy, limits = setting.profile, setting.policy, setting.limits
-    draws = setting.draws(scenario.seed, _unknown())
+    draws = setting.draws(world.seed, _unknown())
     table = RequestTable(MAX_REQUESTS)
-    asked = caches_prefixes(policy) or scenario.routing().kind.goes_by_prefix
+    asked = caches_prefixes(policy) or world.routing().kind.goes_by_prefix
     prefixes = ToldPrefixes(policy.memory.page_size, MAX_REQUESTS) if asked else None
-    numbers = range(scenario.replicas)
-    engines = [setting.engine(table, replica=r, emit=scenario.emit, prefixes=prefixes) for r in numbers]
+    numbers = range(world.replicas)
+    engines = [setting.engine(table, replica=r, emit=world.emit, prefixes=prefixes) for r in numbers]
     model = setting.step_model(draws)
     _warm_up(setting, model)
     clock.start()
     fleet = Fleet(
-        engines, scenario.routing().new(prefixes, seed=scenario.seed), table, clock,
+        engines, world.routing().new(prefixes, seed=world.seed), table, clock,
         draws=draws if isinstance(draws, CommitDraws) else None, append=append, prefixes=prefixes,
         frontend=profile.frontend, metrics_as=metrics_as, simulates=True,
     )  # fmt: skip
     words = Filler(None if tokenizer is None else Tokenized(tokenizer))
     said = "" if speed == 1 else f"; times are simulated, {speed:g} times as fast as the clock"
-    about = f"the twin of {profile.model.name} on {profile.device.name}, {scenario.policy}"
+    about = f"the twin of {profile.model.name} on {profile.device.name}, {world.policy}"
     info = _info(
-        scenario, limits, profile, setting, "twin",
+        world, limits, profile, setting, "twin",
         {"device": f"twin of {profile.device.name}", "model": profile.model.name, "speed": speed},
     )  # fmt: skip
     executors = [PacedTwin(model, clock) for _ in engines]
     header = f"twin; the text is filler{said}"
-    return Behind(fleet, executors, None, words, scenario.policy, about + said, header, info)
+    return Behind(fleet, executors, None, words, world.policy, about + said, header, info)
 
 
 def open_live(
-    loaded: Opened, scenario: Scenario, *, profile: Profile | None = None, commits: str | None = None,
+    loaded: Opened, world: World, *, profile: Profile | None = None, commits: str | None = None,
     append: Append | None = None, metrics_as: str | None = None,
 ) -> Behind:  # fmt: skip
     """A model on its device. profile: for drawn commits and elastic chunks."""
@@ -132,14 +132,14 @@ def open_live(
 
     commits = commits or ("model" if loaded.trained else "twin")
     live = LiveSetting(loaded, profile, commits)
-    live.check(scenario)
+    live.check(world)
     config = loaded.model.config
-    warm_up = random_prompts(config, scenario.seed)
-    serving, drawing = live.serving(scenario, _unknown(), warm_up)
+    warm_up = random_prompts(config, world.seed)
+    serving, drawing = live.serving(world, _unknown(), warm_up)
     draws, limits = serving.draws, serving.limits
     table = RequestTable(MAX_REQUESTS)
     fleet = Fleet(
-        [serving.engine(table, scenario.emit)], routing("round-robin").new(), table, Clock(),
+        [serving.engine(table, world.emit)], routing("round-robin").new(), table, Clock(),
         draws=draws if isinstance(draws, CommitDraws) else None, append=append,
         vocab=config.vocab, metrics_as=metrics_as,
     )  # fmt: skip
@@ -148,9 +148,9 @@ def open_live(
     executor = open_executor(replace(serving, prompts=fleet.prompt), largest, warm_up)
     words = _words(loaded)
     weights = f", weights {loaded.derived}" if loaded.derived else ""
-    about = f"{config.name} on {loaded.device}, {scenario.policy}{weights}"
-    info = _info(scenario, limits, profile, drawing, commits, loaded.settings)
-    return Behind(fleet, [executor], executor.text, words, scenario.policy, about, "live", info)
+    about = f"{config.name} on {loaded.device}, {world.policy}{weights}"
+    info = _info(world, limits, profile, drawing, commits, loaded.settings)
+    return Behind(fleet, [executor], executor.text, words, world.policy, about, "live", info)
 
 
 def _words(loaded: Opened) -> Words:
@@ -166,7 +166,7 @@ def _words(loaded: Opened) -> Words:
 
 
 def _info(
-    scenario: Scenario, limits: Limits, profile: Profile | None, drawing: Setting | None, decided: str,
+    world: World, limits: Limits, profile: Profile | None, drawing: Setting | None, decided: str,
     settings: dict[str, Any],
 ) -> RunInfo:  # fmt: skip
     """drawing: the setting that draws commits; None: the weights decide."""
@@ -175,7 +175,7 @@ def _info(
     profiles = {}
     if profile is not None:  # a device has no front end
         frontend = 0.0 if drawing is None else profile.frontend
-        profiles = {scenario.policy: replace(profile_info(profile), frontend=frontend)}
+        profiles = {world.policy: replace(profile_info(profile), frontend=frontend)}
     return RunInfo(
         trace=TraceInfo("what clients sent", arrival="as received"),
         dsim=__version__,
@@ -184,11 +184,11 @@ def _info(
         live=LiveInfo(**named, settings=rest),
         profiles=profiles,
         commit_models=() if drawing is None else tuple(commit_infos(drawing.policy, drawing.profile, drawing.drawn)),
-        limits={scenario.policy: limits},
-        replicas=scenario.replicas,
-        router=scenario.router,
-        emit=scenario.emit,
-        seed=scenario.seed,
+        limits={world.policy: limits},
+        replicas=world.replicas,
+        router=world.router,
+        emit=world.emit,
+        seed=world.seed,
     )
 
 

@@ -74,6 +74,6 @@ AT_ONCE = Startup()
 
 
 def in_words(text: str) -> str | float:
-    """For a scenario: seconds, or the words of its parts."""
+    """For a world: seconds, or the words of its parts."""
     seconds = float_of(text)
     return text if math.isnan(seconds) else seconds

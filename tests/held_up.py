@@ -39,10 +39,10 @@ SWEEP = """
 module = sys.modules["dsim.planner.sweep"]
 plain = module._run
 
-def held_up(memo, scenario):
+def held_up(memo, world):
     if not memo.only_stored:
         take_a_pass()
-    return plain(memo, scenario)
+    return plain(memo, world)
 
 module._run = held_up
 main()

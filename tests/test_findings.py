@@ -33,7 +33,7 @@ from dsim.research.attack.commands import run_command
 from dsim.results.run import read_run
 from dsim.results.run_folder import RunWriter
 from dsim.results.run_info import RunInfo, TraceInfo
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 from dsim.serve.words import Tokenized
 from dsim.traces import load, prepare, synth
 
@@ -71,10 +71,10 @@ def test_a_search_with_a_mistaken_option_deletes_no_folder() -> None:
 
 
 def test_what_needs_more_memory_than_is_free_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsim.results.scenario.free_memory", lambda: 1_000_000_000)
+    monkeypatch.setattr("dsim.results.world.free_memory", lambda: 1_000_000_000)
     with pytest.raises(DsimError, match=r"need about 6.0 GB of memory, expected at most the 1.0 GB that are free"):
-        Scenario("t.jsonl", num_requests=10_000_000)
-    assert Scenario("t.jsonl", num_requests=1_000_000).replicas == 1
+        World("t.jsonl", num_requests=10_000_000)
+    assert World("t.jsonl", num_requests=1_000_000).replicas == 1
 
 
 def test_a_session_may_be_named_by_anything() -> None:
@@ -288,7 +288,7 @@ def with_column(steps: pa.Table, name: str, value: float | None) -> pa.Table:
     ],
 )
 def test_a_run_of_another_shape_is_told_in_a_line(damage: Callable[[pa.Table], pa.Table] | None, says: str) -> None:
-    record([Scenario("t.jsonl", policy="ar")], load("t.jsonl"), in_twin, out=Path("a"))
+    record([World("t.jsonl", policy="ar")], load("t.jsonl"), in_twin, out=Path("a"))
     if damage is None:
         held = json.loads(Path("a/run.json").read_text())
         Path("a/run.json").write_text(json.dumps(held | {"fitted_profile": []}))

@@ -23,7 +23,7 @@ from dsim.comparison.clients.read import read_client
 from dsim.comparison.commits import Commits
 from dsim.comparison.latencies import Latencies
 from dsim.comparison.parts import per_request
-from dsim.comparison.rerun import World, rerun
+from dsim.comparison.rerun import Recording, rerun
 from dsim.engine.policy import parse
 from dsim.engine.prefix import caches_prefixes
 from dsim.profiler.profile import Profile
@@ -76,7 +76,7 @@ class Measured:
         assert self.run.journal is not None
         (steps, lists), requests, policy = self.run.journal, self.run.columns, self.setting.policy
         prefixes = prefixes_of(self.trace) if caches_prefixes(policy) else None
-        world = World(self.setting, self.setting.limits, "block", prefixes=prefixes)
+        world = Recording(self.setting, self.setting.limits, "block", prefixes=prefixes)
         commits = Commits(requests, policy, world.width)
         ended = commits.learn(requests, lists, policy.block_length)
         steps = {**steps, "latency": steps["latency"] + woken(steps["start"], steps["latency"], requests["arrival"])}

@@ -18,7 +18,7 @@ from dsim.engine.latency import LatencyModel
 from dsim.engine.state import UNFINISHED
 from dsim.profiler.profile import save
 from dsim.results.run_folder import RunWriter
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 from dsim.serve.app import MAX_BODY
 from dsim.serve.open import Behind, open_twin
 
@@ -186,7 +186,7 @@ def hostile(work: Path, chance: Random, folder: Path) -> None:
     full = chance.random() < 0.3
     with logged(lines), RunWriter(folder / "run", room_for=500) as writer:
         append = _failing(chance.randrange(1, 4)) if full else partial(writer.append, POLICY)
-        behind = open_twin(Scenario(trace="", policy=POLICY, profile=_profile(work)), append=append)
+        behind = open_twin(World(trace="", policy=POLICY, profile=_profile(work)), append=append)
         left: list[socket.socket] = []
         try:
             with serving(behind, drain=chance.choice((0.0, 0.5))) as server:

@@ -26,7 +26,7 @@ from dsim.files import interrupt
 from dsim.planner.memo import FILES as STORE_FILES
 from dsim.planner.memo import STORE
 from dsim.results.run import read_run
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 
 from ...tests.stored import rows
 
@@ -133,7 +133,7 @@ def prepare(folder: Path) -> None:
     write(synth("poisson", 5.0, lengths="fixed:20,16", num_requests=120), folder / "trace.jsonl")
     (folder / "sweep.toml").write_text(SWEEP)
     (folder / "space.toml").write_text(SPACE)
-    Scenario(str(folder / "trace.jsonl"), policy="ar").run()  # compiled once, for all children
+    World(str(folder / "trace.jsonl"), policy="ar").run()  # compiled once, for all children
     assert ended(run(("replay", "trace.jsonl", "--policy", "ar", "-o", "run"), folder))[0] == 0
 
 

@@ -17,7 +17,7 @@ from dsim.engine.policy import parse
 from dsim.live.loop import serve
 from dsim.results.run import read_run
 from dsim.results.run_folder import RunWriter
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 from dsim.serve.fleet import RefusedError
 from dsim.serve.open import open_twin
 from dsim.sim.setting import Setting
@@ -91,8 +91,8 @@ def live_loop(chance: Random, folder: Path) -> None:
     spec = f"{chance.choice(POLICIES)},max_batch=3"
     trace, ahead = _traffic(chance), chance.random() < 0.5
     requests = [trace.request(i) for i in range(len(trace))]
-    scenario = Scenario("azure-conv", spec)
-    profile, policy = scenario.loaded_profile(), parse(spec)
+    world = World("azure-conv", spec)
+    profile, policy = world.loaded_profile(), parse(spec)
     setting = Setting(policy, profile)
 
     def run(executor_fails: int, journal_fails: int) -> tuple[FailsAt, FailsAt, list[int], Exception | None]:
@@ -142,14 +142,14 @@ def _each(chance: Random, num: int, most: int = 40) -> list[int]:
 
 def served(chance: Random, folder: Path) -> None:
     """A server's replicas: every client hears of the end, and none is taken in after it."""
-    scenario = Scenario("", f"{chance.choice(POLICIES)},max_batch=3", replicas=chance.choice((1, 1, 2)))
+    world = World("", f"{chance.choice(POLICIES)},max_batch=3", replicas=chance.choice((1, 1, 2)))
     asked = [(chance.randint(1, 60), chance.choice((1, 20, 33))) for _ in range(chance.randint(1, 4))]
 
     def run(executor_fails: int, journal_fails: int) -> tuple[int, FailsAt, list[str]]:
         kept: list[int] = []
         sink = FailsAt(journal_fails, lambda columns, lists: kept.extend(columns["step"].tolist()), _full())
         with mock.patch("dsim.serve.fleet.StepRecorder", lambda append, width, batch: StepRecorder(append, width, 1)):
-            behind = open_twin(scenario, speed=1e6, append=sink)
+            behind = open_twin(world, speed=1e6, append=sink)
             steps = [
                 FailsAt(executor_fails, each.step, MachineError("the device is lost")) for each in behind.executors
             ]

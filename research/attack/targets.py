@@ -31,8 +31,8 @@ from dsim.planner import grid, quality, space
 from dsim.planner.record import in_twin, record
 from dsim.profiler import profile, steplog
 from dsim.results.run import Run, read_run
-from dsim.results.scenario import Scenario, replicas_of
 from dsim.results.slo import Slo
+from dsim.results.world import World, replicas_of
 from dsim.traces import describe, load, prepare, write
 from dsim.traces.lengths import parse_lengths
 from dsim.traces.prefixes import prefixes_of
@@ -211,7 +211,7 @@ def _use_trace(path: Path, chance: Random, columns: str | None = None) -> None:
     with contextlib.suppress(DsimError):  # hash ids that do not fit their prompts, as the trace's name says
         prefixes_of(trace)
     copy = write(trace, path.with_suffix(".out"), force=True)
-    measured_log(Scenario(str(copy), slos=("ttft=1s",)))
+    measured_log(World(str(copy), slos=("ttft=1s",)))
     with contextlib.suppress(DsimError):
         again = load(copy)
         assert len(again) == len(trace)
@@ -332,7 +332,7 @@ def _grid(work: Path, chance: Random, folder: Path) -> None:
 
 
 def _space(chance: Random, folder: Path) -> None:
-    space.space_of(Scenario("azure-conv"), _write(folder / "s.toml", mutate.toml_text(SPACE_FILE, chance)))
+    space.space_of(World("azure-conv"), _write(folder / "s.toml", mutate.toml_text(SPACE_FILE, chance)))
 
 
 def _quality(chance: Random, folder: Path) -> None:
@@ -345,8 +345,8 @@ def _quality(chance: Random, folder: Path) -> None:
 
 
 def _make_run(work: Path) -> None:
-    scenario = Scenario(str(work / "trace.jsonl"), policy="chunk:8", slos=("ttft=1s",))
-    record([scenario, replace(scenario, policy="ar")], scenario.requests(), in_twin, out=work / "run")
+    world = World(str(work / "trace.jsonl"), policy="chunk:8", slos=("ttft=1s",))
+    record([world, replace(world, policy="ar")], world.requests(), in_twin, out=work / "run")
     write_measured(_measured(), work / "measured")
 
 

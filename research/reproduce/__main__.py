@@ -39,7 +39,7 @@ class ReproduceQuestion(q.Somewhere, q.Coded, q.Forced, Question[Reproduced]):
     def answer(self, watch: Watch) -> Answer[Reproduced]:
         from ...engine.allowed_code import allowed
         from ...report.html import to_html
-        from ...results.scenario import different
+        from ...results.world import different
         from .experiment import MAX_SEEDS, read, shipped
         from .page import reproduce_page
         from .run import FILES, check_published, read_published, reproduce

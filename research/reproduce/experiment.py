@@ -12,8 +12,8 @@ from ...engine.errors import DsimError
 from ...engine.plain import SIGNED, Range
 from ...files.read import cut, quoted, read_toml, shown
 from ...files.schema import FileObject
-from ...planner.grid import check_values, scenario_of, value_of
-from ...results.scenario import Scenario
+from ...planner.grid import check_values, value_of, world_of
+from ...results.world import World
 from .machine import Machine, OnMachine
 from .measure import known_measure
 from .memory import RUNS
@@ -21,7 +21,7 @@ from .memory import RUNS
 SHIPPED = Path(__file__).parent / "experiments"
 TEXTS = ("title", "system", "citation", "conditions", "axis")
 OPTIONAL = {"seeds": 1, "measures": [], "base": {}, "over": {}, "machine": {}, "series": []}
-# Keys of a series with defaults; others are the scenario's.
+# Keys of a series with defaults; others are the world's.
 SERIES: dict[str, Any] = {
     "name": "", "over": {}, "machine": {}, "measures": [], "published": {}, "calibrated": [], "at_least": [], "why": "",
 }  # fmt: skip
@@ -35,8 +35,8 @@ class PlacedRun:
     """A point of a series: a replay, or a memory calculation."""
 
     at: str  # on the axis
-    scenario: OnMachine
-    memory: str | None  # of memory.RUNS; None: replay the scenario
+    world: OnMachine
+    memory: str | None  # of memory.RUNS; None: replay the world
 
 
 @dataclass(frozen=True)
@@ -164,12 +164,12 @@ def _run(
              if name not in ("memory", "profile") and not name.startswith(prefix)}  # fmt: skip
     values = {name: value_of(f"{given.path}: {cut(name)}", name, value) for name, value in plain.items()}
     try:
-        scenario = scenario_of(folder, {"trace": "azure-conv", **values}, allow_code)
-        check_values(scenario)
-        scenario.parsed_policy()
+        world = world_of(folder, {"trace": "azure-conv", **values}, allow_code)
+        check_values(world)
+        world.parsed_policy()
     except DsimError as error:
         raise type(error)(f"{given.path}: {error}") from None
-    own = {f.name: getattr(scenario, f.name) for f in dataclass_fields(Scenario)}
+    own = {f.name: getattr(world, f.name) for f in dataclass_fields(World)}
     return PlacedRun(at, OnMachine(**own, machine=described), memory)
 
 

@@ -13,7 +13,7 @@ from ...profiler.models import model
 from ...profiler.precision import Precision
 from ...profiler.profile import DEFAULT, Profile, as_run_by, load, with_file_of
 from ...profiler.roofline import roofline
-from ...results.scenario import Scenario
+from ...results.world import World
 
 NUMBERS = {name: None for name, hint in get_type_hints(LatencyModel).items() if hint is float}
 
@@ -55,7 +55,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class OnMachine(Scenario):
+class OnMachine(World):
     """Its profile comes from a machine."""
 
     machine: Machine = Machine()

@@ -184,16 +184,14 @@ def with_intervals(draws: int) -> Iterator[Pair]:
 
 def _values(experiment: str, series: str, at: str, measure: str, draws: int) -> list[float]:
     """Predicted, then drawn."""
-    (scenario,) = (run.scenario for s in read(experiment).series if s.name == series for run in s.runs if run.at == at)
-    causes = known_causes(scenario)
-    return [
-        _value(moved(scenario, drawn(causes, i, scenario.seed)) if i else scenario, measure) for i in range(draws + 1)
-    ]
+    (world,) = (run.world for s in read(experiment).series if s.name == series for run in s.runs if run.at == at)
+    causes = known_causes(world)
+    return [_value(moved(world, drawn(causes, i, world.seed)) if i else world, measure) for i in range(draws + 1)]
 
 
-def _value(scenario: OnMachine, measure: str) -> float:
-    result = scenario.simulate_whole(scenario.requests())
-    return of_run(measure, scenario.summarize(result), result)
+def _value(world: OnMachine, measure: str) -> float:
+    result = world.simulate_whole(world.requests())
+    return of_run(measure, world.summarize(result), result)
 
 
 def main() -> None:

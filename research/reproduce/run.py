@@ -113,12 +113,12 @@ class SeededRun:
     seed: int
 
     @property
-    def scenario(self) -> OnMachine:
-        return replace(self.run.scenario, seed=self.run.scenario.seed + self.seed)
+    def world(self) -> OnMachine:
+        return replace(self.run.world, seed=self.run.world.seed + self.seed)
 
     @property
     def key(self) -> str:
-        return f"{key_of(self.scenario)}-{self.run.memory or ''}-{','.join(self.measures)}"
+        return f"{key_of(self.world)}-{self.run.memory or ''}-{','.join(self.measures)}"
 
 
 def _points(e: Experiment) -> Iterator[tuple[Series, SeededRun]]:
@@ -207,43 +207,43 @@ def _entry(outcome: Outcome[dict[str, float]]) -> dict[str, Any]:
 def _values(memo: Memo, point: SeededRun) -> dict[str, float]:
     """In any process."""
     found: dict[str, float] = {}
-    scenario = point.scenario
+    world = point.world
     replayed = [m for m in point.measures if m not in MEASURES or MEASURES[m].of is not None]
     if replayed:
-        found |= memo.replay(lambda: asked_of(scenario, of=replayed), lambda: _replayed(scenario, replayed))
+        found |= memo.replay(lambda: asked_of(world, of=replayed), lambda: _replayed(world, replayed))
     if "capacity" in point.measures:
         found["capacity"] = sustained(
-            scenario, max_replications=CAPACITY_REPLICATIONS, num_requests=scenario.num_requests, memo=memo
+            world, max_replications=CAPACITY_REPLICATIONS, num_requests=world.num_requests, memo=memo
         )  # fmt: skip
     if "peak_memory" in point.measures:
         if point.run.memory is None:
             raise DsimError(f"{point.run.at}: peak_memory needs the key memory, which names the code")
         code = point.run.memory
         found["peak_memory"] = memo.replay(
-            lambda: asked_of(scenario, of=["peak_memory", code]), lambda: peak(code, _sizes(scenario)) / GIB
+            lambda: asked_of(world, of=["peak_memory", code]), lambda: peak(code, _sizes(world)) / GIB
         )
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
-def _replayed(scenario: OnMachine, measures: Sequence[str]) -> dict[str, float]:
-    requests = scenario.requests()
-    result = scenario.simulate_whole(requests)
-    summary = scenario.summarize(result, requests)
+def _replayed(world: OnMachine, measures: Sequence[str]) -> dict[str, float]:
+    requests = world.requests()
+    result = world.simulate_whole(requests)
+    summary = world.summarize(result, requests)
     return {measure: of_run(measure, summary, result) for measure in measures}
 
 
 def _shortage(point: SeededRun) -> str | None:
-    scenario = point.scenario
+    world = point.world
     if point.run.memory is None:
         return None
-    return shortage(point.run.memory, _sizes(scenario), scenario.loaded_profile().memory.capacity_bytes)
+    return shortage(point.run.memory, _sizes(world), world.loaded_profile().memory.capacity_bytes)
 
 
-def _sizes(scenario: OnMachine) -> Sizes:
-    requests, policy = scenario.requests(), scenario.parsed_policy()
+def _sizes(world: OnMachine) -> Sizes:
+    requests, policy = world.requests(), world.parsed_policy()
     more = {name: getattr(policy.cache, name) for name in ("retention", "budget") if hasattr(policy.cache, name)}
     return Sizes(
-        scenario.loaded_profile().model, int(requests.input_length[0]), int(requests.output_length[0]),
+        world.loaded_profile().model, int(requests.input_length[0]), int(requests.output_length[0]),
         policy.block_length, **more,
     )  # fmt: skip
 

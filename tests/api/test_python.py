@@ -23,7 +23,7 @@ from dsim.report.chart import script_json
 from dsim.report.page import Figure
 from dsim.report.result import Result
 from dsim.report.run import RunResult, run_page
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 from dsim.traces import load
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -158,8 +158,8 @@ def test_a_questions_words_are_a_shells_also_of_numpys_numbers() -> None:
         dsim.tune()  # type: ignore[call-arg]
 
 
-def test_a_replay_takes_every_field_of_a_scenario() -> None:
-    own = {f.name for f in fields(Scenario)} - {"variation", "missing_passes", "slower", "profile_object"}
+def test_a_replay_takes_every_field_of_a_world() -> None:
+    own = {f.name for f in fields(World)} - {"variation", "missing_passes", "slower", "profile_object"}
     assert own <= {f.name for f in fields(ReplayQuestion)}
 
 
@@ -204,7 +204,7 @@ def test_a_load_generators_file_becomes_a_run_next_to_the_prediction_of_its_trac
 def test_one_price_is_of_every_gpu_also_where_policies_name_their_own_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def noted(scenario: Scenario, candidates: list[PlanCandidate], *of: Any, **how: Any) -> None:
+    def noted(world: World, candidates: list[PlanCandidate], *of: Any, **how: Any) -> None:
         asked[:] = candidates
         raise DsimError("enough")
 
@@ -264,7 +264,7 @@ def test_a_validation_takes_frames_and_objects_by_name(
         dsim.validate(tmp_path / "out", loads=[1.5])
     asked: dict[str, Any] = {}
 
-    def noted(out: Path, base: Scenario, live: LiveSetting, **how: Any) -> None:
+    def noted(out: Path, base: World, live: LiveSetting, **how: Any) -> None:
         asked.update(how, base=base, profile=live.profile)
         raise DsimError("enough")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dsim.planner.objective import traffic
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 from dsim.traces import synth, write
 
 from .command import dsim, succeed
@@ -29,8 +29,8 @@ def _files(tmp_path: Path) -> None:
 
 def attainments() -> list[float]:
     """The shares of chat's and of batch's requests whose e2el is within 3 s, counted in the twin's own columns."""
-    scenario = Scenario("two.csv")
-    columns = scenario.simulate().table.columns
+    world = World("two.csv")
+    columns = world.simulate().table.columns
     fast = columns["finish"] - columns["arrival"] <= 3.0
     return [float(fast[k::2].mean()) for k in (0, 1)]
 
@@ -62,9 +62,9 @@ def test_tune_searches_by_the_class() -> None:
     # The search's own figure is the attainment of chat's, with all of batch's good, times the rate.
     with Path("tuned/trials.csv").open(encoding="utf-8") as file:
         rows = {row["policy"]: row for row in csv.DictReader(file)}
-    scenario = Scenario("two.csv", slos=("chat/e2el=3s",))
-    requests = traffic(scenario, False)
-    columns = scenario.simulate(requests).table.columns
+    world = World("two.csv", slos=("chat/e2el=3s",))
+    requests = traffic(world, False)
+    columns = world.simulate(requests).table.columns
     slow = columns["finish"] - columns["arrival"] > 3.0
     chat = np.array(requests.extras["slo_class"]) == "chat"
     good = 1 - float((slow & chat).mean())

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dsim.engine.errors import DsimError
-from dsim.results import scenario
+from dsim.results import world
 from dsim.results.metrics import PrefixCache, Summary
 from dsim.results.run import read_run
 from dsim.results.run_folder import FILES, RunWriter
@@ -62,10 +62,10 @@ def test_each_thing_is_resolved_once(trace: str, monkeypatch: pytest.MonkeyPatch
     calls: list[str] = []
 
     def count(name: str) -> None:
-        original = getattr(scenario, name)
-        monkeypatch.setattr(scenario, name, lambda *values, **more: calls.append(name) or original(*values, **more))
+        original = getattr(world, name)
+        monkeypatch.setattr(world, name, lambda *values, **more: calls.append(name) or original(*values, **more))
 
-    scenario._load_profile.cache_clear()
+    world._load_profile.cache_clear()
     for name in ("load", "parse", "load_profile", "Setting", "simulate"):
         count(name)
     succeed("replay", trace, "--policy", "optimus", "--policy", "ar", "-o", "run")

@@ -15,7 +15,7 @@ from dsim.planner.deploy import UNROUTED
 from dsim.planner.objective import OBJECTIVES
 from dsim.profiler.precision import BITS
 from dsim.profiler.profile import DEFAULT
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 from dsim.sim.deciders import DECIDERS
 from dsim.sim.routers import ROUTERS
 from dsim.sim.scalers import FIXED, SCALERS
@@ -95,7 +95,7 @@ def test_it_starts_where_nothing_can_be_written(tmp_path: Path) -> None:
 def test_the_choices_that_help_lists_are_those_of_the_parts() -> None:
     assert {name: value for name, value in vars(choices).items() if name.isupper()} == {
         "TRACES": tuple(shipped_names()), "TIME_UNITS": tuple(TICKS_PER_SECOND), "ARRIVALS": ARRIVALS,
-        "LENGTHS": tuple(LENGTHS), "LENGTH_FORMS": FORMS, "PROFILE": DEFAULT, "POLICY": Scenario.policy,
+        "LENGTHS": tuple(LENGTHS), "LENGTH_FORMS": FORMS, "PROFILE": DEFAULT, "POLICY": World.policy,
         "WEIGHTS": tuple(BITS), "ROUTERS": tuple(ROUTERS), "UNROUTED": UNROUTED, "DECIDERS": tuple(DECIDERS),
         "FIXED": FIXED, "SCALERS": (FIXED, *SCALERS), "EMIT": EMIT, "OBJECTIVES": tuple(OBJECTIVES),
         "VALIDATE_POLICIES": POLICIES, "VALIDATE_LOADS": LOADS,

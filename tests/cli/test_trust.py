@@ -13,7 +13,7 @@ from dsim.engine.allowed_code import NO_CODE, allowed, check_allowed
 from dsim.engine.errors import CodeError
 from dsim.planner.measured import measured_runs
 from dsim.results.run import read_run
-from dsim.results.scenario import Scenario, named_code
+from dsim.results.world import World, named_code
 
 from ..logged import write_log
 from ..worlds import toy_profile, toy_trace
@@ -167,7 +167,7 @@ def test_what_a_caller_hands_over_is_named_and_what_is_in_a_dictionary_or_a_file
         lambda: package.sweep({"base": {"trace": "small.jsonl"}, "grid": {"policy": [SPEC]}}),
         lambda: package.tune("small.jsonl", slos=["ttft=2s"], space={"policy": [SPEC]}),
         lambda: package.parse_policy("given.toml"),
-        lambda: Scenario("small.jsonl", SPEC).parsed_policy(),
+        lambda: World("small.jsonl", SPEC).parsed_policy(),
     ):
         with pytest.raises(CodeError, match=r"theirs\.py"):
             refused()

@@ -17,7 +17,7 @@ from dsim.comparison.bounds import Bound
 from dsim.comparison.comparison import COMPARISON, Comparison, PolicyErrors, compare_runs
 from dsim.comparison.pairs import PolicyRuns, check_machines
 from dsim.comparison.parts import MetricParts
-from dsim.comparison.rerun import world_of
+from dsim.comparison.rerun import recording_of
 from dsim.engine.commits import CommitDraws, CommitModel
 from dsim.engine.engine import Limits
 from dsim.engine.errors import DsimError
@@ -421,7 +421,7 @@ def test_a_run_that_kept_no_limits_has_those_of_its_setting(runs: Runs) -> None:
     run = runs.twin(policies=policies, trace=traffic(4))
     for policy in policies:
         expected = Setting(parse(policy), PROFILES["twin"]).limits
-        assert world_of(run, policy, PROFILES["twin"]).limits == expected
+        assert recording_of(run, policy, PROFILES["twin"]).limits == expected
 
 
 def test_a_request_that_ended_at_an_eos_is_asked_once_too_often_in_a_re_run_too(runs: Runs) -> None:

@@ -12,7 +12,7 @@ from dsim.engine.errors import DsimError
 from dsim.engine.policy import parse
 from dsim.planner.candidates import candidates_of
 from dsim.profiler.profile import load
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 from dsim.sim.setting import Setting
 from dsim.sim.unknown import warnings_of
 from dsim.traces import load as load_trace
@@ -60,8 +60,8 @@ def test_a_log_of_another_model_than_the_profile_s_is_warned_of_and_a_plan_takes
         "profile of their model (shipped: h100-diffusiongemma-fp8, "
     )
     assert warnings_of(Setting(parse("vllm-diffusion:8"), load("h100-diffusiongemma-fp8")), log) == []
-    scenario = Scenario(str(path), slos=("ttft=2s",))
-    candidates, _ = candidates_of(scenario, [], None, lambda profile: None, as_given=True)
+    world = World(str(path), slos=("ttft=2s",))
+    candidates, _ = candidates_of(world, [], None, lambda profile: None, as_given=True)
     assert {candidate.profile.name for candidate in candidates} == {"h100-diffusiongemma-fp8"}
 
 

@@ -21,14 +21,14 @@ from dsim.planner.memo import Memo
 from dsim.profiler.measure import Loaded, open_any, shape_of
 from dsim.profiler.profile import Profile, load, save
 from dsim.research.tiny.saved import save_model
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 
 SMALL = ModelConfig("small", 2, 48, 4, 2, 16, 80, 97, 256, 4, 96, rope_theta=1e4)
 POLICIES = ["lmdeploy-bd32:4,max_batch=4,page_size=8", "chunk:2,block_length=4,max_batch=4,page_size=8"]
 
 
 def test_a_load_is_of_a_policy_s_own_capacity_or_in_flight_up_to_its_largest_batch(
-    world: tuple[Scenario, Loaded],
+    world: tuple[World, Loaded],
 ) -> None:
     capacities, cells = plan_cells(world[0], POLICIES, ["3", "full", "64", "0.5"], 7, Memo())
     assert [cell.policy for cell in cells] == POLICIES * 3
@@ -67,21 +67,21 @@ def profile() -> Profile:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> tuple[Scenario, Loaded]:
+def world(tmp_path: Path) -> tuple[World, Loaded]:
     save_model(random_model(SMALL, "cpu", torch.float32), tmp_path / "model", torch.float32)
     save(profile(), tmp_path / "p.json")
-    scenario = Scenario("azure-conv", profile=str(tmp_path / "p.json"), lengths="fixed:12,8", num_requests=40, seed=1)
-    return scenario, open_any(str(tmp_path / "model"), "cpu")
+    world = World("azure-conv", profile=str(tmp_path / "p.json"), lengths="fixed:12,8", num_requests=40, seed=1)
+    return world, open_any(str(tmp_path / "model"), "cpu")
 
 
-def run(world: tuple[Scenario, Loaded], out: Path, **how: Any) -> Validated:
+def run(world: tuple[World, Loaded], out: Path, **how: Any) -> Validated:
     base, loaded = world
     live = LiveSetting(loaded, profile(), "twin")
     return validate(out, base, live, **{"policies": POLICIES, "loads": ["0.3"], "seconds": 0.4} | how)
 
 
 @pytest.mark.slow
-def test_every_cell_is_predicted_measured_compared_and_kept(world: tuple[Scenario, Loaded], tmp_path: Path) -> None:
+def test_every_cell_is_predicted_measured_compared_and_kept(world: tuple[World, Loaded], tmp_path: Path) -> None:
     watched = []
     both = {"loads": ["3", "0.3"]}
     found = run(world, tmp_path / "v", **both, watch=lambda cell, _: watched.append(cell) or nullcontext())
@@ -113,7 +113,7 @@ def test_every_cell_is_predicted_measured_compared_and_kept(world: tuple[Scenari
 
 @pytest.mark.slow
 def test_however_short_the_budget_one_cell_is_measured_and_the_next_call_does_what_was_left(
-    world: tuple[Scenario, Loaded], tmp_path: Path
+    world: tuple[World, Loaded], tmp_path: Path
 ) -> None:
     found = run(world, tmp_path / "v", within=0.0)
     assert [cell.policy for cell in found.comparison.cells] == POLICIES[:1]
@@ -124,7 +124,7 @@ def test_however_short_the_budget_one_cell_is_measured_and_the_next_call_does_wh
         run(world, tmp_path / "w", seconds=None, within=0.0)
 
 
-def test_a_folder_of_something_else_is_left_alone(world: tuple[Scenario, Loaded], tmp_path: Path) -> None:
+def test_a_folder_of_something_else_is_left_alone(world: tuple[World, Loaded], tmp_path: Path) -> None:
     (tmp_path / "v").mkdir()
     (tmp_path / "v" / "thesis.txt").write_text("mine")
     with pytest.raises(DsimError, match=r"holds files and no validation.json"):

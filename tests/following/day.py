@@ -39,7 +39,7 @@ def window(hours_ago: float, rate: float, slow: float, smooth: float) -> dict[st
 
 def a_day(folder: Path) -> Follower:
     """A server as its twin says, and for the last twelve hours 50 % slower under twice the traffic."""
-    own = replace(SERVERS["sglang"].scenario, slos=("ttft=1s",))
+    own = replace(SERVERS["sglang"].world, slos=("ttft=1s",))
     found = Follower(Followed(own, ("twin",), attainment=0.95), folder)
     for step in range(26 * 12, -1, -1):
         late = step < 12 * 12

@@ -17,7 +17,7 @@ from dsim.following.sources.scrape import Target
 from dsim.following.store import Lines
 from dsim.following.watch import Watcher
 from dsim.following.windows import Scrape
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 
 from ..cli.command import dsim, succeed
 from ..serve.serving import until
@@ -90,8 +90,8 @@ def test_a_server_that_is_gone_for_a_while_ends_nothing(tmp_path: Path) -> None:
     page, told = [pages.vllm(5)], []
     with pages.showing(page) as (url, _):
         target = Target(url)
-        scenario = Scenario(trace="", policy=WORDS[1], profile=WORDS[3])
-        follower = Follower(Followed(scenario, (target.url,)), tmp_path)
+        world = World(trace="", policy=WORDS[1], profile=WORDS[3])
+        follower = Follower(Followed(world, (target.url,)), tmp_path)
         watcher = Watcher(follower, [target], tmp_path, told.append)
         watcher.once()
         page[0] = "nothing 1\n"
@@ -105,8 +105,8 @@ def test_a_server_that_is_gone_for_a_while_ends_nothing(tmp_path: Path) -> None:
 
 def test_a_window_that_no_twin_can_replay_ends_nothing(tmp_path: Path) -> None:
     told: list[str] = []
-    scenario = Scenario(trace="", policy=WORDS[1], profile=WORDS[3])
-    follower = Follower(Followed(scenario, ("here",), 1000.0, 10, 10), tmp_path, tell=told.append)
+    world = World(trace="", policy=WORDS[1], profile=WORDS[3])
+    follower = Follower(Followed(world, ("here",), 1000.0, 10, 10), tmp_path, tell=told.append)
     for i in range(3):
         tokens = 'generation_tokens_total{engine="0",model_name="m"} '
         sample = sample_of(pages.vllm(10 + 20 * i).replace(tokens, tokens + "9" * 4 * i), 2e9 + 50 * i, "here")

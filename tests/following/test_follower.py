@@ -29,15 +29,15 @@ SGLANG = SERVERS["sglang"]
 
 def samples(server: Server, factors: Factors, hours: float, seed: int = 1) -> list[Sample]:
     """What the server's page shows, with its profile's steps changed."""
-    scenario = server.scenario
+    world = server.world
     if factors != Factors():
-        profile = scaled(scenario.setting(), factors)
-        scenario = replace(scenario, profile=profile_name(replace(profile, name="changed")))
-    return pages(server, scenario, server.rate, ZERO, 3600 * hours, seed)
+        profile = scaled(world.setting(), factors)
+        world = replace(world, profile=profile_name(replace(profile, name="changed")))
+    return pages(server, world, server.rate, ZERO, 3600 * hours, seed)
 
 
 def followed(server: Server, **how: Any) -> Followed:
-    return Followed(server.scenario, ("twin",), **{"outlook": False, **how})
+    return Followed(server.world, ("twin",), **{"outlook": False, **how})
 
 
 @pytest.fixture(scope="module")
@@ -117,21 +117,21 @@ def test_longer_steps_are_prices_and_the_profile_is_fitted_to_the_windows_since(
     assert version.factors.price == pytest.approx(1.2, rel=0.02)
     assert version.factors.steps == 1.0
     assert version.windows == 6
-    assert load(version.profile).latency.knots[0][1] > SGLANG.scenario.setting().profile.latency.knots[0][1]
+    assert load(version.profile).latency.knots[0][1] > SGLANG.world.setting().profile.latency.knots[0][1]
     assert not records[-1]["alarms"]
     again = Follower(followed(SGLANG), folder)
     assert again.versions == follower.versions
-    assert again.scenario.profile == version.profile
+    assert again.world.profile == version.profile
 
 
 @pytest.mark.slow
 def test_a_flag_that_changes_while_prices_are_open_is_named_at_once_and_once(tmp_path: Path) -> None:
-    slow = profile_name(replace(scaled(SGLANG.scenario.setting(), Factors(price=1.22)), name="changed"))
+    slow = profile_name(replace(scaled(SGLANG.world.setting(), Factors(price=1.22)), name="changed"))
     flag = 30.0  # minutes
     parts = [
-        pages(SGLANG, replace(SGLANG.scenario, profile=slow, policy=policy), SGLANG.rate, ZERO + begin, seconds, seed)
+        pages(SGLANG, replace(SGLANG.world, profile=slow, policy=policy), SGLANG.rate, ZERO + begin, seconds, seed)
         for policy, begin, seconds, seed in
-        ((SGLANG.scenario.policy, 0.0, 60 * flag, 1), (SGLANG.flag, 60 * flag, 3900.0, 2))
+        ((SGLANG.world.policy, 0.0, 60 * flag, 1), (SGLANG.flag, 60 * flag, 3900.0, 2))
     ]  # fmt: skip
     follower = Follower(followed(SGLANG), tmp_path)
     records = feed(follower, [*joined(parts)])
@@ -147,7 +147,7 @@ def test_a_flag_that_changes_while_prices_are_open_is_named_at_once_and_once(tmp
 @pytest.mark.slow
 def test_the_outlook_searches_the_capacity_and_advises_by_it(as_it_is: list[Sample], tmp_path: Path) -> None:
     profile = profile_name(doubting(load("h100-sdar-8b/sglang"), "decode steps up to 256 tokens (1 sequence)"))
-    server = replace(SGLANG, scenario=replace(SGLANG.scenario, profile=profile, slos=("ttft=1s", "e2el=20s")))
+    server = replace(SGLANG, world=replace(SGLANG.world, profile=profile, slos=("ttft=1s", "e2el=20s")))
     how: dict[str, Any] = {"outlook": True, "attainment": 0.9}
     follower = Follower(followed(server, **how), tmp_path)
     last = feed(follower, as_it_is[:240])[-1]
@@ -184,12 +184,12 @@ def test_a_page_without_a_window_says_what_is_missing(tmp_path: Path) -> None:
 
 @pytest.mark.slow  # compiles a policy
 def test_servers_together_are_a_fleet_of_as_many_replicas(tmp_path: Path) -> None:
-    two = Server("two", replace(SGLANG.scenario, replicas=2), "sglang", 2 * SGLANG.rate, "")
-    found = pages(two, two.scenario, two.rate, ZERO, 1200, 3)
+    two = Server("two", replace(SGLANG.world, replicas=2), "sglang", 2 * SGLANG.rate, "")
+    found = pages(two, two.world, two.rate, ZERO, 1200, 3)
     cutter = Cutter(5.0)
     windows = [w for s in joined([found]) if (w := cutter.add(Scrape(s.time, (s,)))) is not None]
     both = [Window(tuple(replace(s, num_engines=2) for s in w.samples)) for w in windows[:2]]
-    prediction = predict(SGLANG.scenario, SGLANG.scenario.setting(), Observed(both[1], None, Observed(both[0], None)))
+    prediction = predict(SGLANG.world, SGLANG.world.setting(), Observed(both[1], None, Observed(both[0], None)))
     assert abs(prediction.residuals["e2el"][0]) < 0.15
     assert abs(prediction.residuals["step_time"][0]) < 0.05
 

@@ -13,7 +13,7 @@ from dsim.following.outlook import Advice, WhatIf, advice, capacity, what_ifs
 from dsim.following.pages import page_of
 from dsim.following.watch import line_of
 from dsim.report.page import Figure, Page, Section, Words
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 from dsim.traces import Trace
 
 from .day import CAPACITY, NOW, a_day, whatifs
@@ -45,22 +45,22 @@ def test_the_headroom_stands_on_the_page_and_in_the_metrics_unless_the_twin_is_n
 def test_the_capacity_is_the_largest_rate_that_meets_the_slos(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
 
-    def ask(name: str, scenario: Scenario, trace: Trace) -> WhatIf:
+    def ask(name: str, world: World, trace: Trace) -> WhatIf:
         asked.append(trace.rate)
         return WhatIf(name, 1, float(trace.rate <= limit), 1.0)
 
     monkeypatch.setattr(outlook, "ask", ask)
-    scenario = Scenario("azure-conv", slos=("ttft=1s",))
+    world = World("azure-conv", slos=("ttft=1s",))
     trace = Trace("requests", np.arange(11.0), *np.ones((2, 11), np.int64))
     for limit in (0.1, 0.7, 1.0, 5.0):
         asked.clear()
-        found = capacity(scenario, trace, trace.rate, 0.99)
+        found = capacity(world, trace, trace.rate, 0.99)
         assert found is not None
         assert found <= limit < 1.1 * found
         assert len(asked) <= 9
     limit = 0.0
-    assert capacity(scenario, trace, trace.rate, 0.99) == 0.0
-    assert capacity(replace(scenario, slos=()), trace, trace.rate, 0.99) is None
+    assert capacity(world, trace, trace.rate, 0.99) == 0.0
+    assert capacity(replace(world, slos=()), trace, trace.rate, 0.99) is None
 
 
 def test_predicted_and_observed_of_a_day_are_drawn(follower: Follower) -> None:
@@ -107,7 +107,7 @@ def test_the_recommendation_is_a_replica_more_or_to_do_nothing() -> None:
 
 
 def test_an_slo_on_the_run_that_is_missed_asks_for_a_replica() -> None:
-    asked = Scenario("azure-conv", rate=3.0, num_requests=60, slos=("p90:ttft=10ms",))
+    asked = World("azure-conv", rate=3.0, num_requests=60, slos=("p90:ttft=10ms",))
     found = what_ifs(asked, asked.requests(), 1)
     assert [(one.attainment, one.missed) for one in found] == [(None, "p90:ttft=10ms")] * 2
     assert advice(found, None, 3.0, 0.99, {}).do == "Run 2 replicas."

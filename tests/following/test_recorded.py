@@ -14,7 +14,7 @@ import pytest
 
 from dsim.benchmarks.follow_vllm import ZERO, Pages, follow, ways
 from dsim.following.refit import MOST_EVIDENCE
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -66,8 +66,8 @@ def test_traffic_and_a_limit_of_the_scheduler_are_named_and_nothing_else(
 ) -> None:
     """max_num_batched_tokens 16 in place of 512, or 64 of 1,024; --max-num-seqs 4 in place of 16, or 1 of 8."""
     own = KINDS[kind]
-    scenario = Scenario(trace="", policy=own.policy, profile=str(RECORDED / f"{kind}.json"))
-    records = list(follow(recorded(kind)[way], scenario, tmp_path, own.window))
+    world = World(trace="", policy=own.policy, profile=str(RECORDED / f"{kind}.json"))
+    records = list(follow(recorded(kind)[way], world, tmp_path, own.window))
     traffic, rule = alarms(records)
     assert traffic[1:] == ("traffic", "rate")
     assert own.traffic < traffic[0] <= own.traffic + 4 * own.window

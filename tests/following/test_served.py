@@ -14,7 +14,7 @@ from dsim.following.follower import Followed, Follower
 from dsim.following.sources.growing import AccessLog as Growing
 from dsim.following.sources.scrape import Target
 from dsim.following.watch import Watcher
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 from dsim.serve.access import AccessLog
 from dsim.serve.open import open_twin
 
@@ -25,12 +25,12 @@ REQUESTS = 45
 
 @pytest.mark.slow
 def test_the_page_of_a_served_twin_is_as_its_twin_says(tmp_path: Path) -> None:
-    scenario = Scenario(trace="", policy="chunk:8", profile="a100-sdar-8b")
-    behind, log = open_twin(scenario, speed=10.0), tmp_path / "access.jsonl"
+    world = World(trace="", policy="chunk:8", profile="a100-sdar-8b")
+    behind, log = open_twin(world, speed=10.0), tmp_path / "access.jsonl"
     behind.fleet.access = AccessLog(log, behind.fleet.clock.opened)
     with serving(behind) as server:
         target = Target(f"http://127.0.0.1:{server.port}")
-        followed = Followed(scenario, (target.url,), 5.0, seconds=20.0, requests=15, outlook=False)
+        followed = Followed(world, (target.url,), 5.0, seconds=20.0, requests=15, outlook=False)
         growing = Growing(log, None, None, None)
         watcher = Watcher(Follower(followed, tmp_path, growing), [target], tmp_path, lambda line: None)
         clients = []

@@ -29,7 +29,7 @@ from dsim.profiler.measure_canvas import measure_steps, profile_canvas
 from dsim.profiler.models import Windowed
 from dsim.profiler.profile import Profile, load, save
 from dsim.profiler.samples import Evidence
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 from dsim.serve.open import open_live
 
 from .checkpoints import replaced, shaken
@@ -300,7 +300,7 @@ def serving() -> Any:
 def test_clients_of_a_server_get_what_the_loop_alone_says(gemma: tuple[Any, Path], serving: Any) -> None:
     loaded = opened(gemma[1], EARLY)
     policy = f"sglang-gemma:2,canvas_length={CANVAS},page_size={PAGE}"
-    with serving(open_live(loaded, Scenario("", policy, seed=3))) as server:
+    with serving(open_live(loaded, World("", policy, seed=3))) as server:
         for i, (p, o) in enumerate(LENGTHS[:2]):
             said = server.complete(prompt=prompt_of(i, p).tolist(), max_tokens=o).json["choices"][0]["text"]
             assert list(said.encode()) == alone(loaded.model, i, p, o)[p:]
@@ -332,7 +332,7 @@ def test_a_canvas_model_is_measured_and_its_law_is_the_rule_s(
     assert (columns["window_kv"] < columns["sum_kv"]).any()  # texts are longer than a window
     save(found, tmp_path / "g.json")
     assert load(tmp_path / "g.json").canvas_laws == found.canvas_laws
-    LiveSetting(loaded, found, "twin").check(Scenario("azure-conv", f"sglang-gemma,canvas_length={CANVAS}"))
+    LiveSetting(loaded, found, "twin").check(World("azure-conv", f"sglang-gemma,canvas_length={CANVAS}"))
 
 
 @pytest.mark.slow
@@ -344,8 +344,8 @@ def test_a_server_that_draws_commits_takes_the_law_of_the_workload_it_is_asked_f
     both = replace(found, canvas_laws=(law, replace(law, workload="code", median=2.0, least=2)))
     policy, steps = f"sglang-gemma:2,canvas_length={CANVAS},page_size={PAGE}", []
     for workload in (law.workload, "code"):
-        scenario = Scenario("", policy, workload=workload)
-        with serving(open_live(loaded, scenario, profile=both, commits="twin")) as server:
+        world = World("", policy, workload=workload)
+        with serving(open_live(loaded, world, profile=both, commits="twin")) as server:
             server.complete(prompt=prompt_of(0, LENGTHS[0][0]).tolist(), max_tokens=CANVAS)
         steps.append(server.totals.forwards)
     assert steps[0] - steps[1] == 1

@@ -22,7 +22,7 @@ from dsim.live.weights import source_of
 from dsim.profiler import measure, models
 from dsim.profiler.measure import open_any
 from dsim.profiler.profile import Device, load
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 from dsim.serve.open import open_live
 from dsim.serve.words import Filler
 
@@ -164,9 +164,9 @@ def test_a_run_and_a_profile_say_that_the_weights_are_random(
 
 def test_a_server_of_random_weights_without_a_tokenizer_answers_in_filler(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**LLADA2, "vocab_size": 600, "max_position_embeddings": 512}))
-    loaded, scenario = open_any(str(tmp_path), "cpu", settings=RANDOM), Scenario(trace="", policy="lmdeploy-bd32")
+    loaded, world = open_any(str(tmp_path), "cpu", settings=RANDOM), World(trace="", policy="lmdeploy-bd32")
     profile = replace(load("a100-llada2-mini"), model=measure.shape_of(loaded.model.config))
-    behind = open_live(loaded, scenario, profile=profile)
+    behind = open_live(loaded, world, profile=profile)
     assert isinstance(behind.words, Filler)
     assert behind.about.endswith("lmdeploy-bd32, weights random (seed 0), experts drawn evenly")
     assert behind.info.live.weights == "random (seed 0), experts drawn evenly"

@@ -21,7 +21,7 @@ from dsim.planner.sweep import sweep
 from dsim.profiler.profile import load, save
 from dsim.research.reproduce.experiment import read
 from dsim.research.reproduce.run import reproduce
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 from dsim.traces import synth, write
 
 from ..held_up import PATIENCE
@@ -143,7 +143,7 @@ def test_a_worker_of_another_dsim_is_told() -> None:
 
 
 def test_workers_that_are_in_another_folder_find_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = Scenario("q.csv", policy="ar,max_batch=1", slos=("mean:e2el=150ms",))
+    queue = World("q.csv", policy="ar,max_batch=1", slos=("mean:e2el=150ms",))
     found = []
     for name in ("first", "second"):  # the second's workers were begun in the first
         (tmp_path / name).mkdir()
@@ -181,7 +181,7 @@ def test_ensembles_and_published_experiments_give_on_a_cluster_what_one_core_giv
     cluster: TwoWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    asked = Scenario("azure-conv", policy="chunk", num_requests=20)
+    asked = World("azure-conv", policy="chunk", num_requests=20)
     with Pool(ray=cluster.address) as pool:
         there = ensemble([asked], asked.requests(), 2, pool=pool)
     assert there == ensemble([asked], asked.requests(), 2, pool=Pool(jobs=1))

@@ -19,8 +19,8 @@ from dsim.planner.crossing import Crossing, Slope, common_slope, find
 from dsim.planner.limits import Limit, device_time, limited_by
 from dsim.planner.replicate import COOLDOWN, WARMUP, Reading, criteria_of
 from dsim.profiler.profile import load, save
-from dsim.results.scenario import Scenario
 from dsim.results.slo import Slo
+from dsim.results.world import World
 from dsim.sim.setting import Setting
 from dsim.traces import synth, write
 
@@ -30,9 +30,9 @@ MEAN = "mean:e2el=2s"
 
 
 @pytest.fixture
-def md1(tmp_path: Path) -> Scenario:
+def md1(tmp_path: Path) -> World:
     """A server of constant service of 1 s with Poisson arrivals."""
-    return Scenario(
+    return World(
         "azure-conv", "ar,max_batch=1", second_profile(tmp_path), arrival="poisson", lengths="fixed:1,1", slos=(MEAN,)
     )
 
@@ -48,16 +48,16 @@ def lindley(search: CapacitySearch) -> Callable[[int], Callable[[float], Reading
 
     def requests(index: int) -> Callable[[float], Reading]:
         n = search.num_requests
-        rng = np.random.default_rng([search.scenario.seed, index])
+        rng = np.random.default_rng([search.world.seed, index])
         base = np.concatenate(([0.0], np.cumsum(rng.exponential(size=n - 1))))
         base *= (n - 1) / base[-1]
         bound = search.criteria[0].bound
 
         def read(rate: float) -> Reading:
-            drift = np.concatenate(([0.0], np.cumsum(1 / search.scenario.replicas - np.diff(base) / rate)))
+            drift = np.concatenate(([0.0], np.cumsum(1 / search.world.replicas - np.diff(base) / rate)))
             stay = drift - np.minimum.accumulate(drift) + 1
             value = float(stay[int(WARMUP * n) : n - int(COOLDOWN * n)].mean())
-            return Reading(rate, (value,), (math.log(value / bound),), True, search.scenario.replicas, 0.0)
+            return Reading(rate, (value,), (math.log(value / bound),), True, search.world.replicas, 0.0)
 
         return read
 
@@ -79,11 +79,11 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_at_capacity", at_capacity)
 
 
-def quick(scenario: Scenario, **options: Any) -> Capacity:
-    return capacity(scenario, jobs=1, curve=False, **options)
+def quick(world: World, **options: Any) -> Capacity:
+    return capacity(world, jobs=1, curve=False, **options)
 
 
-def test_the_capacity_of_the_twin_is_the_closed_form_of_m_d_1(md1: Scenario) -> None:
+def test_the_capacity_of_the_twin_is_the_closed_form_of_m_d_1(md1: World) -> None:
     found = quick(md1, num_requests=1000, precision=0.1)
     assert found.rate.low < md1_capacity(2.0) < found.rate.high
     assert found.rate.half_width <= found.precision
@@ -93,7 +93,7 @@ def test_the_capacity_of_the_twin_is_the_closed_form_of_m_d_1(md1: Scenario) -> 
     assert found.setup.estimated
 
 
-def test_steps_that_no_held_out_one_judged_are_said_where_a_tenth_of_the_time_goes(md1: Scenario) -> None:
+def test_steps_that_no_held_out_one_judged_are_said_where_a_tenth_of_the_time_goes(md1: World) -> None:
     save(doubting(load(md1.profile), "prefills (2 to 8 sequences)"), md1.profile, force=True)
     found = quick(md1, num_requests=100, precision=0.5)
     assert found.page().answer.endswith(
@@ -103,10 +103,10 @@ def test_steps_that_no_held_out_one_judged_are_said_where_a_tenth_of_the_time_go
 
 @pytest.mark.usefixtures("fast")
 @pytest.mark.parametrize("bound", [1.5, 2.0])
-def test_the_interval_covers_the_truth_as_often_as_it_says(md1: Scenario, bound: float) -> None:
+def test_the_interval_covers_the_truth_as_often_as_it_says(md1: World, bound: float) -> None:
     num, truth = 60, md1_capacity(bound)
-    scenarios = [dataclasses.replace(md1, seed=seed, slos=(f"mean:e2el={bound}s",)) for seed in range(num)]
-    found = [quick(scenario).rate for scenario in scenarios]
+    worlds = [dataclasses.replace(md1, seed=seed, slos=(f"mean:e2el={bound}s",)) for seed in range(num)]
+    found = [quick(world).rate for world in worlds]
     covered = sum(f.low <= truth <= f.high for f in found)
     # 57 are expected of 60; fewer than 52 come of a level of 95 % once in 350 times.
     assert covered >= 52
@@ -116,14 +116,14 @@ def test_the_interval_covers_the_truth_as_often_as_it_says(md1: Scenario, bound:
 
 
 @pytest.mark.usefixtures("fast")
-def test_a_narrower_interval_takes_more_replications_and_longer_replays(md1: Scenario) -> None:
+def test_a_narrower_interval_takes_more_replications_and_longer_replays(md1: World) -> None:
     wide, narrow = quick(md1, precision=0.05), quick(md1, precision=0.01)
     assert narrow.rate.half_width <= 0.01
     assert len(narrow.replications) >= len(wide.replications)
     assert narrow.num_requests > wide.num_requests
 
 
-def test_a_flood_that_no_bound_stops_is_limited_by_stability(md1: Scenario) -> None:
+def test_a_flood_that_no_bound_stops_is_limited_by_stability(md1: World) -> None:
     found = quick(dataclasses.replace(md1, slos=("mean:e2el=60s",)), num_requests=500, precision=0.2)
     # The server saturates at 1 req/s; the bound holds up to 0.99.
     assert found.binding_slo == "stability"
@@ -131,7 +131,7 @@ def test_a_flood_that_no_bound_stops_is_limited_by_stability(md1: Scenario) -> N
     assert found.limited_by == "activation budget"
 
 
-def test_the_same_seed_gives_the_same_numbers_whatever_the_jobs_and_a_curve_through_the_bound(md1: Scenario) -> None:
+def test_the_same_seed_gives_the_same_numbers_whatever_the_jobs_and_a_curve_through_the_bound(md1: World) -> None:
     one, two = (capacity(md1, num_requests=200, precision=0.4, jobs=jobs) for jobs in (1, 2))
     assert one == two
     other = quick(dataclasses.replace(md1, seed=1), num_requests=200, precision=0.4)
@@ -148,7 +148,7 @@ def test_the_same_seed_gives_the_same_numbers_whatever_the_jobs_and_a_curve_thro
 
 
 @pytest.mark.usefixtures("fast")
-def test_the_fewest_replicas_are_enough_and_one_less_is_not(md1: Scenario) -> None:
+def test_the_fewest_replicas_are_enough_and_one_less_is_not(md1: World) -> None:
     # Servers that share one queue in the recursion: N of them sustain a little more than N times one's rate.
     found = fewest_replicas(md1, 2.5, jobs=1, curve=False, gpu_hour=3.0)
     assert found.rate.low >= 2.5
@@ -164,7 +164,7 @@ def test_the_fewest_replicas_are_enough_and_one_less_is_not(md1: Scenario) -> No
 
 
 @pytest.mark.usefixtures("fast")
-def test_a_replica_counts_its_profiles_gpus(md1: Scenario, tmp_path: Path) -> None:
+def test_a_replica_counts_its_profiles_gpus(md1: World, tmp_path: Path) -> None:
     profile = load(md1.profile)
     four = dataclasses.replace(profile, device=dataclasses.replace(profile.device, count=4))
     save(four, tmp_path / "four.json")
@@ -242,7 +242,7 @@ def test_a_queue_that_grows_in_a_short_run_is_no_slower_than_where_all_held() ->
     assert find(tailed, CRITERIA, 2.0, 0.05, 0.01).rate == pytest.approx(1.9, rel=0.03)
 
 
-def test_each_class_is_held_to_its_own_bound(tmp_path: Path, md1: Scenario) -> None:
+def test_each_class_is_held_to_its_own_bound(tmp_path: Path, md1: World) -> None:
     trace = synth("poisson", 1.0, lengths="fixed:1,1", num_requests=300, seed=1)
     classes = ["chat" if i % 3 else "batch" for i in range(300)]
     write(dataclasses.replace(trace, extras={"slo_class": classes}), tmp_path / "two.csv")
@@ -272,7 +272,7 @@ def test_each_class_is_held_to_its_own_bound(tmp_path: Path, md1: Scenario) -> N
     ],
 )  # fmt: skip
 def test_what_says_nothing_or_is_out_of_range_is_refused_in_one_line(
-    md1: Scenario, given: dict[str, Any], how: dict[str, Any], says: str
+    md1: World, given: dict[str, Any], how: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(DsimError) as error:
         quick(dataclasses.replace(md1, **given), **({"num_requests": 200} | how))
@@ -280,7 +280,7 @@ def test_what_says_nothing_or_is_out_of_range_is_refused_in_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_a_rate_or_a_limit_of_replicas_out_of_range_is_told_both_sides(md1: Scenario) -> None:
+def test_a_rate_or_a_limit_of_replicas_out_of_range_is_told_both_sides(md1: World) -> None:
     for rate in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(DsimError, match=f"rate is {rate} req/s, expected above 0 and finite"):
             fewest_replicas(md1, rate)
@@ -304,7 +304,7 @@ EAGER, GRAPHS = "a100-sdar-8b", "a100-sdar-8b-graphs"
 def test_more_of_what_limits_is_more_capacity(
     tmp_path: Path, profile: str, lengths: str, slo: str, policy: str, more: str, limit: str, setting: str
 ) -> None:
-    base = Scenario("azure-conv", policy, profile, arrival="poisson", lengths=lengths, slos=(slo,))
+    base = World("azure-conv", policy, profile, arrival="poisson", lengths=lengths, slos=(slo,))
     found = quick(base, num_requests=300, precision=0.4)
     assert (found.limited_by, found.limiting_setting) == (limit, setting)
     if "=" in more:
@@ -354,10 +354,10 @@ def test_limits_are_read_from_where_the_time_goes() -> None:
     ],
 )
 def test_the_devices_time_is_the_latency_models_less_the_hosts(policy: str, profile: str) -> None:
-    scenario = Scenario("azure-conv", policy=policy, profile=profile)
-    model = scenario.loaded_profile().latency
+    world = World("azure-conv", policy=policy, profile=profile)
+    model = world.loaded_profile().latency
     journal = Collector()
-    scenario.simulate(scenario.source().head(40), append=journal)
+    world.simulate(world.source().head(40), append=journal)
     device = device_time(model, journal.steps)
     steps = journal.steps
     n = steps["num_forwards"]

@@ -9,7 +9,7 @@ import pytest
 
 from dsim.planner.contents import asked_of, digest
 from dsim.profiler.profile import load, save
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ROW = '{"timestamp": 0, "input_length": 9, "output_length": 8}\n'
@@ -49,61 +49,61 @@ def code_of_settings(folder: Path) -> Path:
 
 
 POOL = "1@h100-sdar-8b,lmdeploy-bd32"
-KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Scenario], str, str]] = {
-    "trace": (trace, lambda file: Scenario(str(file)), "9", "10"),
-    "lengths": (trace, lambda file: Scenario("azure-conv", lengths=f"{file},max_tokens=9"), "9", "10"),
-    "profile": (profile, lambda file: Scenario("azure-conv", profile=str(file)), '"mine"', '"yours"'),
-    "policy@profile": (profile, lambda file: Scenario("azure-conv", policy=f"ar@{file}"), '"mine"', '"yours"'),
-    "policy's code": (code, lambda file: Scenario("azure-conv", policy=f"{file}:POLICY,calm=4"), "= 32\n", "= 16\n"),
-    "policy's TOML": (settings, lambda file: Scenario("azure-conv", policy=str(file)), "= 4", "= 8"),
+KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], World], str, str]] = {
+    "trace": (trace, lambda file: World(str(file)), "9", "10"),
+    "lengths": (trace, lambda file: World("azure-conv", lengths=f"{file},max_tokens=9"), "9", "10"),
+    "profile": (profile, lambda file: World("azure-conv", profile=str(file)), '"mine"', '"yours"'),
+    "policy@profile": (profile, lambda file: World("azure-conv", policy=f"ar@{file}"), '"mine"', '"yours"'),
+    "policy's code": (code, lambda file: World("azure-conv", policy=f"{file}:POLICY,calm=4"), "= 32\n", "= 16\n"),
+    "policy's TOML": (settings, lambda file: World("azure-conv", policy=str(file)), "= 4", "= 8"),
     "code of a policy's TOML": (
         code_of_settings,
-        lambda file: Scenario("azure-conv", policy=str(file.with_name("mine.toml"))), "= 32\n", "= 16\n",
+        lambda file: World("azure-conv", policy=str(file.with_name("mine.toml"))), "= 32\n", "= 16\n",
     ),
-    "router": (of_fleet("router"), lambda file: Scenario("azure-conv", router=f"{file}:ROUTER"), "def ", "def  "),
-    "scaler": (of_fleet("scaler"), lambda file: Scenario("azure-conv", scaler=f"{file}:SCALER"), "def ", "def  "),
+    "router": (of_fleet("router"), lambda file: World("azure-conv", router=f"{file}:ROUTER"), "def ", "def  "),
+    "scaler": (of_fleet("scaler"), lambda file: World("azure-conv", scaler=f"{file}:SCALER"), "def ", "def  "),
     "decider": (
         of_fleet("decider"),
-        lambda file: Scenario("azure-conv", pools=(POOL, POOL), links=("1GB/s",), decider=f"{file}:DECIDER"),
+        lambda file: World("azure-conv", pools=(POOL, POOL), links=("1GB/s",), decider=f"{file}:DECIDER"),
         "def ", "def  ",
     ),
-    "yields": (page, lambda file: Scenario("azure-conv", yields=str(file)), "9", "10"),
+    "yields": (page, lambda file: World("azure-conv", yields=str(file)), "9", "10"),
     "pool's profile": (
         profile,
-        lambda file: Scenario("azure-conv", pools=(POOL, f"1@{file},lmdeploy-bd32")), '"mine"', '"yours"',
+        lambda file: World("azure-conv", pools=(POOL, f"1@{file},lmdeploy-bd32")), '"mine"', '"yours"',
     ),
     "pool's code": (
         code,
-        lambda file: Scenario("azure-conv", pools=(POOL, f"1@a100-sdar-8b,{file}:POLICY")), "= 32\n", "= 16\n",
+        lambda file: World("azure-conv", pools=(POOL, f"1@a100-sdar-8b,{file}:POLICY")), "= 32\n", "= 16\n",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_edited_file_is_another_question_and_the_same_content_elsewhere_the_same(kind: str, tmp_path: Path) -> None:
-    write, scenario_of, before, after = KINDS[kind]
+    write, world_of, before, after = KINDS[kind]
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     file = write(here)
-    key = digest(asked_of(scenario_of(file)))
+    key = digest(asked_of(world_of(file)))
     shutil.copytree(here, there)
     for copy in there.iterdir():
         copy.write_text(copy.read_text().replace(str(here), str(there)))
     if kind not in ("policy's TOML", "code of a policy's TOML"):  # such a file holds its code's path
-        assert digest(asked_of(scenario_of(there / file.name))) == key
+        assert digest(asked_of(world_of(there / file.name))) == key
     text = file.read_text()
     assert before in text
     file.write_text(text.replace(before, after))
-    assert digest(asked_of(scenario_of(file))) != key
+    assert digest(asked_of(world_of(file))) != key
 
 
 def test_every_field_of_a_question_counts() -> None:
-    plain = Scenario("azure-conv", lengths="sharegpt")
+    plain = World("azure-conv", lengths="sharegpt")
     others = [
         replace(plain, seed=1), replace(plain, policy="ar"), replace(plain, slos=("ttft=2s",)),
         replace(plain, replicas=2), replace(plain, lengths="sharegpt,max_tokens=8"),
         replace(plain, profile="h100-sdar-8b"), replace(plain, profile="h100-sdar-8b/vllm"),
         replace(plain, variation=(("x", 1.0),)), replace(plain, trace="mooncake-conv"),
     ]  # fmt: skip
-    assert len({digest(asked_of(scenario)) for scenario in (plain, *others)}) == 1 + len(others)
+    assert len({digest(asked_of(world)) for world in (plain, *others)}) == 1 + len(others)
     assert digest(asked_of(plain)) != digest(asked_of(plain, of="summary"))

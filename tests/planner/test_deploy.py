@@ -22,7 +22,7 @@ from dsim.profiler.models import model
 from dsim.profiler.precision import Precision
 from dsim.profiler.profile import Profile, load
 from dsim.profiler.roofline import roofline
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 from dsim.sim.setting import Setting
 
 SERVED = [name for name, preset in PRESETS.items() if preset.engine]
@@ -89,7 +89,7 @@ def test_an_engine_without_an_image_for_a_gpu_is_left_out_with_that_reason() -> 
     sheet = roofline(gpu("MI300X"), model("SDAR-8B"))
     assert deployment_of("lmdeploy-0.18", sheet) is None
     with pytest.raises(DsimError, match=r"no image of LMDeploy 0\.18\.0 for AMD's MI300X is known"):
-        candidates_of(Scenario("azure-conv"), ["lmdeploy-0.18"], [sheet], lambda profile: None)
+        candidates_of(World("azure-conv"), ["lmdeploy-0.18"], [sheet], lambda profile: None)
 
 
 def test_weights_are_those_of_the_profile() -> None:

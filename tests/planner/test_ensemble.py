@@ -43,22 +43,22 @@ from dsim.profiler.uncertainty import (
     varied,
 )
 from dsim.report.ensemble import sentences, times
-from dsim.results.scenario import Scenario
 from dsim.results.spread import Effect, Spread, Uncertain
+from dsim.results.world import World
 
 from ..cli.command import dsim, succeed
 
 SDAR = load("a100-sdar-8b")
 MODEL = SDAR.commit_model("sharegpt-focus", 32, 0.9)
-ASKED = Scenario(
+ASKED = World(
     "azure-conv", policy="chunk:8", lengths="fixed:64,64", arrival="poisson", rate=4.0, num_requests=12, seed=3
 )  # fmt: skip
 ERRORS = {"slope": 4e-6, "launch": 2e-3, "knots[1][1]": 1e-3}
 
 
 @dataclass(frozen=True)
-class Measured(Scenario):
-    """A scenario whose profile was measured: a coefficient and its error, as a draw of the truth gave them."""
+class Measured(World):
+    """A world whose profile was measured: a coefficient and its error, as a draw of the truth gave them."""
 
     launch: float = 0.041
     slope: float = 50e-6
@@ -74,9 +74,9 @@ def measured(launch: float, slope: float) -> Profile:
     return replace(SDAR, origin="measured", latency=latency, fit=fit, commits=())
 
 
-def a_prompt_and_its_answer(scenario: Scenario) -> float:
+def a_prompt_and_its_answer(world: World) -> float:
     """Seconds of a long prefill, which the slope decides, and of a step at the launch floor."""
-    latency = scenario.loaded_profile().latency
+    latency = world.loaded_profile().latency
     return latency.step(Features(12000, 0, 12000, 1, 1, 1, 12000)) + latency.step(Features(1, 0, 100, 1, 1, 1, 0))
 
 
@@ -251,7 +251,7 @@ def test_a_published_yield_is_of_another_workload_and_a_logged_one_is_not() -> N
         assert mean_forwards(law) / mean_forwards(more) == pytest.approx(math.exp(width / 2), rel=0.02)
 
 
-def test_what_a_scenario_states_is_not_drawn() -> None:
+def test_what_a_world_states_is_not_drawn() -> None:
     names = {c.name for c in known_causes(ASKED)}
     assert {FRONT_END, EOS} <= names
     assert moved(ASKED, ((FRONT_END, 8.0),)).loaded_profile().frontend == pytest.approx(0.053)
@@ -324,8 +324,8 @@ def test_a_recommendation_that_another_beats_does_not_survive_and_its_fleet_has_
 )
 def test_a_fleet_survives_where_its_capacity_stays_above_the_rate(slo: str) -> None:
     # A bound that binds, one that never does, and one that a floor 10 % higher holds at no rate.
-    scenario = replace(ASKED, policy="ar", slos=(slo,), num_requests=None, rate=None)
-    found = capacities(scenario, 2, attainment=0.99, num_requests=200, rate=0.01, pool=Pool(jobs=1))
+    world = replace(ASKED, policy="ar", slos=(slo,), num_requests=None, rate=None)
+    found = capacities(world, 2, attainment=0.99, num_requests=200, rate=0.01, pool=Pool(jobs=1))
     assert found.answer == "1 replica sustains 0.01 req/s"
     [floor] = [e for e in found.effects["ar"] if e.cause == LAUNCH]
     assert floor.low > floor.high >= 0.0

@@ -12,7 +12,7 @@ from dsim.report.page import Page
 from dsim.report.run import log_words, run_words
 from dsim.results.metrics import latencies
 from dsim.results.run_info import MeasuredLog, RunInfo, TraceInfo
-from dsim.results.scenario import Scenario, arrived
+from dsim.results.world import World, arrived
 from dsim.traces import load, write
 
 from ..cli.command import succeed
@@ -25,10 +25,10 @@ def page_of(measured: MeasuredLog | None) -> Page:
 
 
 @pytest.fixture
-def logged(tmp_path: Path) -> Scenario:
+def logged(tmp_path: Path) -> World:
     """Forty requests whose log says twice the times of dsim's own replay, but for one that it says nothing of."""
     source = load("azure-conv").head(40).time_scaled(8.0)
-    plain = Scenario(str(tmp_path / "plain.jsonl"), POLICY)
+    plain = World(str(tmp_path / "plain.jsonl"), POLICY)
     write(source, plain.trace)
     found = latencies(plain.simulate(plain.requests()).table.columns)
     waited = {f"measured_{name}": [None, *(2 * found[name][1:]).tolist()] for name in ("ttft", "e2el")}
@@ -37,7 +37,7 @@ def logged(tmp_path: Path) -> Scenario:
     return replace(plain, trace=str(trace), slos=("ttft=1s",))
 
 
-def test_what_was_measured_stands_beside_what_is_predicted_for_the_same_requests(logged: Scenario) -> None:
+def test_what_was_measured_stands_beside_what_is_predicted_for_the_same_requests(logged: World) -> None:
     found = measured_log(logged, {POLICY: arrived(logged.simulate())})
     assert found is not None
     assert (found.num_timed, found.num_requests) == (39, 40)
@@ -60,7 +60,7 @@ def test_what_was_measured_stands_beside_what_is_predicted_for_the_same_requests
     "other", [{"rate": 2.0}, {"arrival": "poisson", "rate": 2.0}, {"lengths": "fixed:8,8"}, {"time_scale": 2.0},
               {"concurrency": 2}, {"num_requests": 41}]
 )  # fmt: skip
-def test_other_traffic_than_the_logs_is_compared_with_nothing(logged: Scenario, other: dict[str, object]) -> None:
+def test_other_traffic_than_the_logs_is_compared_with_nothing(logged: World, other: dict[str, object]) -> None:
     asked = replace(logged, **other)  # type: ignore[arg-type]
     assert is_as_logged(logged)
     assert not is_as_logged(asked)
@@ -71,11 +71,11 @@ def test_other_traffic_than_the_logs_is_compared_with_nothing(logged: Scenario, 
 
 
 def test_a_trace_without_times_is_compared_with_nothing() -> None:
-    assert measured_log(Scenario("azure-conv")) is None
+    assert measured_log(World("azure-conv")) is None
     assert (page_of(None).details, page_of(None).sections) == ((), ())
 
 
-def test_a_replay_says_so_in_its_second_line_and_on_its_page(logged: Scenario, tmp_path: Path) -> None:
+def test_a_replay_says_so_in_its_second_line_and_on_its_page(logged: World, tmp_path: Path) -> None:
     ran = succeed("replay", logged.trace, "--policy", POLICY, "--slo", "ttft=1s", "-o", str(tmp_path / "run"))
     first, second, *rest = ran.out.splitlines()
     assert first.startswith(f"{POLICY} meets the SLOs for ")

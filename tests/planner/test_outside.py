@@ -20,14 +20,14 @@ from dsim.planner.candidate import Candidate
 from dsim.planner.quality import quality_of
 from dsim.planner.space import Choice, Range, space_of
 from dsim.report.page import Table
-from dsim.results.scenario import Scenario, named_code
+from dsim.results.world import World, named_code
 
 ROOT = Path(__file__).parents[2]
 NUMPY, COMPILED, COMBINED = (
     f"{ROOT / 'examples' / 'policies' / name}.py:POLICY" for name in ("numpy_rule", "compiled_rule", "combination")
 )
 ALLOWED = named_code([NUMPY, COMPILED, COMBINED])
-SCENARIO = Scenario("azure-conv", allow_code=ALLOWED)
+WORLD = World("azure-conv", allow_code=ALLOWED)
 
 
 @pytest.mark.parametrize("lane", ["uncompiled", pytest.param("compiled", marks=pytest.mark.slow)])
@@ -51,33 +51,31 @@ def test_the_two_ways_to_write_a_rule_serve_alike_and_runs_read_back(
 
 
 def test_a_part_from_outside_says_by_its_ranges_what_may_be_moved() -> None:
-    space = space_of(SCENARIO, {"policy": ["optimus", COMPILED], "max_batch": [16, 64]})
+    space = space_of(WORLD, {"policy": ["optimus", COMPILED], "max_batch": [16, 64]})
     assert space.of(COMPILED) == {
         f"{COMPILED}.max_batch": Choice((16, 64)), f"{COMPILED}.max_chunk": Range(2, 32),
         f"{COMPILED}.calm": Range(1, 64),
     }  # fmt: skip
     assert space.of("optimus") == {"optimus.max_batch": Choice((16, 64))}
-    calm = space_of(SCENARIO, {"policy": [COMPILED], COMPILED: {"calm": [2, 4]}})
+    calm = space_of(WORLD, {"policy": [COMPILED], COMPILED: {"calm": [2, 4]}})
     assert calm.of(COMPILED) == {f"{COMPILED}.calm": Choice((2, 4))}
-    also = space_of(SCENARIO, also=(COMPILED,))
-    assert also.presets == (*space_of(SCENARIO).presets, COMPILED)
+    also = space_of(WORLD, also=(COMPILED,))
+    assert also.presets == (*space_of(WORLD).presets, COMPILED)
     values = {f"{COMPILED}.max_chunk": 16, f"{COMPILED}.calm": 4}
     candidate = also.candidate(COMPILED, values)
-    assert candidate == Candidate.at(SCENARIO, {"policy": f"{COMPILED}:4,max_chunk=16"})
+    assert candidate == Candidate.at(WORLD, {"policy": f"{COMPILED}:4,max_chunk=16"})
     assert also.values_of(candidate) == values
 
 
 def test_a_space_with_a_file_that_is_not_there_is_one_line() -> None:
     with pytest.raises(PolicyError, match=r"none\.py cannot be read"):
-        space_of(replace(SCENARIO, allow_code=allowed(["none.py"])), {"policy": ["./none.py:POLICY"]})
+        space_of(replace(WORLD, allow_code=allowed(["none.py"])), {"policy": ["./none.py:POLICY"]})
 
 
-def test_a_scenario_takes_its_policy_file_along_to_another_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_world_takes_its_policy_file_along_to_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copy(COMPILED.removesuffix(":POLICY"), tmp_path / "mine.py")
     monkeypatch.chdir(tmp_path)
-    located = Scenario("azure-conv", "./mine.py:POLICY:4,max_chunk=16").located()
+    located = World("azure-conv", "./mine.py:POLICY:4,max_chunk=16").located()
     assert located.policy == f"{tmp_path / 'mine.py'}:POLICY:4,max_chunk=16"
 
 
@@ -108,7 +106,7 @@ def test_one_preset_of_each_family_is_the_reference() -> None:
 
 def test_the_functions_take_objects_as_well_as_names() -> None:
     named = dsim.replay("azure-conv", "ar", num_requests=20)
-    trace, profile = dsim.load_trace("azure-conv"), dsim.load_profile(Scenario.profile)
+    trace, profile = dsim.load_trace("azure-conv"), dsim.load_profile(World.profile)
     given = dsim.replay(trace, dsim.parse_policy("ar"), profile=profile, num_requests=20)
     assert given.to_json() == named.to_json()
 

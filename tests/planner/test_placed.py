@@ -8,17 +8,17 @@ import pytest
 
 from dsim.engine.errors import DsimError
 from dsim.planner.candidates import candidates_of
-from dsim.planner.grid import scenario_of
+from dsim.planner.grid import world_of
 from dsim.planner.record import in_twin, record
 from dsim.profiler.placed import placed
 from dsim.profiler.profile import load
 from dsim.report.run import run_page
 from dsim.results.run import read_run
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 
 from ..cli.command import dsim
 
-BASE = Scenario("azure-conv", "ar", rate=2.0, num_requests=8)
+BASE = World("azure-conv", "ar", rate=2.0, num_requests=8)
 SPECS = ("ar", "ar@h100-sdar-8b")
 
 
@@ -52,7 +52,7 @@ def test_files_of_a_policy_and_its_profile_are_found_from_another_folder(
 
 def test_a_sweep_sets_the_profile_that_its_policy_names() -> None:
     cell = {"trace": "azure-conv", "policy": "chunk@h100-sdar-8b", "policy.chunk": 4}
-    found = scenario_of(Path(), cell)
+    found = world_of(Path(), cell)
     assert (found.policy, found.profile) == ("chunk,chunk=4", "h100-sdar-8b")
 
 
@@ -86,8 +86,8 @@ def test_a_profile_that_there_is_not_is_told_in_one_line() -> None:
 
 
 def test_a_report_names_each_policys_profile(tmp_path: Path) -> None:
-    scenarios = [replace(BASE, policy=spec) for spec in SPECS]
-    record(scenarios, BASE.requests(), in_twin, out=tmp_path / "run")
+    worlds = [replace(BASE, policy=spec) for spec in SPECS]
+    record(worlds, BASE.requests(), in_twin, out=tmp_path / "run")
     told = json.loads((tmp_path / "run/run.json").read_text())
     assert {policy: p["name"] for policy, p in told["profiles"].items()} == {
         SPECS[0]: "a100-sdar-8b", SPECS[1]: "h100-sdar-8b"
@@ -96,5 +96,5 @@ def test_a_report_names_each_policys_profile(tmp_path: Path) -> None:
     facts = dict(page.facts)
     assert facts["Profile of ar"].startswith("a100-sdar-8b (")
     assert facts[f"Profile of {SPECS[1]}"].startswith("h100-sdar-8b (")
-    alone = record(scenarios[1:], BASE.requests(), in_twin)
+    alone = record(worlds[1:], BASE.requests(), in_twin)
     assert [profile.name for profile in alone.profiles.values()] == ["h100-sdar-8b"]

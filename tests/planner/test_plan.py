@@ -25,7 +25,7 @@ from dsim.profiler.models import model
 from dsim.profiler.profile import Profile, as_run_by, load
 from dsim.profiler.roofline import roofline
 from dsim.profiler.uncertainty import common_error
-from dsim.results.scenario import Scenario, replicas_of
+from dsim.results.world import World, replicas_of
 from dsim.traces import load as load_trace
 
 from ..stored import change, rows
@@ -34,15 +34,15 @@ from ..worlds import SECOND, doubting
 PROFILE = load("a100-sdar-8b")
 SERVER = dataclasses.replace(PROFILE, name="second", latency=SECOND, family="autoregressive")
 # One step of a second a request: a replica of one row serves 1 req/s, one of four rows up to four at once.
-QUEUE = Scenario("azure-conv", arrival="poisson", lengths="fixed:1,1", slos=("mean:e2el=3s",))
+QUEUE = World("azure-conv", arrival="poisson", lengths="fixed:1,1", slos=("mean:e2el=3s",))
 ONE, FOUR = "ar,max_batch=1", "ar,max_batch=4"
 
 
-def planned(scenario: Scenario = QUEUE, specs: tuple[str, ...] = (ONE, FOUR), **options: Any) -> Planned:
+def planned(world: World = QUEUE, specs: tuple[str, ...] = (ONE, FOUR), **options: Any) -> Planned:
     profiles = options.pop("profiles", [SERVER])
     prices = options.pop("prices", lambda profile: 2.0)
-    candidates, out = candidates_of(scenario, specs, profiles, prices)
-    return plan(scenario, candidates, out, **{"rate": 3.2, "num_requests": 400, "jobs": 1, **options})
+    candidates, out = candidates_of(world, specs, profiles, prices)
+    return plan(world, candidates, out, **{"rate": 3.2, "num_requests": 400, "jobs": 1, **options})
 
 
 TOLD: list[tuple[str, int, int]] = []  # the progress of `found`
@@ -104,9 +104,9 @@ def test_growth_decides_which_gpu_is_bought() -> None:
 @pytest.mark.slow
 def test_a_plan_of_canvases_says_what_each_counted_law_needs_and_recommends_the_larger() -> None:
     gemma = load("h200x2-diffusiongemma-vllm")
-    scenario = Scenario("azure-conv", arrival="poisson", lengths="fixed:500,200", slos=("99%:e2el=3s",))
+    world = World("azure-conv", arrival="poisson", lengths="fixed:500,200", slos=("99%:e2el=3s",))
     how: dict[str, Any] = {"specs": ("vllm-diffusion:8",), "profiles": [gemma], "rate": 16.0}
-    found = planned(scenario, **how)
+    found = planned(world, **how)
     assert [law.name for law in found.laws] == ["evaluation", "chat"]
     examined, chat = found.laws
     assert (examined.replicas, round(examined.forwards or 0, 1)) == (found.recommended.replicas, 27.0)
@@ -114,17 +114,17 @@ def test_a_plan_of_canvases_says_what_each_counted_law_needs_and_recommends_the_
     said = "with 14.6 ('chat': vLLM's counters on an L40S, chat with thinking, 253 canvases)"
     assert any(said in line for line in found.page().details)
     assert found.recommended.per_million_tokens == pytest.approx(2.0 * examined.gpus / (3600 * 16 * 200) * 1e6)
-    assert planned(dataclasses.replace(scenario, workload="chat"), **how).laws == ()
+    assert planned(dataclasses.replace(world, workload="chat"), **how).laws == ()
     turned = dataclasses.replace(gemma, canvas_laws=gemma.canvas_laws[::-1])  # the heaviest counts, wherever it stands
-    few = planned(scenario, **how | {"profiles": [turned]}, max_replicas=examined.replicas)
+    few = planned(world, **how | {"profiles": [turned]}, max_replicas=examined.replicas)
     assert few.recommended.replicas == examined.replicas
 
 
 @pytest.mark.slow
 def test_settings_that_save_nothing_stay_as_given() -> None:
     gemma = load("h200x2-diffusiongemma-vllm")
-    scenario = Scenario("azure-conv", arrival="poisson", lengths="fixed:500,60", slos=("ttft=4s",))
-    found = planned(scenario, ("vllm-diffusion",), profiles=[gemma], rate=0.5).recommended
+    world = World("azure-conv", arrival="poisson", lengths="fixed:500,60", slos=("ttft=4s",))
+    found = planned(world, ("vllm-diffusion",), profiles=[gemma], rate=0.5).recommended
     assert (found.policy, found.replicas) == ("vllm-diffusion", 1)
     assert found.tried is not None
     assert found.tried.num > 1
@@ -232,9 +232,9 @@ def test_a_question_is_known_by_its_inputs_and_what_its_files_hold(tmp_path: Pat
     lengths = tmp_path / "lengths.jsonl"
     lengths.write_text('{"arrival": 0.0, "input_length": 40, "output_length": 32}\n')
 
-    def asked(scenario: Scenario = QUEUE, rate: float = 3.2, price: float = 2.0) -> object:
-        candidates, _ = candidates_of(scenario, [ONE], [SERVER], lambda profile: price)
-        return inputs_of(scenario, candidates, rate=rate, attainment=0.99, max_replicas=64, num_requests=None)
+    def asked(world: World = QUEUE, rate: float = 3.2, price: float = 2.0) -> object:
+        candidates, _ = candidates_of(world, [ONE], [SERVER], lambda profile: price)
+        return inputs_of(world, candidates, rate=rate, attainment=0.99, max_replicas=64, num_requests=None)
 
     others = (asked(dataclasses.replace(QUEUE, seed=1)), asked(rate=3.3), asked(price=3.0))
     assert asked() == asked()
@@ -274,7 +274,7 @@ def test_without_policies_the_engines_own_are_candidates_and_with_research_all_o
 
 @pytest.mark.slow
 def test_a_scheduler_of_no_engine_is_shown_apart_with_what_it_would_save() -> None:
-    asked = Scenario("azure-conv", arrival="poisson", lengths="fixed:200,200", slos=("90%:norm_latency=60ms",))
+    asked = World("azure-conv", arrival="poisson", lengths="fixed:200,200", slos=("90%:norm_latency=60ms",))
     every, _ = candidates_of(asked, [], [PROFILE], lambda profile: 2.0, as_given=True, research=True)
     few = [c for c in every if name_of(c.policy) in ("lmdeploy-bd32", "chunk")]
     found = plan(asked, few, rate=8.0, num_requests=400, jobs=1)
@@ -296,7 +296,7 @@ def test_a_policy_by_a_law_is_left_out_on_a_data_sheet_s_profile() -> None:
 def test_prefix_caching_is_searched_on_a_trace_that_names_prefixes() -> None:
     profile = load("h100-qwen3-8b-ar")
     for trace, searched in (("mooncake-conv", True), ("azure-conv", False)):
-        asked = Scenario(trace, profile=profile.name, slos=("ttft=2s",))
+        asked = World(trace, profile=profile.name, slos=("ttft=2s",))
         found, _ = candidates_of(asked, ["vllm-ar"], [profile], lambda profile: None)
         assert any("prefix_caching=true" in one for one in found[0].settings) == searched
 
@@ -330,10 +330,10 @@ def test_engine_s_costs_of_different_profiles_do_not_cancel() -> None:
 
 @pytest.mark.parametrize(("num", "says"), [(100, "replays of 100 requests judge 85 of the trace's 600"), (706, None)])
 def test_replays_that_are_shorter_than_the_trace_say_what_they_may_have_missed(num: int, says: str | None) -> None:
-    scenario = dataclasses.replace(QUEUE, trace="x", arrival="trace")
+    world = dataclasses.replace(QUEUE, trace="x", arrival="trace")
     trace = load_trace("azure-conv").head(600)
-    with mock.patch.object(Scenario, "source", return_value=trace):
-        search = search_of(scenario, 0.02, 0.99, num)
+    with mock.patch.object(World, "source", return_value=trace):
+        search = search_of(world, 0.02, 0.99, num)
         whole = whole_search(search, 0.99)
         said = _missed(search, whole, 2)
     assert (whole is search) == (says is None)
@@ -345,15 +345,13 @@ def test_replays_that_are_shorter_than_the_trace_say_what_they_may_have_missed(n
 def test_a_setting_that_changes_the_answers_is_searched_where_asked_and_said() -> None:
     gemma = load("h200x2-diffusiongemma-vllm")
     # Answers that fit a canvas of 64.
-    scenario = Scenario(
-        "azure-conv", arrival="poisson", lengths="fixed:500,60", slos=("ttft=4s",), workload="evaluation"
-    )
+    world = World("azure-conv", arrival="poisson", lengths="fixed:500,60", slos=("ttft=4s",), workload="evaluation")
     how: dict[str, Any] = {"rate": 6.0, "num_requests": 400, "jobs": 1}
 
     def told(**asked: bool) -> str:
         spec = "vllm-diffusion:16,max_num_batched_tokens=8192"
-        candidates, out = candidates_of(scenario, [spec], [gemma], lambda p: 2.0, **asked)
-        return " ".join(plan(scenario, candidates, out, **how).notes)
+        candidates, out = candidates_of(world, [spec], [gemma], lambda p: 2.0, **asked)
+        return " ".join(plan(world, candidates, out, **how).notes)
 
     assert "were not searched: canvas_length of vllm-diffusion (--change-answers)" in told()
     assert "canvas_length=64 changes the model's answers" in told(change_answers=True)

@@ -17,7 +17,7 @@ from dsim.planner.capacity import CapacitySearch, capacity, fewest_replicas
 from dsim.planner.memo import Memo
 from dsim.planner.pool_counts import Counts, FleetSearch, fewest_of_each_pool, with_counts
 from dsim.planner.replicate import Interval, Reading
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 
 from ..cli.command import dsim, succeed
 from ..worlds import second_profile
@@ -77,22 +77,22 @@ def test_the_cheapest_fleet_is_found_whatever_the_first_guess_and_the_prices(see
 
 
 @pytest.fixture
-def queue(tmp_path: Path) -> Scenario:
+def queue(tmp_path: Path) -> World:
     """Two pools of servers of constant service of 1 s."""
     server = f"@{second_profile(tmp_path)},ar,max_batch=1"
-    return Scenario(
+    return World(
         "azure-conv", pools=(f"one:1{server}", f"two:1{server}"), arrival="poisson", lengths="fixed:1,1",
         slos=("mean:e2el=3s",),
     )  # fmt: skip
 
 
-def one_pool(queue: Scenario, replicas: int) -> Scenario:
+def one_pool(queue: World, replicas: int) -> World:
     _, _, place = queue.pools[0].partition("@")
     profile, _, policy = place.partition(",")
     return replace(queue, pools=(), profile=profile, policy=policy, replicas=replicas)
 
 
-def test_two_pools_of_the_same_servers_sustain_what_one_pool_of_all_does(queue: Scenario) -> None:
+def test_two_pools_of_the_same_servers_sustain_what_one_pool_of_all_does(queue: World) -> None:
     apart = capacity(with_counts(queue, (1, 2)), **QUICK)
     together = capacity(one_pool(queue, 3), **QUICK)
     assert apart.rate == together.rate
@@ -102,7 +102,7 @@ def test_two_pools_of_the_same_servers_sustain_what_one_pool_of_all_does(queue: 
     assert together.pools == ()
 
 
-def test_as_many_servers_are_needed_in_two_pools_as_in_one(queue: Scenario) -> None:
+def test_as_many_servers_are_needed_in_two_pools_as_in_one(queue: World) -> None:
     single = fewest_replicas(one_pool(queue, 1), 3.2, **QUICK)
     found = fewest_of_each_pool(queue, 3.2, **QUICK)
     assert found.replicas == single.replicas

@@ -7,7 +7,7 @@ import pytest
 from dsim.engine.errors import PolicyError
 from dsim.engine.policy import parse
 from dsim.planner.candidate import policy_toml
-from dsim.results.scenario import replicas_of
+from dsim.results.world import replicas_of
 
 
 def test_a_setting_s_file_is_its_policy_and_its_replicas(tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from dsim.planner.replicate import Criterion, criteria_of, interval, judged, measure, replication, resample, to_judge
-from dsim.results.scenario import Scenario
 from dsim.results.slo import Slo
+from dsim.results.world import World
 from dsim.traces import Trace, synth
 
 from ..results.test_stable import single_server
 
-AZURE = Scenario("azure-conv", policy="ar,max_batch=4")
+AZURE = World("azure-conv", policy="ar,max_batch=4")
 
 
 def criteria(*texts: str, attainment: float = 0.99) -> tuple[Criterion, ...]:
@@ -92,7 +92,7 @@ def test_replications_differ_in_requests_and_luck_and_a_fresh_one_of_the_same_in
     (first, a), (again, b), (other, c) = (replication(AZURE, k, 300, 30) for k in (0, 0, 1))
     assert first.seed == again.seed != other.seed
     assert a.arrival.tolist() == b.arrival.tolist() != c.arrival.tolist()
-    poisson = Scenario("azure-conv", arrival="poisson")
+    poisson = World("azure-conv", arrival="poisson")
     assert not np.allclose(replication(poisson, 0, 300, 30)[1].arrival, replication(poisson, 1, 300, 30)[1].arrival)
 
 

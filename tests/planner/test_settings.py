@@ -12,7 +12,7 @@ from dsim.planner.candidates import candidates_of
 from dsim.planner.settings import GAIN, changing_answers, halve, settings_to_try
 from dsim.planner.space import searchable
 from dsim.profiler.profile import load
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 
 SDAR = load("a100-sdar-8b")
 SEVERAL = replace(
@@ -70,7 +70,7 @@ def test_a_setting_that_the_memory_cannot_hold_is_not_tried() -> None:
     with pytest.raises(DsimError, match="at most 37 rows"):
         check(parse("sglang-gemma"))
     sglang = load("h200x2-diffusiongemma-sglang")
-    [one], _ = candidates_of(Scenario("azure-conv", slos=("ttft=4s",)), ["sglang-gemma"], [sglang], lambda p: None)
+    [one], _ = candidates_of(World("azure-conv", slos=("ttft=4s",)), ["sglang-gemma"], [sglang], lambda p: None)
     assert (one.original, one.policy) == ("sglang-gemma", "sglang-gemma,max_running_requests=2")
     assert one.refused.startswith("out of memory by 2.78 GB")
     assert "sglang-gemma,max_running_requests=8" in one.settings

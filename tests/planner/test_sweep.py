@@ -17,7 +17,7 @@ from dsim.planner.sweep import sweep
 from dsim.profiler.profile import load, save
 from dsim.results.fleet_file import FleetWords
 from dsim.results.metrics import Summary
-from dsim.results.scenario import Scenario, on_fleet
+from dsim.results.world import World, on_fleet
 from dsim.traces import Trace
 
 from ..stored import rows
@@ -61,14 +61,14 @@ def test_policy_fields_are_appended_to_the_spec() -> None:
         "base": BASE | {"policy.threshold": 0.9},
         "grid": {"policy": ["chunk", "optimus"], "policy.obs": [True, False]},
     }
-    assert [cell.scenario.policy for cell in read_plan(config).cells] == [
+    assert [cell.world.policy for cell in read_plan(config).cells] == [
         "chunk,threshold=0.9,obs=true",
         "chunk,threshold=0.9,obs=false",
         "optimus,threshold=0.9,obs=true",
         "optimus,threshold=0.9,obs=false",
     ]
     listed = read_plan({"base": BASE, "list": [{"policy": "optimus", "policy.candidates": [4, 32]}, {}]})
-    assert [cell.scenario.policy for cell in listed.cells] == ["optimus,candidates=4/32", "chunk"]
+    assert [cell.world.policy for cell in listed.cells] == ["optimus,candidates=4/32", "chunk"]
     assert [cell.varied["policy.candidates"] for cell in listed.cells] == ["4/32", None]
 
 
@@ -79,14 +79,14 @@ def test_toml_may_leave_the_quotes_of_a_policy_field_out(tmp_path: Path) -> None
     )
     plan = read_plan(config)
     assert (plan.title, plan.varied) == ("c", ("policy.chunk", "rate"))
-    assert [cell.scenario.policy for cell in plan.cells] == ["chunk,chunk=2", "chunk,chunk=4"]
+    assert [cell.world.policy for cell in plan.cells] == ["chunk,chunk=2", "chunk,chunk=4"]
 
 
 def test_slos_and_nothing_are_values_too() -> None:
     plan = read_plan(
         {"base": BASE, "grid": {"slos": [["ttft=2s"], ["ttft=1s", "e2el=9s"]], "workload": ["none", "gsm8k"]}}
     )
-    assert [(c.scenario.slos, c.scenario.workload) for c in plan.cells] == [
+    assert [(c.world.slos, c.world.workload) for c in plan.cells] == [
         (("ttft=2s",), None), (("ttft=2s",), "gsm8k"),
         (("ttft=1s", "e2el=9s"), None), (("ttft=1s", "e2el=9s"), "gsm8k"),
     ]  # fmt: skip
@@ -100,7 +100,7 @@ def test_files_are_looked_for_beside_the_configuration(tmp_path: Path, monkeypat
     config = write(tmp_path / "there" / "c.toml", '[base]\ntrace = "t.jsonl"\npolicy = "p.toml"\n[grid]\nseed = [1]\n')
     monkeypatch.chdir(tmp_path)
     (cell,) = read_plan(config.relative_to(tmp_path)).cells
-    assert (cell.scenario.trace, cell.scenario.policy) == (str(trace), str(policy))
+    assert (cell.world.trace, cell.world.policy) == (str(trace), str(policy))
     with pytest.raises(DsimError, match=r"policy is the file .*p.toml and policy.chunk=4 is given"):
         read_plan({"base": BASE, "list": [{"policy": str(policy), "policy.chunk": 4}]})
 
@@ -136,7 +136,7 @@ def test_a_mistake_is_one_line_before_any_work(config: dict[str, Any], message: 
 def test_the_document_s_examples_are_what_it_says(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "sweep.md").read_text(encoding="utf-8")
     plan = read_plan(write(tmp_path / "c.toml", text.split("```toml\n")[1].split("```")[0]))
-    assert [(cell.scenario.policy, cell.scenario.rate) for cell in plan.cells] == [
+    assert [(cell.world.policy, cell.world.rate) for cell in plan.cells] == [
         *((f"{policy},threshold=0.9", rate) for policy in ("chunk", "optimus") for rate in (1.0, 2.0, 4.0)),
         ("ar", 2.0),
     ]
@@ -151,13 +151,13 @@ def summaries(out: Path) -> list[Any]:
     return [row for row in rows(out / "replays.db", "answer") if '"kv_pages"' in row[0]]
 
 
-def test_the_table_holds_what_each_scenario_says(tmp_path: Path) -> None:
+def test_the_table_holds_what_each_world_says(tmp_path: Path) -> None:
     config = {"base": BASE | {"slos": ["ttft=2s", "p90:itl=1300ms"]}, "grid": {"rate": [1, 2]}}
-    done = sweep(config, tmp_path / "out", quality=lambda scenario: scenario.rate)
+    done = sweep(config, tmp_path / "out", quality=lambda world: world.rate)
     assert list(done.to_frame()["rate"]) == [1.0, 2.0]
     for rate, (_, row) in zip((1.0, 2.0), done.to_frame().iterrows(), strict=True):
         slos = ("ttft=2s", "p90:itl=1300ms")
-        alone: Summary = Scenario("azure-conv", num_requests=40, policy="chunk", rate=rate, slos=slos).run()
+        alone: Summary = World("azure-conv", num_requests=40, policy="chunk", rate=rate, slos=slos).run()
         assert row["goodput"] == alone.goodput
         assert row["ttft_ms_p90"] == alone.ttft_ms.p90
         assert row["batch_max"] == alone.batch.max
@@ -174,7 +174,7 @@ def test_the_table_holds_what_each_scenario_says(tmp_path: Path) -> None:
 
 
 def test_a_sweep_says_which_steps_of_its_best_cell_the_profile_doubts(tmp_path: Path) -> None:
-    save(doubting(load(Scenario.profile), "decode steps up to 256 tokens (1 sequence)"), tmp_path / "p.json")
+    save(doubting(load(World.profile), "decode steps up to 256 tokens (1 sequence)"), tmp_path / "p.json")
     done = sweep({"base": BASE | {"profile": str(tmp_path / "p.json")}, "grid": {"rate": [1]}}, jobs=1)
     assert "21 % in decode steps up to 256 tokens (1 sequence): 6 to 13 % too fast" in done.page().answer
 
@@ -199,20 +199,20 @@ def test_a_failed_cell_is_a_row_and_only_what_may_pass_is_tried_again(
 ) -> None:
     config = {"base": BASE, "grid": {"rate": [1, 2, 3]}}
 
-    plain = Scenario.run
+    plain = World.run
 
-    def run(scenario: Scenario, requests: Trace | None = None) -> Summary:
+    def run(world: World, requests: Trace | None = None) -> Summary:
         if requests is not None:  # of the page
-            return plain(scenario, requests)
-        ran.append(scenario.rate)
-        if scenario.rate == 1:
+            return plain(world, requests)
+        ran.append(world.rate)
+        if world.rate == 1:
             raise DsimError("none of its 40 requests fits")
-        if scenario.rate == 2:
+        if world.rate == 2:
             raise MemoryError("no room\nleft")
-        return plain(scenario)
+        return plain(world)
 
     ran: list[float | None] = []
-    monkeypatch.setattr(Scenario, "run", run)
+    monkeypatch.setattr(World, "run", run)
     done = sweep(config, tmp_path / "out", jobs=1)
     assert list(done.to_frame()["error"])[:2] == ["none of its 40 requests fits", "MemoryError: no room left"]
     assert done.to_frame()["error"].isna().tolist() == [False, False, True]
@@ -271,14 +271,14 @@ def test_an_interrupt_ends_a_sweep_with_what_is_done(tmp_path: Path) -> None:
 
 def spy(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
     """The rates of the cells that are run, as they are."""
-    plain, ran = Scenario.run, []
+    plain, ran = World.run, []
 
-    def run(scenario: Scenario, requests: Trace | None = None) -> Summary:
+    def run(world: World, requests: Trace | None = None) -> Summary:
         if requests is None:  # not one of the page
-            ran.append(scenario.rate)
-        return plain(scenario, requests)
+            ran.append(world.rate)
+        return plain(world, requests)
 
-    monkeypatch.setattr(Scenario, "run", run)
+    monkeypatch.setattr(World, "run", run)
     return ran
 
 
@@ -334,8 +334,8 @@ def test_a_cell_on_a_fleet_s_file_is_the_replay_of_that_fleet(tmp_path: Path) ->
     config = write(tmp_path / "sweep.toml", base)
     done = sweep(config, tmp_path / "out", jobs=1)
     assert done.to_frame()["fleet"].tolist() == ["mixed.toml", "split.toml"]
-    alone = [on_fleet([Scenario("azure-conv", num_requests=60)], FleetWords.read(path))[0] for path in fleets]
-    assert done.to_frame()["e2el_ms_mean"].tolist() == [scenario.run().e2el_ms.mean for scenario in alone]
+    alone = [on_fleet([World("azure-conv", num_requests=60)], FleetWords.read(path))[0] for path in fleets]
+    assert done.to_frame()["e2el_ms_mean"].tolist() == [world.run().e2el_ms.mean for world in alone]
     write(fleets[0], pools + "router = 'round-robin'")  # another content is another cell
     assert sweep(config, tmp_path / "out", jobs=1).num_reused == 1
     with pytest.raises(DsimError, match="ensemble is 5 and the fleet has pools"):
@@ -349,7 +349,7 @@ def test_a_field_of_a_pool_varies_by_the_pool_s_name_and_its_replicas_too(tmp_pa
     varied = done.to_frame()[["decode.max_batch", "decode.replicas"]].values.tolist()
     assert varied == [[2, 1], [2, 2], [64, 1], [64, 2]]
     alone = [
-        Scenario(
+        World(
             "azure-conv", num_requests=60, links=("450GB/s,10us,reserve=early",),
             pools=(SPLIT[0], f"decode:{count}@h100-sdar-8b,lmdeploy-bd32,max_batch={batch}"),
         ).run() for batch in (2, 64) for count in (1, 2)

@@ -28,15 +28,15 @@ from dsim.planner.space import Choice, Space, guarded, space_of
 from dsim.planner.tune import tune
 from dsim.planner.tuned import Tuned
 from dsim.profiler.profile import load, save
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 from dsim.traces import synth
 
 from ..worlds import doubting
 
-SCENARIO = Scenario("azure-conv", slos=("ttft=2s",))
-PROFILE, GEMMA = load(SCENARIO.profile), "h200x2-diffusiongemma-vllm"
+WORLD = World("azure-conv", slos=("ttft=2s",))
+PROFILE, GEMMA = load(WORLD.profile), "h200x2-diffusiongemma-vllm"
 SPACE = {"policy": "chunk", "chunk": {"low": 2, "high": 32, "step": 2}, "max_batch": [16, 64, 128]}
-DEFAULT = Candidate.at(SCENARIO, {"policy": "chunk"})  # chunk=8
+DEFAULT = Candidate.at(WORLD, {"policy": "chunk"})  # chunk=8
 
 
 Evaluate = Callable[[Candidate, Part], ReplayOutcome]
@@ -51,7 +51,7 @@ def landscape_of(evaluate: Evaluate) -> Iterator[None]:
 
 
 def fields(candidate: Candidate | str) -> dict[str, Any]:
-    return settings_of(parse(candidate if isinstance(candidate, str) else candidate.scenario.policy))
+    return settings_of(parse(candidate if isinstance(candidate, str) else candidate.world.policy))
 
 
 def noise(candidate: Candidate, part: Part, seed: int) -> float:
@@ -71,9 +71,9 @@ def smooth(candidate: Candidate | str) -> float:
 
 def found_by(evaluate: Evaluate, **more: Any) -> Any:
     options = {"space": SPACE, "policy": "chunk", "trials": 30, **more}
-    scenario = replace(options.pop("scenario", SCENARIO), seed=options.pop("seed", 0))
+    world = replace(options.pop("world", WORLD), seed=options.pop("seed", 0))
     with landscape_of(evaluate):
-        return tune(scenario, **options)
+        return tune(world, **options)
 
 
 def test_the_optimum_of_a_smooth_landscape_is_found() -> None:
@@ -101,8 +101,8 @@ def test_a_space_that_is_used_up_ends_the_search_and_an_unknown_quality_is_said(
 
 def test_a_search_says_which_steps_of_its_recommendation_the_profile_doubts(tmp_path: Path) -> None:
     save(doubting(PROFILE, "decode steps up to 256 tokens (1 sequence)"), tmp_path / "p.json")
-    scenario = replace(SCENARIO, profile=str(tmp_path / "p.json"), rate=0.1, arrival="poisson", num_requests=60)
-    best = found_by(lambda c, _: ReplayOutcome((smooth(c),)), scenario=scenario, trials=2)
+    world = replace(WORLD, profile=str(tmp_path / "p.json"), rate=0.1, arrival="poisson", num_requests=60)
+    best = found_by(lambda c, _: ReplayOutcome((smooth(c),)), world=world, trials=2)
     assert "85 % in decode steps up to 256 tokens (1 sequence): 6 to 13 % too fast" in best.page().answer
 
 
@@ -125,7 +125,7 @@ def test_a_setting_beyond_what_the_engine_is_tested_with_must_gain_a_tenth() -> 
         worth = {4: 1.0, 6: 1.02, 8: 1.0, 12: rate}
         found = found_by(
             lambda c, _, worth=worth: ReplayOutcome((worth[fields(c)["max_num_seqs"]],)), space=rows,
-            policy="vllm-diffusion", scenario=replace(SCENARIO, profile=GEMMA),
+            policy="vllm-diffusion", world=replace(WORLD, profile=GEMMA),
         )  # fmt: skip
         assert fields(found.recommended.policy)["max_num_seqs"] == best
         assert ("max_num_seqs=12 is beyond 8" in found.page().answer) == (best == 12)
@@ -217,7 +217,7 @@ def test_a_bad_space_is_one_line(tmp_path: Path, text: str, message: str) -> Non
     path = tmp_path / "space.toml"
     path.write_text(text)
     with pytest.raises(DsimError) as caught:
-        space_of(SCENARIO, path)
+        space_of(WORLD, path)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -225,7 +225,7 @@ def test_a_bad_space_is_one_line(tmp_path: Path, text: str, message: str) -> Non
 def test_a_field_goes_to_the_presets_that_have_it(tmp_path: Path) -> None:
     path = tmp_path / "space.toml"
     path.write_text('policy = ["lmdeploy-bd32", "chunk"]\nchunk = [4, 8]\n[lmdeploy-bd32]\nmax_batch = [8, "none"]\n')
-    assert space_of(SCENARIO, path).dimensions == {
+    assert space_of(WORLD, path).dimensions == {
         "policy": Choice(("lmdeploy-bd32", "chunk")),
         "lmdeploy-bd32.max_batch": Choice((8, "none")),
         "chunk.chunk": Choice((4, 8)),
@@ -233,14 +233,14 @@ def test_a_field_goes_to_the_presets_that_have_it(tmp_path: Path) -> None:
 
 
 def test_the_default_space_moves_only_what_the_profile_was_fitted_for() -> None:
-    space = space_of(SCENARIO, also=("chunk",))  # no released engine's: the policy to beat is
+    space = space_of(WORLD, also=("chunk",))  # no released engine's: the policy to beat is
     assert space.presets == ("lmdeploy-bd32", "lmdeploy-0.18", "chunk")
     thresholds = tuple(sorted({m.threshold for m in PROFILE.commits if m.workload == "sharegpt-focus"}))
     assert thresholds == (0.8, 0.9)
     varied = {name: dimension for name, dimension in space.dimensions.items() if name.endswith("threshold")}
     assert varied == {f"{preset}.threshold": Choice(thresholds) for preset in ("lmdeploy-bd32", "chunk")}
     assert not [name for name in space.dimensions if "block_length" in name]
-    under_one = space_of(replace(SCENARIO, workload="sharegpt")).dimensions
+    under_one = space_of(replace(WORLD, workload="sharegpt")).dimensions
     assert not [name for name in under_one if "threshold" in name or "block_length" in name]
 
 
@@ -254,15 +254,15 @@ def test_the_default_space_moves_only_what_the_profile_was_fitted_for() -> None:
 )
 def test_a_search_stays_with_the_checkpoint(profile: str, presets: list[str], tmp_path: Path) -> None:
     loaded = load(profile)
-    scenario = replace(SCENARIO, profile=profile)
-    assert list(space_of(scenario).presets) == presets
-    assert set(presets) <= set(space_of(scenario, {"num_pages": ["none"]}).presets)
+    world = replace(WORLD, profile=profile)
+    assert list(space_of(world).presets) == presets
+    assert set(presets) <= set(space_of(world, {"num_pages": ["none"]}).presets)
     assert BASELINES[loaded.family] in {*presets, "lmdeploy-bd32"}
     path = tmp_path / "policy.toml"
     path.write_text(f'policy = "{"chunk" if loaded.family == "autoregressive" else "ar"}"\n')
     with pytest.raises(DsimError):
-        candidates_of(scenario, [str(path)], [loaded], lambda profile: None)
-    found, _ = candidates_of(scenario, [], [loaded], lambda profile: None)
+        candidates_of(world, [str(path)], [loaded], lambda profile: None)
+    found, _ = candidates_of(world, [], [loaded], lambda profile: None)
     assert {parse(candidate.policy).family for candidate in found} == {loaded.family}
 
 
@@ -272,7 +272,7 @@ def test_an_autoregressive_policy_is_refused_by_both_searches_for_a_canvas_model
         "ar serves autoregressive checkpoints, and profile h100-diffusiongemma-fp8 is of a canvas one: expected a "
         "policy for the same checkpoint (dsim replay compares others)"
     )
-    asked = replace(SCENARIO, profile=profile.name)
+    asked = replace(WORLD, profile=profile.name)
     for search in (
         lambda: candidates_of(asked, ["ar"], [profile], lambda profile: None),
         lambda: tune(asked, policy="ar"),
@@ -284,26 +284,26 @@ def test_an_autoregressive_policy_is_refused_by_both_searches_for_a_canvas_model
 
 
 def test_a_full_sequence_model_has_a_space_and_a_default_of_its_own() -> None:
-    scenario = Scenario(
+    world = World(
         "azure-conv", profile="l40s-llada-8b", arrival="poisson", rate=0.3, lengths="fixed:50,32", num_requests=88,
         slos=("e2el=20s",),
     )  # fmt: skip
-    assert space_of(scenario).presets == ("dllm-serve", "sparse-dllm", "fast-dllm")
-    assert tune(scenario, trials=1).default.policy == "dllm-serve"
+    assert space_of(world).presets == ("dllm-serve", "sparse-dllm", "fast-dllm")
+    assert tune(world, trials=1).default.policy == "dllm-serve"
 
 
 def test_the_same_setting_has_one_name() -> None:
     values = {"max_chunk": 32, "obs": False, "hysteresis": 0.0, "max_batch": "none"}
-    plain = Space(SCENARIO, {}).candidate("optimus", {f"optimus.{name}": value for name, value in values.items()})
-    assert plain == Candidate.at(SCENARIO, {"policy": "optimus"})
-    assert Candidate.at(SCENARIO, {"policy": "chunk:16", "policy.max_batch": 8}).spec == "chunk,max_batch=8,chunk=16"
+    plain = Space(WORLD, {}).candidate("optimus", {f"optimus.{name}": value for name, value in values.items()})
+    assert plain == Candidate.at(WORLD, {"policy": "optimus"})
+    assert Candidate.at(WORLD, {"policy": "chunk:16", "policy.max_batch": 8}).spec == "chunk,max_batch=8,chunk=16"
 
 
 def test_min_quality_leaves_out_what_is_below_and_what_is_unknown(tmp_path: Path) -> None:
     table: dict[str, Any] = {
         "policy": ["lmdeploy-bd32", "delayed-cache", "delayed-cache-plus", "optimus"], "max_batch": [16, 64],
     }  # fmt: skip
-    space = space_of(SCENARIO, table)
+    space = space_of(WORLD, table)
 
     def kept(minimum: float) -> list[str]:
         return list(guarded(space, lambda p: quality_of(p, "SDAR-8B"), minimum).presets)
@@ -314,7 +314,7 @@ def test_min_quality_leaves_out_what_is_below_and_what_is_unknown(tmp_path: Path
     path = tmp_path / "mine.csv"
     path.write_text("policy,obs,score,baseline\noptimus,false,99,100\noptimus,true,90,100\n")
     mine = load_table(path)
-    both = space_of(SCENARIO, {"policy": "optimus", "obs": [False, True], "hysteresis": [0.0, 0.1]})
+    both = space_of(WORLD, {"policy": "optimus", "obs": [False, True], "hysteresis": [0.0, 0.1]})
     safe = guarded(both, lambda p: quality_of(p, "SDAR-8B", mine), 0.98)
     assert safe.dimensions == {
         "policy": Choice(("optimus",)), "optimus.obs": Choice((False,)), "optimus.hysteresis": Choice((0.0,))
@@ -324,7 +324,7 @@ def test_min_quality_leaves_out_what_is_below_and_what_is_unknown(tmp_path: Path
         "optimus: hysteresis does not move to 0.1: its quality is unknown: "
         f"hysteresis is 0.1, and no score is in {path} for that on SDAR-8B",
     )
-    nothing = space_of(SCENARIO, {"policy": "optimus"})
+    nothing = space_of(WORLD, {"policy": "optimus"})
     with pytest.raises(DsimError, match="no policy of the space is known to keep 98 % of the quality"):
         guarded(nothing, lambda p: quality_of(p, "SDAR-8B"), 0.98)
 
@@ -380,14 +380,14 @@ def test_the_search_and_the_confirmation_share_no_request() -> None:
         split(synth("poisson", 2.0, num_requests=40))
 
 
-SMALL = Scenario(
+SMALL = World(
     "azure-conv", arrival="poisson", rate=4.0, lengths="sharegpt", num_requests=300,
     slos=("norm_latency=40ms", "p90:ttft=30s"), replicas=1,
 )  # fmt: skip
 
 
-def outcome_of(scenario: Scenario, *objectives: str, gpu_hour: float | None = None) -> ReplayOutcome:
-    return Evaluator(objectives, gpu_hour)(Memo(), (Candidate(scenario), Part("search")))
+def outcome_of(world: World, *objectives: str, gpu_hour: float | None = None) -> ReplayOutcome:
+    return Evaluator(objectives, gpu_hour)(Memo(), (Candidate(world), Part("search")))
 
 
 def test_an_overloaded_policy_scores_by_what_it_served_well() -> None:
@@ -414,10 +414,10 @@ def test_goodput_does_not_reward_a_shorter_tail() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: tune(SCENARIO, objectives=("speed",)), "no objective is named speed"),
-        (lambda: tune(SCENARIO, objectives=("cost",)), "--gpu-hour is None, expected a price above 0"),
-        (lambda: tune(replace(SCENARIO, slos=())), "expected one (--slo ttft=2s)"),
-        (lambda: tune(SCENARIO, trials=0), "trials is 0, expected at least 1"),
+        (lambda: tune(WORLD, objectives=("speed",)), "no objective is named speed"),
+        (lambda: tune(WORLD, objectives=("cost",)), "--gpu-hour is None, expected a price above 0"),
+        (lambda: tune(replace(WORLD, slos=())), "expected one (--slo ttft=2s)"),
+        (lambda: tune(WORLD, trials=0), "trials is 0, expected at least 1"),
     ],
 )
 def test_bad_input_is_one_line(call: Callable[[], object], message: str) -> None:
@@ -429,10 +429,10 @@ def test_bad_input_is_one_line(call: Callable[[], object], message: str) -> None
 
 def test_docs_and_examples_hold_spaces_a_table_and_every_neutral_field(tmp_path: Path) -> None:
     docs = Path(__file__).parents[2] / "docs"
-    assert set(space_of(SCENARIO, docs.parent / "examples" / "space.toml").presets) == {"chunk", "optimus"}
+    assert set(space_of(WORLD, docs.parent / "examples" / "space.toml").presets) == {"chunk", "optimus"}
     space = tmp_path / "space.toml"
     space.write_text((docs / "tune.md").read_text(encoding="utf-8").split("```toml\n")[1].split("```")[0])
-    assert "optimus.replicas" in space_of(SCENARIO, space).dimensions
+    assert "optimus.replicas" in space_of(WORLD, space).dimensions
     scores = tmp_path / "scores.csv"
     quality = (docs / "quality.md").read_text(encoding="utf-8")
     scores.write_text(quality.split("```csv\n")[1].split("```")[0])

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from dsim.engine.errors import DsimError
-from dsim.planner.candidate import Candidate, fields_of, scenario_at, spelt
+from dsim.planner.candidate import Candidate, fields_of, spelt, world_at
 from dsim.planner.objective import Part, ReplayOutcome
 from dsim.planner.space import Choice, space_of
 from dsim.planner.tune import tune
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 from dsim.sim.deciders import DECIDERS
 
 from ..cli.command import Ran, dsim, held, rows
 from .test_tune import landscape_of
 
 POOLS = ("prefill:1@h100-sdar-8b,lmdeploy-0.18", "decode:3@h100-sdar-8b,lmdeploy-0.18")
-SCENARIO = Scenario("azure-conv", pools=POOLS, links=("450GB/s,10us",), slos=("ttft=2s",))
+WORLD = World("azure-conv", pools=POOLS, links=("450GB/s,10us",), slos=("ttft=2s",))
 SPACE = {
     "prefill": {"replicas": [1, 2, 3], "max_prefill_tokens": [2048, 4096]},
     "decode": {"replicas": [1, 2, 3], "max_batch": [16, 64, 128]},
@@ -32,7 +32,7 @@ SPACE = {
 
 def known(candidate: Candidate, part: Part) -> ReplayOutcome:
     """Best of all: 2+2 replicas, 64 rows, long prompts moved, pages reserved early."""
-    of = {name: spelt(value) for name, value in fields_of(candidate.scenario).items()}
+    of = {name: spelt(value) for name, value in fields_of(candidate.world).items()}
     points = {"2+2": 4.0, "1+3": 2.0}.get(of["replicas"], 0.0) + {"64": 2.0}.get(of["decode.max_batch"], 0.0)
     points += (
         (of["decider"] != "always") + (of["link.reserve"] == "early") + (of["prefill.max_prefill_tokens"] == "2048")
@@ -43,7 +43,7 @@ def known(candidate: Candidate, part: Part) -> ReplayOutcome:
 @pytest.mark.slow
 def test_the_best_fleet_of_a_known_landscape_is_found_within_the_budget_and_beats_the_fleet_as_given() -> None:
     with landscape_of(known):
-        found = tune(SCENARIO, space=SPACE, gpus=4, trials=60)
+        found = tune(WORLD, space=SPACE, gpus=4, trials=60)
     best = found.recommended
     assert best.pools == (
         "prefill:2@h100-sdar-8b,lmdeploy-0.18,max_prefill_tokens=2048",
@@ -69,7 +69,7 @@ def test_the_best_fleet_of_a_known_landscape_is_found_within_the_budget_and_beat
 def test_by_default_every_split_of_the_budget_is_tried_and_with_a_price_smaller_fleets_too(
     gpus: int | None, by_cost: bool, expected: tuple[str, ...]
 ) -> None:
-    space = space_of(SCENARIO, gpus=gpus, by_cost=by_cost)
+    space = space_of(WORLD, gpus=gpus, by_cost=by_cost)
     assert space.dimensions["replicas"] == Choice(expected)
     # What only those that decode do is moved there alone, and blocks stay as long as the other pool's.
     assert {name for name in space.dimensions if name.startswith("prefill.")} == {
@@ -81,14 +81,14 @@ def test_by_default_every_split_of_the_budget_is_tried_and_with_a_price_smaller_
 
 def test_replicas_of_more_gpus_count_for_all_of_them() -> None:
     pools = ("prefill:1@h200x2-diffusiongemma,sglang-gemma", "decode:1@h200x2-diffusiongemma,sglang-gemma")
-    scenario = replace(SCENARIO, pools=pools)
-    assert scenario.num_gpus == 4
-    assert space_of(scenario, gpus=5).dimensions["replicas"] == Choice(("1+1",))
-    assert space_of(scenario, gpus=6).dimensions["replicas"] == Choice(("1+2", "2+1"))
+    world = replace(WORLD, pools=pools)
+    assert world.num_gpus == 4
+    assert space_of(world, gpus=5).dimensions["replicas"] == Choice(("1+1",))
+    assert space_of(world, gpus=6).dimensions["replicas"] == Choice(("1+2", "2+1"))
 
 
 def test_a_candidate_is_the_fleet_that_its_values_say_and_says_them_again() -> None:
-    space = space_of(SCENARIO, SPACE, gpus=4)
+    space = space_of(WORLD, SPACE, gpus=4)
     values = {
         "replicas": "3+1", "prefill.max_prefill_tokens": 4096, "decode.max_batch": 16, "decider": "always",
         "link.reserve": "early",
@@ -96,21 +96,21 @@ def test_a_candidate_is_the_fleet_that_its_values_say_and_says_them_again() -> N
     candidate = space.candidate("", values)
     assert space.values_of(candidate) == values
     assert candidate.replicas == "3+1"
-    fleet = candidate.scenario.fleet().check()
+    fleet = candidate.world.fleet().check()
     assert [pool.count for pool in fleet.pools] == [3, 1]
     assert fleet.pools[1].setting.policy.batching.max_batch == 16
     assert fleet.links[0].reserve == "early"
 
 
 def test_a_fields_own_value_in_a_pool_is_kept_where_nothing_moves_it() -> None:
-    scenario = replace(SCENARIO, pools=(POOLS[0], f"{POOLS[1]},max_batch=24"))
-    space = space_of(scenario, {"decider": ["always", "uncached"]})
+    world = replace(WORLD, pools=(POOLS[0], f"{POOLS[1]},max_batch=24"))
+    space = space_of(world, {"decider": ["always", "uncached"]})
     assert space.dimensions.keys() == {"decider"}
-    assert scenario_at(scenario, {"decider": "uncached"}).pools[1].endswith("lmdeploy-0.18,max_batch=24")
+    assert world_at(world, {"decider": "uncached"}).pools[1].endswith("lmdeploy-0.18,max_batch=24")
 
 
 def test_pools_without_a_link_have_no_decider() -> None:
-    space = space_of(replace(SCENARIO, links=()), gpus=5)
+    space = space_of(replace(WORLD, links=()), gpus=5)
     assert "decider" not in space.dimensions
     assert "decider" not in space.candidate("", {}).spec
 
@@ -190,7 +190,7 @@ def test_what_a_search_over_pools_cannot_be_asked_is_refused(given: list[object]
 )
 def test_a_space_that_no_pool_has_is_refused_with_both_values(table: dict[str, Any], message: str) -> None:
     with pytest.raises(DsimError) as refused:
-        space_of(SCENARIO, table, gpus=4)
+        space_of(WORLD, table, gpus=4)
     assert str(refused.value).startswith(message)
 
 

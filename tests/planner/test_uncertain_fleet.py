@@ -13,8 +13,8 @@ from dsim.planner.uncertain_fleet import COST, REPLICAS, rivals, uncertain_fleet
 from dsim.profiler.profile import Fit, load
 from dsim.profiler.uncertainty import MEMORY
 from dsim.report.ensemble import decided
-from dsim.results.scenario import Scenario
 from dsim.results.spread import Spread, Uncertain
+from dsim.results.world import World
 
 from ..report.fabricate import setup
 from ..worlds import SECOND
@@ -24,14 +24,14 @@ ESTIMATED = dataclasses.replace(PROFILE, name="second", latency=SECOND, family="
 # Measured, with no error of which anything is known: nothing is left to draw but the luck.
 KNOWN = dataclasses.replace(ESTIMATED, origin="measured", commits=(), fit=Fit((1.0, 8192.0), 0.0, {}, None))
 # One step of a second a request: a replica of one row serves 1 req/s.
-QUEUE = Scenario(
+QUEUE = World(
     "azure-conv", arrival="poisson", lengths="fixed:1,1", slos=("ttft=10s", "p90:e2el=8s"), policy="ar,max_batch=1",
     rate=1.4, replicas=2, profile_object=ESTIMATED,
 )  # fmt: skip
 MISSES = "requests that miss ttft=10s (%)"
 
 
-def drawn(*fleets: Scenario, num: int = 6) -> Uncertain:
+def drawn(*fleets: World, num: int = 6) -> Uncertain:
     named = {f"2 replicas on {posed.file_profile().name}": posed for posed in fleets}
     weights = [2.0 * posed.file_profile().device.count for posed in fleets]
     return uncertain_fleets(named, weights, num, attainment=0.9, num_requests=200, spare=1, pool=Pool(jobs=1))
@@ -89,7 +89,7 @@ def test_the_rivals_are_the_runner_up_and_the_cheapest_fleet_of_another_gpu() ->
 
 def test_the_intervals_hold_the_profile_s_doubt_and_the_luck() -> None:
     doubt = drawn(QUEUE, num=8)
-    # The scenario says what else could be drawn: its front end, and that answers end at an EOS.
+    # The world says what else could be drawn: its front end, and that answers end at an EOS.
     known = replace(QUEUE, profile_object=KNOWN, frontend=0.0, eos=True)
     luck = drawn(known, num=8)
     [causes], [none] = doubt.effects.values(), luck.effects.values()

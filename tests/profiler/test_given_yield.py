@@ -14,7 +14,7 @@ from dsim.profiler.known import calibrated_under
 from dsim.profiler.profile import load
 from dsim.profiler.request_effects import mean_yield
 from dsim.research.calibration.calibrated import published_mean
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 
 from ..cli.command import dsim
 
@@ -41,9 +41,9 @@ def test_a_table_gives_a_model_for_each_threshold(tmp_path: Path) -> None:
     models = given_yield(str(table), 8, 0.9)
     assert [(m.threshold, m.block_length) for m in models] == [(0.9, 8), (0.8, 16)]
     assert [mean_yield(m) for m in models] == pytest.approx([2.2, 3.2], rel=0.02)
-    scenario = Scenario("azure-conv", policy="optimus:4,block_length=8,threshold=0.7", yields=str(table))
+    world = World("azure-conv", policy="optimus:4,block_length=8,threshold=0.7", yields=str(table))
     with pytest.raises(ProfileError, match=r"at thresholds 0\.80, 0\.90; this run asks for 0\.70"):
-        scenario.simulate(scenario.requests().head(1))
+        world.simulate(world.requests().head(1))
 
 
 @pytest.mark.slow
@@ -120,11 +120,11 @@ def test_a_servers_counters_are_a_yield_of_canvases(tmp_path: Path) -> None:
     assert f"{before},{after}" in law.source
     [one] = with_yield(gemma, page("one", 4000, 64000), policy).canvas_laws
     assert mean_forwards(one) == pytest.approx(15.0, rel=0.01)
-    scenario = Scenario("azure-conv", policy="vllm-diffusion", profile=gemma.name, yields=f"{before},{after}")
-    before_edit = asked_of(scenario)
-    assert scenario.with_files(lambda path: Path(path).name).yields == "before,after"
+    world = World("azure-conv", policy="vllm-diffusion", profile=gemma.name, yields=f"{before},{after}")
+    before_edit = asked_of(world)
+    assert world.with_files(lambda path: Path(path).name).yields == "before,after"
     page("before", 101, 256)
-    assert asked_of(scenario) != before_edit
+    assert asked_of(world) != before_edit
     with pytest.raises(ProfileError, match=f"{COUNTERS[0]} counts 0 and .* 0, expected both above 0"):
         with_yield(gemma, f"{after},{after}", policy)
     (tmp_path / "odd").write_text("{{")
@@ -134,7 +134,7 @@ def test_a_servers_counters_are_a_yield_of_canvases(tmp_path: Path) -> None:
 
 def test_a_workload_beside_a_yield_is_refused() -> None:
     with pytest.raises(DsimError, match=r"workload is lmsys and a yield of 3\.2 is given, expected one of them"):
-        Scenario("azure-conv", workload="lmsys", yields="3.2")
+        World("azure-conv", workload="lmsys", yields="3.2")
 
 
 @pytest.mark.slow
@@ -169,7 +169,7 @@ def test_a_calibrated_profile_says_its_yield_and_a_run_under_another_says_so() -
 def test_a_production_engine_s_profile_says_its_yield_too(
     name: str, spec: str, workload: str | None, said: str
 ) -> None:
-    lines = profile_notes([Scenario("azure-conv", policy=spec, profile=name, workload=workload)])
+    lines = profile_notes([World("azure-conv", policy=spec, profile=name, workload=workload)])
     told = f"{name}'s step times were calibrated under a yield of {said} tokens a step"
     assert [line for line in lines if "yield" in line] == ([told] if said else [])
 

@@ -11,7 +11,7 @@ from dsim.profiler.fit import fit_latency
 from dsim.profiler.profile import load, save
 from dsim.profiler.samples import samples
 from dsim.profiler.uncertainty import HOST_OR_DEVICE, causes, varied
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 
 H20 = load("h20-llada2.1-mini-sglang")
 UNTOLD = replace(H20, fit=replace(H20.fit, host_or_device=True))  # as before its ratio of FDFO to sync
@@ -51,6 +51,6 @@ def test_the_ensemble_moves_unknown_host_time_to_the_device() -> None:
 
 def test_a_report_says_that_host_and_device_are_not_told_apart(tmp_path: Path) -> None:
     save(UNTOLD, tmp_path / "untold.json")
-    asked = Scenario("azure-conv", "sglang-joint", profile=str(tmp_path / "untold.json"), num_requests=2)
+    asked = World("azure-conv", "sglang-joint", profile=str(tmp_path / "untold.json"), num_requests=2)
     assert "cannot tell whether host_request is the host's time or the device's" in profile_notes([asked])[-1]
     assert "cannot tell" not in str(profile_notes([replace(asked, policy="ar", profile="a100-sdar-8b")]))

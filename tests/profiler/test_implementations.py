@@ -17,9 +17,9 @@ from dsim.profiler.models import model
 from dsim.profiler.profile import ALIASES, HOST_TIMES, Implementation, as_run_by, implemented, load, save
 from dsim.profiler.roofline import roofline
 from dsim.profiler.uncertainty import IMPLEMENTATION, MEMORY, causes, varied
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 
-BASE = Scenario("azure-conv", "ar", num_requests=4)
+BASE = World("azure-conv", "ar", num_requests=4)
 SERVED = ("launch of 28 x 1 ms, measured: a run of ours",)
 
 
@@ -111,10 +111,10 @@ def test_a_file_s_own_implementations_are_read_from_another_folder_too(
     assert (found.name, found.implementation, found.implementations) == ("h200-sdar-8b/mine", "our fork", ())
     assert (found.latency.launch, found.latency.overlap) == (0.028, True)
     assert found.provenance.sources[-1] == "launch of 28 x 1 ms, measured: a run of ours"
-    scenario = replace(BASE, profile="p.json/mine").located()
-    assert scenario.profile == f"{tmp_path}/p.json/mine"
+    world = replace(BASE, profile="p.json/mine").located()
+    assert world.profile == f"{tmp_path}/p.json/mine"
     # A stored replay of one is none of the other.
-    assert asked_of(scenario) != asked_of(replace(BASE, profile="p.json"))
+    assert asked_of(world) != asked_of(replace(BASE, profile="p.json"))
 
 
 def test_an_implementation_that_is_not_held_is_named_with_those_that_are() -> None:

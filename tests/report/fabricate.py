@@ -9,8 +9,8 @@ from dsim.report.run import run_html
 from dsim.results.metrics import Summary, summarize
 from dsim.results.run_folder import RunWriter
 from dsim.results.run_info import CommitInfo, ProfileInfo, RunInfo, TraceInfo
-from dsim.results.scenario import Setup
 from dsim.results.slo import Slo
+from dsim.results.world import Setup
 from dsim.sim.setting import Setting
 from dsim.sim.twin import RunRecords, simulate
 from dsim.traces import synth

@@ -18,8 +18,8 @@ from dsim.report.text import render
 from dsim.results.metrics import Summary, summarize
 from dsim.results.provenance import profile_notes as notes_on
 from dsim.results.run_info import CommitInfo, FleetCost, ProfileInfo, RunInfo, TraceInfo
-from dsim.results.scenario import Scenario
 from dsim.results.slo import Slo
+from dsim.results.world import World
 
 from .fixtures import rejected, request, request_columns, unfinished
 
@@ -134,7 +134,7 @@ def test_a_profile_that_failed_its_own_checks_says_so_wherever_it_is_used() -> N
     assert said in run.page().notes
     assert ("Doubted.", said) in run_page(run.run).cautions
     assert f"DOUBTED: {said}" in dsim.compare(run.run.folder, run.run.folder).page().alarms
-    assert profile_notes([Scenario("azure-conv", profile_object=noisy)])[0] == said
+    assert profile_notes([World("azure-conv", profile_object=noisy)])[0] == said
 
 
 def test_a_run_says_which_of_its_steps_the_profile_doubts() -> None:

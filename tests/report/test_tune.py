@@ -9,7 +9,7 @@ from dsim.planner.space import Choice
 from dsim.planner.tuned import Finalist, Trial, Tuned
 from dsim.report.page import Table
 from dsim.report.search import gain_text, tune_page
-from dsim.results.scenario import Scenario, setup_of
+from dsim.results.world import World, setup_of
 
 GAIN = Interval(0.2, 0.19, 0.21)
 
@@ -35,7 +35,7 @@ TUNED = Tuned(
     objectives={"cost": "$ per 1000 good requests"}, confirmed=True, winner=finalist("optimus", 2.0), runner_up=None,
     default=finalist("lmdeploy-bd32", 2.5), front=(), search_gain=0.3, equal=0, num_replays=9, replications=2,
     space={"policy": Choice(("optimus",))}, trials=(trial(0, 2.0, 0.0), trial(1, 3.0, 0.5)), notes=("a note",),
-    setup=setup_of(Scenario("azure-conv", slos=("ttft=2s",)), "dsim tune", 2.0, "EUR"), implementations=("dsim",),
+    setup=setup_of(World("azure-conv", slos=("ttft=2s",)), "dsim tune", 2.0, "EUR"), implementations=("dsim",),
     run="dsim replay azure-conv",
 )  # fmt: skip
 

@@ -25,7 +25,7 @@ from dsim.engine.state import CANCELLED, COMPLETED, MASKED, UNFINISHED
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.files.interrupt import as_ctrl_c
 from dsim.results.run import read_run
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 from dsim.serve.access import AccessLog
 from dsim.serve.app import known_hosts
 from dsim.serve.clock import Clock
@@ -135,9 +135,9 @@ def test_a_prompt_that_begins_as_another_is_found_by_its_tokens(twin: Callable[.
 
 
 def test_the_manifest_of_what_was_served_names_the_law_that_its_blocks_took_their_steps_from() -> None:
-    scenario = Scenario(trace="", policy="vllm-diffusion", profile="h100-diffusiongemma-fp8")
-    behind = open_twin(scenario)
-    law = scenario.setting().law
+    world = World(trace="", policy="vllm-diffusion", profile="h100-diffusiongemma-fp8")
+    behind = open_twin(world)
+    law = world.setting().law
     assert law is not None
     (model,) = behind.info.commit_models
     assert (model.workload, model.median_steps, model.canvas_length) == (law.workload, law.median, 256)
@@ -335,7 +335,7 @@ def test_a_model_answers_with_the_tokens_that_it_committed() -> None:
     for policy in ("chunk:8,block_length=8,max_batch=4", "lmdeploy-bd32,block_length=8,max_batch=4"):
         loaded = open_any("tiny", "cpu")
         vocab = loaded.model.config.vocab
-        behind = open_live(loaded, Scenario(trace="", policy=policy))
+        behind = open_live(loaded, World(trace="", policy=policy))
         with serving(behind) as server:
             whole = server.complete(prompt=prompt, max_tokens=24).json
             *chunks, usage = server.complete(prompt=list(prompt.encode()), max_tokens=24, stream=True).chunks
@@ -352,7 +352,7 @@ def test_a_model_answers_with_the_tokens_that_it_committed() -> None:
         assert whole["choices"][0]["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"] == "length"
     ends = " \n"
     loaded.model.config = dataclasses.replace(loaded.model.config, eos=tuple(ends.encode()))
-    with serving(open_live(loaded, Scenario(trace="", policy=policy, eos=True))) as server:
+    with serving(open_live(loaded, World(trace="", policy=policy, eos=True))) as server:
         ended = server.complete(prompt=prompt, max_tokens=24).json
         *chunks, _ = server.complete(prompt=prompt, max_tokens=24, stream=True).chunks
     own = -len(prompt) % 8  # an EOS in the block that holds some of the prompt is missed

@@ -263,7 +263,7 @@ def test_the_pools_that_a_link_does_not_name_are_the_others_of_two(text: str, en
         (scaling, "hpa,worst=2", "there is no field 'worst', expected one of every, metric, target, least, most"),
         (scaling, "hpa,every=0", "every is 0.0 s, expected above 0 and finite"),
         (scaling, "schedule,at=0/2/x/4", "at is '0/2/x/4', expected TIME/REPLICAS/TIME/REPLICAS..., such as 0/2/3"),
-        (Startup.parse, "load", "startup is 'load', expected seconds, PART=SECONDS[+-SD],... such as provision=240"),
+        (Startup.parse, "load", "startup is 'load', expected seconds, or PART=SECONDS[+-SD],... such as provision=240"),
         (Startup.parse, "-4", "startup is -4 s, expected at least 0 and finite"),
         (Link.parse, "450GB/s,10", "'10' is not a latency in us, ms, s"),
         (Link.parse, "1GB/s,share=pool", "there is no field 'share', expected one of from, to, sharing, overlap"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dsim.planner.replicate import replication
-from dsim.results.scenario import Scenario
+from dsim.results.world import World
 from dsim.traces import Trace, load, synth
 from dsim.traces.estimates import SPREAD, with_estimates
 from dsim.traces.write import write
@@ -22,10 +22,10 @@ def test_a_guess_is_log_normal_around_the_truth_with_the_spread_that_is_stated()
 
 
 def test_a_request_is_estimated_alike_whatever_the_rate_and_however_many_follow_it() -> None:
-    whole = Scenario("azure-conv", num_requests=50).requests()
-    fewer = Scenario("azure-conv", num_requests=20, rate=9.0).requests()
+    whole = World("azure-conv", num_requests=50).requests()
+    fewer = World("azure-conv", num_requests=20, rate=9.0).requests()
     assert whole.expected[:20].tolist() == fewer.expected.tolist()
-    other = Scenario("azure-conv", num_requests=50, seed=1).requests()
+    other = World("azure-conv", num_requests=50, seed=1).requests()
     assert (whole.expected != other.expected).mean() > 0.9
 
 
@@ -40,6 +40,6 @@ def test_a_limit_or_an_estimate_of_the_trace_is_taken_as_it_is(tmp_path: Path) -
 
 @pytest.mark.parametrize("arrival", ["trace", "poisson"])
 def test_a_search_s_replications_are_estimated_too(arrival: str) -> None:
-    _, requests = replication(Scenario("azure-conv", arrival=arrival), 0, 100, 10)
+    _, requests = replication(World("azure-conv", arrival=arrival), 0, 100, 10)
     errors = np.log(requests.expected / requests.output_length)
     assert 0.3 < errors.std() < 0.7

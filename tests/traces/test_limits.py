@@ -8,8 +8,8 @@ import pytest
 
 import dsim
 from dsim.engine.errors import TraceError
-from dsim.planner.grid import key_of, scenario_of
-from dsim.results.scenario import Scenario
+from dsim.planner.grid import key_of, world_of
+from dsim.results.world import World
 from dsim.traces import Trace, load, synth
 from dsim.traces.write import write
 
@@ -68,9 +68,9 @@ def test_lengths_of_a_file_keep_its_limits_unless_one_is_given(
 
 def test_a_sweep_finds_the_file_of_lengths_that_end_in_a_limit(tmp_path: Path) -> None:
     save(tmp_path, ROWS, "t.jsonl")
-    cell = scenario_of(tmp_path, {"trace": "azure-conv", "lengths": "t.jsonl,max_tokens=64"})
+    cell = world_of(tmp_path, {"trace": "azure-conv", "lengths": "t.jsonl,max_tokens=64"})
     assert cell.lengths == f"{tmp_path}/t.jsonl,max_tokens=64"
     before = key_of(cell)
     save(tmp_path, ROWS.replace("40", "41"), "t.jsonl")
     assert key_of(cell) != before  # what the file holds counts
-    assert Scenario("azure-conv", lengths=cell.lengths).located().lengths == cell.lengths
+    assert World("azure-conv", lengths=cell.lengths).located().lengths == cell.lengths

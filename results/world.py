@@ -1,4 +1,4 @@
-"""A scenario: all inputs of one replay."""
+"""A world: all inputs of one run, whose files are read and policies parsed once, when first asked for."""
 
 import hashlib
 import math
@@ -60,7 +60,7 @@ def once(method: Callable[[S], T]) -> Callable[[S], T]:
 
 
 @dataclass(frozen=True)
-class Scenario:
+class World:
     """A run in plain values, with one result in any process."""
 
     trace: str  # file or shipped name
@@ -130,11 +130,11 @@ class Scenario:
         """Without what `once` holds, such as policies of a user's file."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    def located(self) -> "Scenario":
+    def located(self) -> "World":
         """With absolute paths, for a process in another folder."""
         return self.with_files(lambda path: str(Path(path).absolute()))
 
-    def with_files(self, place: Callable[[str], str]) -> "Scenario":
+    def with_files(self, place: Callable[[str], str]) -> "World":
         """With `place(path)` for each file."""
         files: dict[str, Any] = {"trace": place(self.trace)} if os.path.isfile(self.trace) else {}
         if pages := yield_files(self.yields or ""):
@@ -208,8 +208,8 @@ class Scenario:
         return sum(spec.count * setting.profile.device.count for spec, setting in self.each_pool())
 
     @once
-    def _by_pool(self) -> "list[tuple[PoolSpec, Scenario]]":
-        """Each pool, and the scenario of it alone."""
+    def _by_pool(self) -> "list[tuple[PoolSpec, World]]":
+        """Each pool, and the world of it alone."""
         pools = []
         for spec in PoolSpec.parse_all(self.pools):
             alone = replace(
@@ -219,7 +219,7 @@ class Scenario:
         return pools or [(PoolSpec("pool", self.replicas, self.profile, self.policy), self)]
 
     @property
-    def _first(self) -> "Scenario":
+    def _first(self) -> "World":
         return self._by_pool()[0][1]
 
     @once
@@ -268,7 +268,7 @@ class Scenario:
             deciding(self.decider, self.allow_code),
         ).with_ends()  # fmt: skip
 
-    def of_each_pool(self) -> "list[Scenario]":
+    def of_each_pool(self) -> "list[World]":
         return [alone for _, alone in self._by_pool()]
 
     def each_pool(self) -> "Iterator[tuple[PoolSpec, Setting]]":
@@ -280,7 +280,7 @@ class Scenario:
 
     @once
     def base_profile(self) -> Profile:
-        """The policy's profile, else the scenario's, with the implementation's costs."""
+        """The policy's profile, else the world's, with the implementation's costs."""
         if self.pools:
             return self._first.base_profile()
         return as_run_by(self.file_profile(), self.parsed_policy())
@@ -349,21 +349,19 @@ class Scenario:
         return self.summarize(self.simulate_whole(requests), requests)
 
 
-def on_fleet(
-    scenarios: Sequence[Scenario], words: FleetWords, named: bool = True, searched: bool = False
-) -> list[Scenario]:
-    """Put scenarios on a fleet; with pools there is one.
+def on_fleet(worlds: Sequence[World], words: FleetWords, named: bool = True, searched: bool = False) -> list[World]:
+    """Put worlds on a fleet; with pools there is one.
 
-    named: by the caller, not a file, so the code may be loaded. searched: the scenario's policy is a placeholder,
+    named: by the caller, not a file, so the code may be loaded. searched: the world's policy is a placeholder,
     replaced by those that a search tries; pools have their own.
     """
     specs = [words.scaler, words.decider, *(spec.policy for spec in PoolSpec.parse_all(words.pools))]
     code = named_code(specs if named else ())
     fleet = {field.name: getattr(words, field.name) for field in fields(FleetWords)}
     fleet["startup"] = in_words(words.startup)
-    on_it = [replace(s, **fleet, allow_code=s.allow_code | code) for s in scenarios[: 1 if words.pools else None]]
-    for scenario in () if searched and not words.pools else on_it:
-        scenario.fleet().check()
+    on_it = [replace(s, **fleet, allow_code=s.allow_code | code) for s in worlds[: 1 if words.pools else None]]
+    for world in () if searched and not words.pools else on_it:
+        world.fleet().check()
     return on_it
 
 
@@ -415,31 +413,31 @@ class Setup:
     currency: str
 
 
-def setup_of(scenario: Scenario, command: str, gpu_hour: float | None, currency: str) -> Setup:
-    source, profile = scenario.source(), scenario.loaded_profile()
+def setup_of(world: World, command: str, gpu_hour: float | None, currency: str) -> Setup:
+    source, profile = world.source(), world.loaded_profile()
     traffic = f"{source.name}, {len(source):,} requests"
-    if scenario.arrival != "trace":
-        traffic += f", arrivals: {scenario.arrival}"
-    if scenario.lengths is not None:
-        traffic += f", lengths: {scenario.lengths}"
+    if world.arrival != "trace":
+        traffic += f", arrivals: {world.arrival}"
+    if world.lengths is not None:
+        traffic += f", lengths: {world.lengths}"
     return Setup(
         dsim=__version__,
         command=command,
         trace=source.name,
         traffic=traffic,
         trace_sha256=digest(source),
-        arrival=scenario.arrival,
+        arrival=world.arrival,
         profile=profile.name,
         estimated=profile.is_estimate,
         device=profile.device.name,
         model=profile.model.name,
         profile_version=profile.provenance.tool_version,
-        workload=workload_of(scenario.parsed_policy(), profile, scenario.workload),
+        workload=workload_of(world.parsed_policy(), profile, world.workload),
         frontend=profile.frontend,
-        router=scenario.router,
-        emit=scenario.emit,
-        slos=tuple(scenario.slos),
-        seed=scenario.seed,
+        router=world.router,
+        emit=world.emit,
+        slos=tuple(world.slos),
+        seed=world.seed,
         gpu_hour=gpu_hour,
         currency=currency,
     )
