@@ -351,7 +351,7 @@ def test_the_command_line_refuses_it_before_any_work(wrong: str) -> None:
 
 def test_a_replay_tells_what_its_answer_hangs_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    args = ("replay", "azure-conv", "--num-requests", 8, "--lengths", "fixed:64,32", "--ensemble", 3)
+    args = ("replay", "azure-conv", "--num-requests", 8, "--lengths", "fixed:64,32", "--ensemble", 3, "--jobs", 1)
     ran = succeed(*args, "--policy", "chunk:8", "--policy", "ar", "-o", "run", "--json")
     found = ran.json["ensemble"]
     assert found["num"] == 3
