@@ -24,6 +24,9 @@ from dsim.comparison.commits import Commits
 from dsim.comparison.latencies import Latencies
 from dsim.comparison.parts import per_request
 from dsim.comparison.rerun import Recording, rerun
+from dsim.comparison.steps import Journal
+from dsim.engine.engine import Engine
+from dsim.engine.journal import RequestTable
 from dsim.engine.policy import parse
 from dsim.engine.prefix import caches_prefixes
 from dsim.profiler.profile import Profile
@@ -38,6 +41,17 @@ SEEDS = 20
 LOW, HIGH = 0.1, 0.9  # quantiles over seeds
 
 Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Prefixed(Recording):
+    """With what the trace's prompts begin with."""
+
+    trace: Trace = field(kw_only=True)
+
+    def engine(self, table: RequestTable, replica: int) -> Engine:
+        prefixes = prefixes_of(self.trace) if caches_prefixes(self.policy) else None
+        return self.setting.engine(table, replica=replica, emit=self.emit, prefixes=prefixes)
 
 
 @dataclass(frozen=True)
@@ -75,14 +89,14 @@ class Measured:
         """The error of the mean e2el with measured times of steps and measured steps of canvases."""
         assert self.run.journal is not None
         (steps, lists), requests, policy = self.run.journal, self.run.columns, self.setting.policy
-        prefixes = prefixes_of(self.trace) if caches_prefixes(policy) else None
-        world = Recording(self.setting, self.setting.limits, "block", prefixes=prefixes)
-        commits = Commits(requests, policy, world.width)
-        ended = commits.learn(requests, lists, policy.block_length)
+        recording = Prefixed(self.setting, self.setting.limits, "block", trace=self.trace)
         steps = {**steps, "latency": steps["latency"] + woken(steps["start"], steps["latency"], requests["arrival"])}
-        price = Latencies(self.profile.latency, steps, lists, requests, policy, ended)
-        found = per_request(rerun(world, requests, price, commits), np.arange(len(self.trace)))["e2el"]
-        return float(found.mean() / self.e2el.mean() - 1)
+        journal = Journal(steps, lists, requests)
+        commits = Commits(requests, policy, recording.width)
+        ended = commits.record_log(journal, policy.block_length)
+        price = Latencies(self.profile.latency, journal, policy, ended, logged=True)
+        rerun_columns = rerun(recording, requests, price, commits.of)
+        return float(per_request(rerun_columns, np.arange(len(self.trace)))["e2el"].mean() / self.e2el.mean() - 1)
 
     def planned(self) -> tuple[int, int]:
         """Steps that dsim's engine plans as vLLM did, up to the first with other rows; and all steps."""
