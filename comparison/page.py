@@ -185,11 +185,11 @@ def parts_table(cell: PolicyErrors, names: tuple[str, str]) -> Table:
     assert cell.parts is not None
     rows = []
     for name in PER_REQUEST:
-        part = cell.parts.metrics.get(name)
-        if part is not None and part.measured:
-            sizes = [part.error, *(getattr(part, key) for key in PARTS)]
-            shares = [signed(None if size is None else size / part.measured) for size in sizes]
-            rows.append([name, "ms", number(1e3 * part.error), *shares, f"{part.num:,}"])
+        entry = cell.parts.metrics.get(name)
+        if entry is not None and entry.measured:
+            sizes = [entry.error, *(getattr(entry, key) for key in PARTS)]
+            shares = [signed(None if size is None else size / entry.measured) for size in sizes]
+            rows.append([name, "ms", number(1e3 * entry.error), *shares, f"{entry.num:,}"])
     return _table(["", "unit", "error", f"of {names[1]}", *PARTS.values(), "requests"], rows)
 
 
@@ -240,7 +240,7 @@ def part_lines(cell: PolicyErrors) -> list[str]:
 
 
 def left_out_line(cell: PolicyErrors) -> str:
-    reasons = [f"{count:,} {why}" for why, count in cell.left_out.items() if count]
+    reasons = [f"{count:,} {reason}" for reason, count in cell.left_out.items() if count]
     line = f"{cell.num_both:,} requests completed in both runs; left out: {', '.join(reasons) or 'none'}."
     if cell.unpaired:
         return line

@@ -130,17 +130,17 @@ def _serve(
     coming = list(requests_of(requests, order))
     due = (requests["arrival"] + recording.profile.frontend)[order].tolist()  # s, at the engine
     blocks_cost = recording.profile.latency.host_block > 0
-    taken = 0
+    count = 0
 
     def deliver(now: float) -> bool:
-        nonlocal taken
-        while taken < len(coming) and due[taken] <= now:
-            engine.submit(coming[taken])
-            taken += 1
+        nonlocal count
+        while count < len(coming) and due[count] <= now:
+            engine.submit(coming[count])
+            count += 1
         return True
 
     def wait(_now: float) -> float | None:
-        return None if taken == len(coming) else due[taken]
+        return None if count == len(coming) else due[count]
 
     def step(plan: StepPlan) -> StepOutcome:
         committed, retained = commits(plan)
