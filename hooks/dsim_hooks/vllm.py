@@ -11,7 +11,7 @@ ASKED = ("diffusion_max_steps",)  # what a request may ask of a diffusion model
 
 def register():
     """Called in each process of vLLM; one with an EngineCore opens a log."""
-    if steplog.wanted() is None:
+    if steplog.log_path() is None:
         return
     with steplog.harmless("everything"):
         from vllm.v1.engine.core import EngineCore
@@ -71,7 +71,7 @@ class Hooks:
         self._scheduler = scheduler = engine.scheduler
         self._diffusion = is_diffusion(config.model_config)
         first, self._pages_a_block = header(config, scheduler)
-        self.log = steplog.StepLog(steplog.wanted(), first)
+        self.log = steplog.StepLog(steplog.log_path(), first)
         self._plans = {}  # id of a scheduler's output -> (when, rows, state, events)
         self._end = None  # of the last step, if work was left
         self._device = steplog.read("device", lambda: DeviceTime(engine.model_executor))
@@ -110,16 +110,16 @@ class Hooks:
         self._plans[id(output)] = begin, rows, self._state(), events
 
     def update(self, output, model_output, *args, **kwargs):
-        found = self._update(output, model_output, *args, **kwargs)
+        outputs = self._update(output, model_output, *args, **kwargs)
         end = self.log.now()
         plan = self._plans.pop(id(output), None)
         if plan is not None:
             with self.log.step_left_out():
-                self._step(end, plan, model_output, found)
+                self._step(end, plan, model_output, outputs)
         self._end = end if steplog.read("idle times", self._scheduler.has_requests) else None
-        return found
+        return outputs
 
-    def _step(self, end, plan, model_output, found):
+    def _step(self, end, plan, model_output, by_client):
         """A step that ends now."""
         begin, rows, state, events = plan
         start = begin if self._end is None else self._end
@@ -131,11 +131,11 @@ class Hooks:
             state["device"] = device
         # Numbers and names only, for the garbage collector.
         emitted, over = {}, []
-        for outputs in found.values():
-            for one in outputs.outputs:
-                emitted[one.request_id] = len(one.new_token_ids)
-                if one.finish_reason is not None:
-                    over.append(one.request_id)
+        for outputs in by_client.values():
+            for output in outputs.outputs:
+                emitted[output.request_id] = len(output.new_token_ids)
+                if output.finish_reason is not None:
+                    over.append(output.request_id)
         self.log.step_later(start, end - start, functools.partial(self._columns, rows, state, emitted, over))
 
     def _columns(self, rows, state, emitted, over):
@@ -145,27 +145,27 @@ class Hooks:
         # First as if each row decoded one token.
         phases, prompts, pairs, heads, sampled = ["decode"] * len(names), 0, sum(keys), len(names), len(names)
         for i, (name, n) in enumerate(zip(names, tokens, strict=True)):
-            known, key, phase, logits = self.log.known(name), keys[i], "decode", 1
+            request, key, phase, logits = self.log.entry(name), keys[i], "decode", 1
             new = emitted[i]
             if name in drafted:
                 # The scheduler counts drafts in flight as computed; these keys are exact.
-                keys[i] = known.num_tokens + n - (not self._diffusion)
+                keys[i] = request.num_tokens + n - (not self._diffusion)
                 logits = n
                 if self._diffusion:  # storing a canvas's keys and values emits it
                     phase, new = ("flush", n) if new else ("denoise", 0)
-            elif self._diffusion or n > 1 or key <= known.input_length:
+            elif self._diffusion or n > 1 or key <= request.input_length:
                 # A prompt, or tokens that lost their keys and values. Nothing is sampled before a canvas.
                 phase, logits, prompts = "prefill", 0 if self._diffusion else 1, prompts + n
-            known.num_tokens += new
+            request.num_tokens += new
             if n == 1 and phase == "decode":
                 continue
             phases[i] = phase
-            pairs += steplog.pairs(n, keys[i], whole=phase == "denoise") - key
+            pairs += steplog.pairs(n, keys[i], bidirectional=phase == "denoise") - key
             heads += logits - 1
             # A canvas's last pass discards its logits.
             sampled += (0 if phase == "flush" else logits) - 1
-        more = {"prefill_tokens": prompts, "sum_q_kv": pairs, "head_rows": heads, "sampled_rows": sampled, **state}
-        return names, phases, tokens, keys, emitted, more, over
+        extra = {"prefill_tokens": prompts, "sum_q_kv": pairs, "head_rows": heads, "sampled_rows": sampled, **state}
+        return names, phases, tokens, keys, emitted, extra, over
 
     def _state(self):
         scheduler = self._scheduler
