@@ -96,7 +96,7 @@ def profile_info(profile: Profile) -> ProfileInfo:
 
 def _guessed_lengths(world: World, requests: Trace, results: Sequence[RunRecords]) -> int:
     """Requests without a limit, if a router or a user's policy may use their lengths."""
-    from_outside = any(not is_ours(type(part)) for result in results for part in result.policy.parts())
+    from_outside = any(not is_ours(type(piece)) for result in results for piece in result.policy.parts())
     if not from_outside and not (world.num_replicas > 1 and world.routing().goes_by_length):
         return 0
     if world.lengths is None and ESTIMATE in world.source().extras:
@@ -135,8 +135,8 @@ def profile_notes(runs: Sequence[tuple[Policy, Profile, Drawn]]) -> list[str]:
     """Another yield than a profile's calibration's, unknown host terms, another implementation's costs."""
     lines = []
     for profile in {profile.name: profile for _, profile, _ in runs}.values():
-        mine = [(policy, drawn) for policy, other, drawn in runs if other.name == profile.name]
-        yields = list(dict.fromkeys(filter(None, (_other_yield(profile, *run) for run in mine))))
+        users = [(policy, drawn) for policy, other, drawn in runs if other.name == profile.name]
+        yields = list(dict.fromkeys(filter(None, (_other_yield(profile, *run) for run in users))))
         if yields:
             lines.append(
                 f"{profile.name}'s step times were calibrated under a yield of {calibrated_under(profile)}; "
@@ -152,7 +152,7 @@ def profile_notes(runs: Sequence[tuple[Policy, Profile, Drawn]]) -> list[str]:
                 f"{profile.name} cannot tell whether host_request is the host's time or the device's, which matters "
                 f"where one hides the other: {ENSEMBLE} spans it"
             )
-        if elsewhere := unpriced(profile, [policy for policy, _ in mine]):
+        if elsewhere := unpriced(profile, [policy for policy, _ in users]):
             lines.append(
                 f"{profile.name} does not hold the costs of {' and '.join(elsewhere)}: steps cost what its own "
                 f"implementation takes ({profile.implementation})"
@@ -207,7 +207,7 @@ def _fleet_info(world: World, begun: Sequence[tuple[World, RunRecords]]) -> Flee
 
 def _fleet_run(policy: str, result: RunRecords) -> FleetRun:
     """Paid time and changes; with links, moved requests and the parts of their time."""
-    moved, sent, means = 0, None, dict[str, float]()
+    moved, share, means = 0, None, dict[str, float]()
     if result.moves is not None and "arrived" in result.moves:
         columns = {**result.table.columns, **result.moves}
         done = columns["status"] == COMPLETED
@@ -215,12 +215,12 @@ def _fleet_run(policy: str, result: RunRecords) -> FleetRun:
             means = {name: float(seconds[done].mean()) for name, seconds in parts(columns).items()}
         moved = int((columns["arrived"] > 0).sum())
         if "sent" in columns and moved:
-            sent = int(columns["sent"].sum()) / int(columns["arrived"].sum())
+            share = int(columns["sent"].sum()) / int(columns["arrived"].sum())
     return FleetRun(
         policy=policy,
         replica_hours=None if result.replica_time is None else result.replica_time / 3600,
         parts=means,
         moved=moved,
-        sent=sent,
+        sent=share,
         changes=tuple((change.time, change.pool, change.ready, change.provisioned) for change in result.changes),
     )
