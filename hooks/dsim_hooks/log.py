@@ -241,10 +241,10 @@ class StepLog:
                 if line is None:
                     self._file.close()
                     return
-                encoded = []
+                data = []
                 with self.step_left_out():
-                    encoded = [encode(record) for record in (self._records(*line) if isinstance(line, tuple) else (line,))]
-                self._file.writelines(record + b"\n" for record in encoded)
+                    data = [encode(record) for record in (self._records(*line) if isinstance(line, tuple) else (line,))]
+                self._file.writelines(record + b"\n" for record in data)
                 num += 1
                 if num % TURN == 0:  # it waits for the interpreter for a few lines at most
                     time.sleep(0)
