@@ -90,9 +90,9 @@ def _beside(waited: dict[str, Floats], predicted: Mapping[str, Columns]) -> tupl
             for policy, times in columns.items():
                 mask = ~np.isnan(times) & ~np.isnan(waited[name])
                 if mask.any():
-                    measured, ours = (1e3 * statistic(values[mask], stat) for values in (waited[name], times))
+                    measured, simulated = (1e3 * statistic(values[mask], stat) for values in (waited[name], times))
                     if measured > 0:
-                        pairs[policy] = (measured, ours)
+                        pairs[policy] = (measured, simulated)
             if pairs:
                 rows.append(LogRow(name, stat, int((~np.isnan(waited[name])).sum()), pairs))
     return tuple(rows)

@@ -125,11 +125,11 @@ def answer(comparison: Comparison) -> str:
     if tau is not None:
         rankings = comparison.rankings
         verdict = max((ranking.metrics["mean:e2el"] for ranking in rankings), key=lambda verdict: verdict.regret or 0.0)
-        over = f" over {len(rankings)} sets of requests" if len(rankings) > 1 else ""
+        scope = f" over {len(rankings)} sets of requests" if len(rankings) > 1 else ""
         cost = f"costs {share(verdict.regret)} more than the best" if verdict.regret else "is the best"
         which = "the worst of the twin's choices" if len(rankings) > 1 else "the twin's choice"
         sentences.append(
-            f"The policies' order by mean e2el has tau {tau:.2f}{over}; {which}, {verdict.choice}, {cost}."
+            f"The policies' order by mean e2el has tau {tau:.2f}{scope}; {which}, {verdict.choice}, {cost}."
         )
     return " ".join(sentences)
 

@@ -16,12 +16,12 @@ def parts(columns: Columns) -> dict[str, Floats]:
     moved, over_link = columns["prefill_replica"] >= 0, columns["arrived"] > 0
     finish, entry, first, end = (columns[name] for name in ("prefill_finish", "submitted", "first_emission", "finish"))
     arrival, scheduled = columns["arrival"], columns["scheduled"]
-    begun = np.where(over_link, columns["transfer_start"], entry)
+    start = np.where(over_link, columns["transfer_start"], entry)
     before = {
         "prefill_queue": columns["prefill_scheduled"] - arrival,
         "prefill": finish - columns["prefill_scheduled"],
-        "reserve": begun - finish,
-        "transfer": entry - begun,
+        "reserve": start - finish,
+        "transfer": entry - start,
     }
     return {name: np.where(moved, seconds, 0.0) for name, seconds in before.items()} | {
         "decode_queue": scheduled - np.where(moved, entry, arrival),

@@ -33,11 +33,11 @@ def run_info(
 ) -> RunInfo:
     """Without time and place: the same inputs give the same bytes."""
     world = worlds[0]
-    begun = list(zip(worlds, results, strict=False))
-    profiles = {s.label: profile_info(s.loaded_profile()) for s, _ in begun}
+    runs = list(zip(worlds, results, strict=False))
+    profiles = {s.label: profile_info(s.loaded_profile()) for s, _ in runs}
     if world.pools:
         profiles = {f"pool {spec.name}": profile_info(setting.profile) for spec, setting in world.each_pool()}
-    drawn = [(result.policy, s.loaded_profile(), result.law or result.commit_model) for s, result in begun]
+    drawn = [(result.policy, s.loaded_profile(), result.law or result.commit_model) for s, result in runs]
     emit = world.emit
     if emit == "block" and any(result.policy.rows.commits == "tokens" for result in results):
         emit += f" ({AR_EMITS})"
@@ -51,7 +51,7 @@ def run_info(
         limits={result.policy.name: result.limits for result in results},
         replicas=world.num_replicas,
         router=world.router,
-        fleet=_fleet_info(world, begun),
+        fleet=_fleet_info(world, runs),
         emit=emit,
         guessed_lengths=_guessed_lengths(world, requests, results),
         eos=world.ends_at_eos,
@@ -135,7 +135,7 @@ def profile_notes(runs: Sequence[tuple[Policy, Profile, Drawn]]) -> list[str]:
     """Another yield than a profile's calibration's, unknown host terms, another implementation's costs."""
     lines = []
     for profile in {profile.name: profile for _, profile, _ in runs}.values():
-        users = [(policy, drawn) for policy, other, drawn in runs if other.name == profile.name]
+        users = [(policy, model) for policy, other, model in runs if other.name == profile.name]
         yields = list(dict.fromkeys(filter(None, (_other_yield(profile, *run) for run in users))))
         if yields:
             lines.append(
@@ -152,42 +152,42 @@ def profile_notes(runs: Sequence[tuple[Policy, Profile, Drawn]]) -> list[str]:
                 f"{profile.name} cannot tell whether host_request is the host's time or the device's, which matters "
                 f"where one hides the other: {ENSEMBLE} spans it"
             )
-        if elsewhere := unpriced(profile, [policy for policy, _ in users]):
+        if foreign := unpriced(profile, [policy for policy, _ in users]):
             lines.append(
-                f"{profile.name} does not hold the costs of {' and '.join(elsewhere)}: steps cost what its own "
+                f"{profile.name} does not hold the costs of {' and '.join(foreign)}: steps cost what its own "
                 f"implementation takes ({profile.implementation})"
             )
-        if like := profile.provenance.settings.get(COSTS_OF):
+        if lender := profile.provenance.settings.get(COSTS_OF):
             lines.append(
-                f"{profile.name} takes the engine's host time from {like}, another build or GPU: "
+                f"{profile.name} takes the engine's host time from {lender}, another build or GPU: "
                 f"{ENSEMBLE} shows how much that may change"
             )
     return lines
 
 
-def _other_yield(profile: Profile, policy: Policy, drawn: Drawn) -> str:
+def _other_yield(profile: Profile, policy: Policy, model: Drawn) -> str:
     """Tokens a step and the workload, if they are not the calibration's."""
     calibrated = calibrated_under(profile)
     acceptances = policy.granularity.acceptances
-    drafts = drawn is None and policy.rows.commits == "tokens" and profile.family == "autoregressive"
-    if calibrated is None or (drawn is None and not drafts):
+    drafts = model is None and policy.rows.commits == "tokens" and profile.family == "autoregressive"
+    if calibrated is None or (model is None and not drafts):
         return ""
-    workload = drafted(acceptances) if drawn is None else drawn.workload
-    threshold = drawn.threshold if isinstance(drawn, CommitModel) else None
+    workload = drafted(acceptances) if model is None else model.workload
+    threshold = model.threshold if isinstance(model, CommitModel) else None
     if (workload, threshold) == (calibrated.workload, calibrated.threshold):
         return ""
-    tokens = float(np.cumprod(acceptances).sum()) if drawn is None else _tokens_a_step(drawn)
+    tokens = float(np.cumprod(acceptances).sum()) if model is None else _tokens_a_step(model)
     return f"{tokens:.3g} ({workload})"
 
 
-def _tokens_a_step(drawn: CommitModel | CanvasLaw) -> float:
+def _tokens_a_step(model: CommitModel | CanvasLaw) -> float:
     from ..profiler.canvas_law import mean_forwards  # they load SciPy
     from ..profiler.request_effects import mean_yield
 
-    return mean_yield(drawn) if isinstance(drawn, CommitModel) else drawn.canvas_length / mean_forwards(drawn)
+    return mean_yield(model) if isinstance(model, CommitModel) else model.canvas_length / mean_forwards(model)
 
 
-def _fleet_info(world: World, begun: Sequence[tuple[World, RunRecords]]) -> FleetInfo | None:
+def _fleet_info(world: World, runs: Sequence[tuple[World, RunRecords]]) -> FleetInfo | None:
     """None for one pool of constant size."""
     scales = world.scaler != FIXED
     startup = ""
@@ -197,7 +197,7 @@ def _fleet_info(world: World, begun: Sequence[tuple[World, RunRecords]]) -> Flee
         return None
     return FleetInfo(
         pools={spec.name: spec.count for spec, _ in world.each_pool()},
-        runs=tuple(_fleet_run(s.label, result) for s, result in begun),
+        runs=tuple(_fleet_run(s.label, result) for s, result in runs),
         links=world.links,
         decider=world.decider if world.links else "",
         scaler=world.scaler if scales else "",

@@ -212,10 +212,10 @@ class World:
         """Each pool, and the world of it alone."""
         pools = []
         for spec in PoolSpec.parse_all(self.pools):
-            alone = replace(
+            world = replace(
                 self, pools=(), links=(), decider="always", policy=f"{spec.policy}@{spec.profile}", replicas=spec.count
             )
-            pools.append((spec, alone))
+            pools.append((spec, world))
         return pools or [(PoolSpec("pool", self.replicas, self.profile, self.policy), self)]
 
     @property
@@ -256,7 +256,7 @@ class World:
         return routing(self.router, self.allow_code)
 
     def fleet(self) -> Fleet:
-        settings = [self.setting(), *(alone.setting() for _, alone in self._by_pool()[1:])]
+        settings = [self.setting(), *(world.setting() for _, world in self._by_pool()[1:])]
         startup = Startup.parse(self.startup)
         pools = tuple(
             Pool(setting, spec.count, spec.name, startup)
@@ -269,10 +269,10 @@ class World:
         ).with_ends()  # fmt: skip
 
     def of_each_pool(self) -> "list[World]":
-        return [alone for _, alone in self._by_pool()]
+        return [world for _, world in self._by_pool()]
 
     def each_pool(self) -> "Iterator[tuple[PoolSpec, Setting]]":
-        return ((spec, alone.setting()) for spec, alone in self._by_pool())
+        return ((spec, world.setting()) for spec, world in self._by_pool())
 
     @once
     def setting(self) -> Setting:

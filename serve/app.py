@@ -212,23 +212,23 @@ class _Routes:
             self._fleet.cancel(reply.stream)
 
     async def _whole(self, request: Request, reply: "_Reply") -> Response:
-        gone = asyncio.create_task(_disconnected(request))
+        disconnect = asyncio.create_task(_disconnected(request))
         text = ""
         try:
             while True:
-                coming = asyncio.create_task(reply.stream.emissions.get())
-                await asyncio.wait({coming, gone}, return_when=asyncio.FIRST_COMPLETED)
-                if not coming.done():
-                    coming.cancel()
+                arrival = asyncio.create_task(reply.stream.emissions.get())
+                await asyncio.wait({arrival, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+                if not arrival.done():
+                    arrival.cancel()
                     raise RefusedError(400, "the client went away")
-                emission = coming.result()
+                emission = arrival.result()
                 if isinstance(emission, str):
                     raise RefusedError(503, emission)
                 text += reply.text(emission)
                 if emission.last:
                     return JSONResponse(reply.whole(text), headers=self._headers)
         finally:
-            gone.cancel()
+            disconnect.cancel()
             self._fleet.cancel(reply.stream)
 
 

@@ -203,7 +203,7 @@ class Fleet:
 
     def _send(self, text: Text | None, plan: StepPlan, outcome: StepOutcome, done: Ids, now: float) -> None:
         """Send clients what a step emitted; in the replica's thread."""
-        over = set(done.tolist())
+        ended = set(done.tolist())
         emitted = self.table["num_tokens"]
         watch = self.watches[int(self.table["replica"][plan.requests[0]])]
         num_prompt = 0
@@ -217,7 +217,7 @@ class Fleet:
                 stream.begun = True
                 watch.begun(request, stream.due)
             num = int(emitted[request])
-            if num == stream.num_sent and request not in over:
+            if num == stream.num_sent and request not in ended:
                 continue
             try:
                 tokens = _new_tokens(stream, slot, num, text)
@@ -228,16 +228,16 @@ class Fleet:
                 continue
             num_new, first = num - stream.num_sent, stream.num_sent == 0
             num_prompt += watch.sent(
-                request, num_new, first=first, last=request in over, gap=now - stream.last_sent,
+                request, num_new, first=first, last=request in ended, gap=now - stream.last_sent,
                 output_length=stream.output_length,
             )  # fmt: skip
             num_sent += num_new
             stream.num_sent, stream.last_sent = num, now
             stream.first_sent = now if first else stream.first_sent
             # Before its client knows: an ended request cannot be cancelled.
-            if request in over and self._streams.pop(request, None) is not None:
+            if request in ended and self._streams.pop(request, None) is not None:
                 self._note_end(stream, "completed", now)
-            emissions.append((stream, Emission(tokens, request in over)))
+            emissions.append((stream, Emission(tokens, request in ended)))
         # Counted first: metrics read after a reply include it.
         watch.step(plan, outcome, num_sent, num_prompt)
         for stream, emission in emissions:

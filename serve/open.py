@@ -201,15 +201,15 @@ def _warm_up(setting: Setting, model: StepModel) -> None:
     if isinstance(model.draws, CommitDraws):
         model.draws.seat(np.arange(_WARM), lengths, lengths)
     engine = setting.engine(RequestTable(_WARM))
-    coming = [Request(i, float(i), int(n), int(n)) for i, n in enumerate(lengths)]
-    rehearse(setting.policy, setting.limits, coming, setting.profile.latency)
+    queue = [Request(i, float(i), int(n), int(n)) for i, n in enumerate(lengths)]
+    rehearse(setting.policy, setting.limits, queue, setting.profile.latency)
     recorder = StepRecorder(lambda columns, lists: None, setting.policy.width, 16)
 
     def deliver(_now: float) -> bool:
-        if not coming and engine.idle:
+        if not queue and engine.idle:
             return False
-        if coming:
-            engine.submit(coming.pop(0))
+        if queue:
+            engine.submit(queue.pop(0))
         return True
 
     def told(plan: StepPlan, outcome: StepOutcome, done: npt.NDArray[np.int32], _now: float) -> None:

@@ -54,8 +54,8 @@ def chosen(rows: Rows, form: Format, only: str | None) -> tuple[Rows, list[str]]
     if form.is_log and "id" in columns:
         ids, *keys = (texts_of(rows, key) for key in (columns["id"], form.time, form.output))
         first: dict[Any, int] = {}
-        again = [first.setdefault(key, i) < i and key[0] != "" for i, key in enumerate(zip(ids, *keys, strict=True))]
-        leave(again, "repeat a request (id and time)")
+        repeats = [first.setdefault(key, i) < i and key[0] != "" for i, key in enumerate(zip(ids, *keys, strict=True))]
+        leave(repeats, "repeat a request (id and time)")
     models = columns.get("model", "model")
     if only is not None:
         column, _, value = (side.strip() for side in only.partition("="))

@@ -208,14 +208,14 @@ def waits(
         sums = np.array([math.nan if values is None else sum(values) for values in gaps])
         end = np.where(np.isnan(end), first + sums / units, end)
     late = first > end + 1e-6  # rounding
-    odd = (first < 0) | (end < 0) | late | (np.fmax(first, end) > LONGEST_WAIT)
+    wrong = (first < 0) | (end < 0) | late | (np.fmax(first, end) > LONGEST_WAIT)
 
     def complaint(i: int) -> str:
         keys = ((form.ttft or form.first, first[i]), (form.end or form.e2el, end[i]))
         moments = " and ".join(f"{key} is {wait:g} s" for key, wait in keys if wait == wait)
         return f"{moments} after {form.time}, expected the first token from there on and the end after it"
 
-    cells.complain(odd, complaint)
+    cells.complain(wrong, complaint)
     if form.is_log:  # the gateway did not see the first token
         first[(first == end) & (num_output > 1)] = math.nan
     return dict(zip(MEASURED, (first, end), strict=True))

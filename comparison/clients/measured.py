@@ -191,14 +191,14 @@ def _status(error: str) -> int:
 
 def _about(log: ClientLog, columns: Columns, warnings: list[str]) -> ClientInfo:
     done = columns["status"] == COMPLETED
-    ours = latencies(columns)
+    values_of = latencies(columns)
     differing = {}
     for name, column in CLIENT.items():
         values = columns[column]
-        mask = done & ~np.isnan(values) & ~np.isnan(ours[name])
+        mask = done & ~np.isnan(values) & ~np.isnan(values_of[name])
         if not mask.any():
             continue
-        client, dsim = float(values[mask].mean()), float(ours[name][mask].mean())
+        client, dsim = float(values[mask].mean()), float(values_of[name][mask].mean())
         if abs(client - dsim) > DIFFERS * dsim:
             differing[name] = OwnFigure(1e3 * client, 1e3 * dsim)
     errors = dict(Counter(filter(None, log.requests.error)))

@@ -82,9 +82,9 @@ def read_client(
         if only is not None:
             raise DsimError(f"--only is {cut(only)} and {path} is a load generator's file: expected a gateway's log")
         return read(rows, benchmark, Asked(skip_bad=skip_bad))
-    for ours in ("first", "end"):
-        if columns is not None and not any(pair.partition("=")[0].strip() == ours for pair in columns.split(",")):
-            raise TraceError(f"--columns {cut(columns)} lacks {ours}, expected {EXAMPLE}")
+    for column in ("first", "end"):
+        if columns is not None and not any(pair.partition("=")[0].strip() == column for pair in columns.split(",")):
+            raise TraceError(f"--columns {cut(columns)} lacks {column}, expected {EXAMPLE}")
     parsed, form = read_rows(rows, options)
     is_timed = form.is_log and any(np.isfinite(wait).any() for wait in parsed.waited.values())
     if not is_timed and not (parsed.waited and all(parsed.reasons)):
@@ -121,19 +121,19 @@ def client_log(
 ) -> ClientLog:
     """Of a file's columns. in_order: they are in the trace's order already."""
     unit = 1.0 / TICKS_PER_SECOND[form.wait_unit]
-    units = {ours: 1e-3 if key.endswith("_ms") else unit for key, ours in form.extras.items()} | {"due": 1.0}
+    units = {field: 1e-3 if key.endswith("_ms") else unit for key, field in form.extras.items()} | {"due": 1.0}
     unknown = [None] * len(columns.time)
     requests = blank(len(columns.time))
     requests.sent, requests.input_length = columns.time / form.ticks, columns.input_length
     for name, waited in zip(("first", "last"), columns.waited.values(), strict=False):
         requests[name] = requests.sent + waited
-    for name, ours in {"due": "due", **CLIENT}.items():
-        values = columns.extras.get(ours, unknown)
-        requests[name] = [math.nan if value is None else units[ours] * value for value in values]
+    for name, field in {"due": "due", **CLIENT}.items():
+        values = columns.extras.get(field, unknown)
+        requests[name] = [math.nan if value is None else units[field] * value for value in values]
     gaps = columns.extras.get("gaps", unknown)
-    alone: Any = np.isfinite(requests.first) if any(gaps) else unknown  # the chunk of an answer without gaps
-    chunks = zip(gaps, columns.extras.get("chunks", unknown), alone, strict=True)
-    requests.num_chunks = [len(between) + 1 if between else count or single or 0 for between, count, single in chunks]
+    singles: Any = np.isfinite(requests.first) if any(gaps) else unknown  # the chunk of an answer without gaps
+    chunks = zip(gaps, columns.extras.get("chunks", unknown), singles, strict=True)
+    requests.num_chunks = [len(waits) + 1 if waits else count or single or 0 for waits, count, single in chunks]
     requests.output_length = columns.output_length
     lost = np.where(np.isnan(requests.last), "no time of its end", "")
     if not form.report:
@@ -148,11 +148,11 @@ def client_log(
     }
     counts = {text: int((lacks & done).sum()) for text, lacks in lacking.items()}
     warnings = [f"{count} of {len(requests)} {text}" for text, count in counts.items() if count]
-    between = tuple(unit * gap for waits, is_done in zip(gaps, done, strict=True) if is_done for gap in waits or ())
+    pauses = tuple(unit * gap for waits, is_done in zip(gaps, done, strict=True) if is_done for gap in waits or ())
     if not in_order:
         start = np.where(np.isnan(requests.due), requests.sent, requests.due)
         requests = requests[np.lexsort((requests.sent, start))]
-    return ClientLog(path, tool, str(model or ""), failed(requests), between, warnings=(*columns.warnings, *warnings))
+    return ClientLog(path, tool, str(model or ""), failed(requests), pauses, warnings=(*columns.warnings, *warnings))
 
 
 def failed(requests: Sent) -> Sent:

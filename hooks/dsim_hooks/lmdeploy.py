@@ -98,10 +98,10 @@ def _output(loop, original, out, running, model_inputs, delta):
     _STATE["end"] = None
     with log.step_left_out():
         _write_step(log, begin, end, forward, running, before)
-        over = [seq for seq in running if seq.status.name in OVER]
-        for seq in over:
+        ended = [seq for seq in running if seq.status.name in OVER]
+        for seq in ended:
             log.finished(seq.seq_id)
-        if loop.scheduler.has_unfinished() or len(over) < len(running):
+        if loop.scheduler.has_unfinished() or len(ended) < len(running):
             _STATE["end"] = end
     return result
 
@@ -110,19 +110,19 @@ def _write_step(log, begin, end, forward, running, before):
     """A step and its blocks. before: tokens that each sequence had."""
     decoding, masks = forward["decoding"], forward["masks"]
     block, num = 1 if masks is None else masks[2], len(running)
-    was, now = ([[]] * num,) * 2 if masks is None else (m.view(num, block).tolist() for m in masks[:2])
+    old_marks, new_marks = ([[]] * num,) * 2 if masks is None else (m.view(num, block).tolist() for m in masks[:2])
     rows, heads = [], 0
-    lengths = zip(running, forward["tokens"].tolist(), forward["past"].tolist(), before, was, strict=True)
-    for seq, n, past, had, marks in lengths:
+    lengths = zip(running, forward["tokens"].tolist(), forward["past"].tolist(), before, old_marks, strict=True)
+    for seq, n, past, count, marks in lengths:
         decoded = "decode" if masks is None else "denoise" if MASKED in marks else "flush"
-        rows.append((seq.seq_id, decoded if decoding else "prefill", n, past + n, max(0, seq.num_new_tokens - had)))
+        rows.append((seq.seq_id, decoded if decoding else "prefill", n, past + n, max(0, seq.num_new_tokens - count)))
         heads += min(n, block)
     qk_pairs = sum(steplog.pairs(n, keys, masks is not None) for _, _, n, keys, _ in rows)
     number = log.step(
         begin, end - begin, rows, sum_q_kv=qk_pairs, prefill_tokens=0 if decoding else sum(row[2] for row in rows),
         head_rows=heads, sampled_rows=heads, running=num,
     )  # fmt: skip
-    for row, old, new in zip(rows, was, now, strict=True):
+    for row, old, new in zip(rows, old_marks, new_marks, strict=True):
         settled = [i for i in range(len(old)) if old[i] == MASKED and new[i] != MASKED]
         if MASKED in old:
             log.sequence(number, row[0], row[3] - block, settled)

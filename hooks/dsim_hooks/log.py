@@ -167,11 +167,11 @@ class StepLog:
 
     def _records(self, number, start, latency, make):
         """Lines of `step_later`."""
-        *rows, extra, over = make()
+        *rows, extra, ended = make()
         line = self._line(number, start, latency, *rows, extra)
         if line is not None:
             yield line
-        for name in over:
+        for name in ended:
             yield from self._end(name, start + latency)
 
     def entry(self, name):

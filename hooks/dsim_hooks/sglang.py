@@ -77,16 +77,16 @@ def _write_steps(log, end, plan, batch, before):
     begin, rows, state, forwards = plan
     # The time between steps counts for the later one.
     start = begin if _STATE["end"] is None else _STATE["end"]
-    emitted = {req.rid: num_tokens(req) - had for req, had in zip(batch.reqs, before, strict=True)}
+    emitted = {req.rid: num_tokens(req) - num_before for req, num_before in zip(batch.reqs, before, strict=True)}
     forwards = forwards or [(end, rows, ())]
-    for i, (until, rows, settled) in enumerate(forwards, 1):
+    for i, (forward_end, rows, settled) in enumerate(forwards, 1):
         last = i == len(forwards)  # tokens are emitted after the last forward
-        until = end if last else until
+        forward_end = end if last else forward_end
         records = [(*row, max(0, emitted.get(row[0], 0)) if last else 0) for row in rows]
-        number = write(log, start, until, records, **state)
+        number = write(log, start, forward_end, records, **state)
         for name, block_start, positions in settled:
             log.sequence(number, name, block_start, positions)
-        start = until
+        start = forward_end
     for req in batch.reqs:
         if req.finished():
             log.finished(req.rid)
@@ -153,7 +153,7 @@ def blocks_of(algorithm, forward, before):
         phase = "prefill" if name in prompts else "denoise" if decoded else "flush"
         rows.append((name, phase, size, int(past) + size))
         if any(masked) and not _STATE["by_law"]:
-            blocks.append((name, int(past), [i for i, yes in enumerate(now) if yes]))
+            blocks.append((name, int(past), [i for i, is_settled in enumerate(now) if is_settled]))
     return rows, blocks
 
 

@@ -34,10 +34,10 @@ def _build(engine, original, vllm_config, *args, **kwargs):
 
 def _add(engine, original, request, *args, **kwargs):
     with steplog.harmless("a request"):
-        came = _CAME.pop(request.request_id, None)
+        arrival = _CAME.pop(request.request_id, None)
         hooked = hook(engine, engine.vllm_config)
         if hooked is not None:
-            hooked.request(request, came)
+            hooked.request(request, arrival)
     return original(engine, request, *args, **kwargs)
 
 
@@ -78,13 +78,13 @@ class Hooks:
         self._schedule, self._update = scheduler.schedule, scheduler.update_from_output
         scheduler.schedule, scheduler.update_from_output = self.schedule, self.update
 
-    def request(self, request, came):
-        """came: at the engine (time.perf_counter), or None."""
+    def request(self, request, arrival):
+        """arrival: at the engine (time.perf_counter), or None."""
         params = request.sampling_params
         extra = getattr(params, "extra_args", None) or {}
         self.log.request(
             request.request_id, request.num_prompt_tokens, None if params is None else params.max_tokens,
-            request.arrival_time, None if came is None else self.log.at(came),
+            request.arrival_time, None if arrival is None else self.log.at(arrival),
             **{name: extra[name] for name in ASKED if name in extra},
         )  # fmt: skip
 
@@ -130,15 +130,15 @@ class Hooks:
         if device is not None and 0 < device <= end - start:
             state["device"] = device
         # Numbers and names only, for the garbage collector.
-        emitted, over = {}, []
+        emitted, ended = {}, []
         for outputs in by_client.values():
             for output in outputs.outputs:
                 emitted[output.request_id] = len(output.new_token_ids)
                 if output.finish_reason is not None:
-                    over.append(output.request_id)
-        self.log.step_later(start, end - start, functools.partial(self._columns, rows, state, emitted, over))
+                    ended.append(output.request_id)
+        self.log.step_later(start, end - start, functools.partial(self._columns, rows, state, emitted, ended))
 
-    def _columns(self, rows, state, emitted, over):
+    def _columns(self, rows, state, emitted, ended):
         """For StepLog.step_later, in the log's thread."""
         names, tokens, keys, drafted = rows
         emitted = [emitted.get(name, 0) for name in names]
@@ -165,7 +165,7 @@ class Hooks:
             # A canvas's last pass discards its logits.
             sampled += (0 if phase == "flush" else logits) - 1
         extra = {"prefill_tokens": prompts, "sum_q_kv": pairs, "head_rows": heads, "sampled_rows": sampled, **state}
-        return names, phases, tokens, keys, emitted, extra, over
+        return names, phases, tokens, keys, emitted, extra, ended
 
     def _state(self):
         scheduler = self._scheduler
