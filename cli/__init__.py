@@ -51,9 +51,9 @@ SERVE = ("starlette", "uvicorn")  # the serve extra
 class Commands(Group):
     """Typer ends without a word after an interrupt, and with 1 after a closed pipe: it sees other errors."""
 
-    def make_context(self, *of: Any, **more: Any) -> Any:
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
         with _unlike_typer():
-            return super().make_context(*of, **more)
+            return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
         with _unlike_typer():
@@ -112,8 +112,8 @@ def of_traces() -> None:
     """
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(value: bool) -> None:
+    if value:
         typer.echo(f"dsim {__version__}")
         raise typer.Exit
 
@@ -150,9 +150,9 @@ def main() -> None:
             try:
                 code = app(prog_name="dsim", standalone_mode=False)
             except (Exception, SystemExit) as error:  # a user's code may raise anything
-                if isinstance(error, DsimError) or not (where := fault_in_code(error)):
+                if isinstance(error, DsimError) or not (message := fault_in_code(error)):
                     raise
-                raise DsimError(where) from error
+                raise DsimError(message) from error
             sys.stdout.flush()
         if code == INTERRUPTED:  # finished work is kept and reported
             _print_error("Interrupted.", INTERRUPTED, "interrupted")

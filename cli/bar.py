@@ -65,14 +65,14 @@ class Bar:
         note: str | None = None,
         share: float | None = None,
         unit: str | None = None,
-        rest: float | None = None,
+        eta: float | None = None,
     ) -> None:
         """Omitted arguments keep their value.
 
-        share: of all work, 0 to 1, for the time left; by default done / total. rest: s to the end, instead.
+        share: of all work, 0 to 1, for the time left; by default done / total. eta: s to the end, instead.
         """
         self._bar.update(self._task.id, completed=done, total=total, description=name)
-        self._end = None if rest is None else time.monotonic() + rest
+        self._end = None if eta is None else time.monotonic() + eta
         self._share = share
         if note is not None:
             self.note(note)
@@ -91,17 +91,17 @@ class Bar:
         The time left is estimated since the first share, without compilation.
         """
         task = self._task
-        of = "" if task.total is None else f" of {task.total:,}"
-        done = f"{task.completed:,}{of} {task.fields['unit']}".rstrip()
+        total = "" if task.total is None else f" of {task.total:,}"
+        done = f"{task.completed:,}{total} {task.fields['unit']}".rstrip()
         note = f", {task.fields['note']}" if task.fields["note"] else ""
-        now, share, left = time.monotonic(), self._part(), None
+        now, share, remaining = time.monotonic(), self._part(), None
         if self._end is not None:
-            left = max(1.0, self._end - now)
+            remaining = max(1.0, self._end - now)
         elif self._from is not None and share > self._from[1]:
             began, first = self._from
-            left = (now - began) * (1 - share) / (share - first)
-        rest = "" if left is None else f", about {words_of(left)} left"
-        return f"{task.description}: {done}{note}; {words_of(now - self._begin)}{rest}"
+            remaining = (now - began) * (1 - share) / (share - first)
+        eta = "" if remaining is None else f", about {words_of(remaining)} left"
+        return f"{task.description}: {done}{note}; {words_of(now - self._begin)}{eta}"
 
     def _part(self) -> float:
         return self._task.percentage / 100 if self._share is None else self._share

@@ -61,7 +61,7 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
 
         words = self.fleet_words([q.name_of(self.policy)] if self.sets("policy") else None)
         worlds = q.worlds_of(self, self.policy, self.profile, rate=None, num_requests=None)
-        [world] = on_fleet(worlds, words, named=self.fleet is None)
+        [world] = on_fleet(worlds, words, trusted=self.fleet is None)
         return world
 
     def answer(self, watch: Watch) -> "Answer[Capacity]":
@@ -82,12 +82,12 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
         warn_of_yields(watch, world)
         size = {name: getattr(self, name) for name in ("rate", "replicas", "max_replicas")}
         search = {name: getattr(self, name) for name in ("precision", "attainment", "num_requests")}
-        how = {name: getattr(self, name) for name in ("curve", "gpu_hour", "currency", "jobs", "ray")}
+        options = {name: getattr(self, name) for name in ("curve", "gpu_hour", "currency", "jobs", "ray")}
         try:
             with folder, watch.bar("capacity", "replays", note="starting") as bar:
                 folder.begin("capacity", asked_of(world, **size, **search))
                 capacity = sized(
-                    world, **size, **search, **how, command=watch.command(), memo=folder.memo,
+                    world, **size, **search, **options, command=watch.command(), memo=folder.memo,
                     progress=partial(_progress, bar, self.precision),
                 )  # fmt: skip
                 notes = tuple(profile_notes(world.of_each_pool()))
@@ -98,7 +98,7 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
                         drawn = capacities(
                             fleet, self.ensemble, attainment=self.attainment, num_requests=capacity.num_requests,
                             rate=self.rate, pool=pool, memo=folder.memo,
-                            progress=lambda done, of: bar.update(done, of, "ensemble", "", unit="capacities"),
+                            progress=lambda done, total: bar.update(done, total, "ensemble", "", unit="capacities"),
                         )  # fmt: skip
                     capacity = replace(capacity, ensemble=drawn)
                 folder.put(result_files(capacity))
@@ -107,15 +107,15 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
         return Answer(value=capacity, explained=folder.memo.sentence(), out=self.folder, files=FILES)
 
 
-def _progress(bar: Any, precision: float, replays: int, known: "Interval | None", replicas: int) -> None:
+def _progress(bar: Any, precision: float, replays: int, interval: "Interval | None", replicas: int) -> None:
     name = f"capacity of {replicas} replica{'s' if replicas > 1 else ''}"
-    if known is None:
+    if interval is None:
         bar.update(replays, name=name, note="looking for the range")
         return
     from ..report.capacity import span
     from ..report.table import number
 
-    note = f"{span(known)}, ±{number(100 * known.half_width)}% of ±{100 * precision:g}%"
+    note = f"{span(interval)}, ±{number(100 * interval.half_width)}% of ±{100 * precision:g}%"
     # The half-width falls as 1 / sqrt(replays).
-    share = min(1.0, (precision / known.half_width) ** 2) if known.half_width > 0 else 1.0
+    share = min(1.0, (precision / interval.half_width) ** 2) if interval.half_width > 0 else 1.0
     bar.update(replays, name=name, note=note, share=share)

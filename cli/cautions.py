@@ -29,8 +29,8 @@ def warn(watch: "Watch", *worlds: "World") -> None:
         lines += source.notes.warnings
         if num > len(source):
             lines.append(f"{source.name} holds {len(source)} requests and the run asks for {num}: it begins again")
-        named = source if world.lengths is None else replace(source, extras={})
-        lines.append(warning(named, world.router, caches_prefixes(world.parsed_policy())))
+        trace = source if world.lengths is None else replace(source, extras={})
+        lines.append(warning(trace, world.router, caches_prefixes(world.parsed_policy())))
     watch.warn(filter(None, dict.fromkeys(lines)))
 
 

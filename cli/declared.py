@@ -49,7 +49,7 @@ class Opt:
 class Bar:
     """Progress that nobody watches."""
 
-    def update(self, *done: Any, **more: Any) -> None: ...
+    def update(self, *done: Any, **changes: Any) -> None: ...
 
 
 class Watch:
@@ -152,8 +152,8 @@ def command(
     json = typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel="Output")
     parameters.append(_parameter("as_json", typing.Annotated[bool, json], False))
     if question.COMMON:
-        more = typer.Option("--help-all", help="Show all options.", is_eager=True, callback=help_all)
-        parameters.append(_parameter("help_all", typing.Annotated[bool, more], False))
+        option = typer.Option("--help-all", help="Show all options.", is_eager=True, callback=help_all)
+        parameters.append(_parameter("help_all", typing.Annotated[bool, option], False))
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     called.__doc__ = question.__doc__

@@ -19,19 +19,19 @@ def parts(text: str) -> tuple[list[str], list[str]]:
     """Paragraphs, and examples (lines that begin with `dsim`)."""
     lines = inspect.cleandoc(text).splitlines()
     examples = [line.strip() for line in lines if line.lstrip().startswith("dsim ")]
-    rest = "\n".join(line for line in lines if not line.lstrip().startswith("dsim "))
-    return [" ".join(paragraph.split()) for paragraph in rest.split("\n\n") if paragraph.strip()], examples
+    prose = "\n".join(line for line in lines if not line.lstrip().startswith("dsim "))
+    return [" ".join(paragraph.split()) for paragraph in prose.split("\n\n") if paragraph.strip()], examples
 
 
-def panels(params: Iterable[Any], whole: bool = True) -> dict[str, list[Any]]:
-    """Options by panel, in PANELS' order; arguments first. whole: with those that only `--help-all` shows."""
+def panels(params: Iterable[Any], with_hidden: bool = True) -> dict[str, list[Any]]:
+    """Options by panel, in PANELS' order; arguments first. with_hidden: with those that only `--help-all` shows."""
     params = list(params)
-    found = {"Arguments": [param for param in params if param.param_type_name == "argument"]}
-    options = [param for param in params if param.param_type_name == "option" and (whole or not param.hidden)]
+    by_panel = {"Arguments": [param for param in params if param.param_type_name == "argument"]}
+    options = [param for param in params if param.param_type_name == "option" and (with_hidden or not param.hidden)]
     for panel in PANELS:
-        found[panel] = [option for option in options if option.rich_help_panel == panel]
-    found["Output"] += [option for option in options if option.rich_help_panel is None]  # Typer's own
-    return {panel: members for panel, members in found.items() if members}
+        by_panel[panel] = [option for option in options if option.rich_help_panel == panel]
+    by_panel["Output"] += [option for option in options if option.rich_help_panel is None]  # Typer's own
+    return {panel: members for panel, members in by_panel.items() if members}
 
 
 def names_of(param: Any) -> str:
@@ -68,11 +68,11 @@ def _default(param: Any) -> str | None:
 def help_all(ctx: typer.Context, value: bool) -> None:
     """The callback of `--help-all`."""
     if value:
-        _print(ctx.command, ctx, None, whole=True)
+        _print(ctx.command, ctx, None, with_hidden=True)
         raise typer.Exit
 
 
-def _print(command: Any, ctx: Any, formatter: Any, whole: bool = False) -> None:
+def _print(command: Any, ctx: Any, formatter: Any, with_hidden: bool = False) -> None:
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text
@@ -91,18 +91,18 @@ def _print(command: Any, ctx: Any, formatter: Any, whole: bool = False) -> None:
         console.print()
     rows = {
         panel: [(names_of(param), text_of(param)) for param in members]
-        for panel, members in panels(command.get_params(ctx), whole).items()
+        for panel, members in panels(command.get_params(ctx), with_hidden).items()
     }
     if isinstance(command, TyperGroup):
         of_group = [(name, command.get_command(ctx, name)) for name in command.list_commands(ctx)]
-        rows["Commands"] = [(name, parts(part.help or "")[0][0]) for name, part in of_group if part is not None]
-    widest = max(len(left) for members in rows.values() for left, _ in members)
+        rows["Commands"] = [(name, parts(child.help or "")[0][0]) for name, child in of_group if child is not None]
+    widest = max(len(names) for members in rows.values() for names, _ in members)
     for panel, members in rows.items():
         table = Table.grid(padding=(0, 2, 0, 0), expand=True)
         table.add_column(width=min(widest, (console.width - INDENT) * 2 // 5), overflow="fold", style="bold cyan")
         table.add_column(ratio=1, overflow="fold")
-        for left, right in members:
-            table.add_row(Text(left), Text(right))
+        for names, text in members:
+            table.add_row(Text(names), Text(text))
         console.print(Panel(table, title=panel, title_align="left", border_style="dim"))
 
 

@@ -78,10 +78,10 @@ class ImportQuestion(q.OfFile, q.Forced, Question["RunResult"]):
         if self.log is not None and client.steps is not None:
             raise DsimError(f"log is {self.log} and {self.file} is a step log itself: expected one of them")
         engine = client.steps if self.log is None else read_log(Path(self.log))
-        named = "server" if engine is None or engine.header.preset not in PRESETS else policy_of(engine.header)[0]
+        default = "server" if engine is None or engine.header.preset not in PRESETS else policy_of(engine.header)[0]
         run = measured_run(
             client, None if self.trace is None else self._requested(self.trace),
-            policy=printable(self.policy or named), slos=[Slo.parse(text) for text in self.slos],
+            policy=printable(self.policy or default), slos=[Slo.parse(text) for text in self.slos],
             missing_passes=not self.missing_fails, replicas=self.replicas, engine=engine,
         )  # fmt: skip
         about = run.info.client

@@ -153,7 +153,7 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
         check_num(self.ensemble)
         specs = different(list(map(spec_of, self.policies)))
         sheets, profiles = self._profiles(specs)
-        [world] = q.worlds_of(self, World.policy, choices.PROFILE, named=specs, rate=None, num_requests=None)
+        [world] = q.worlds_of(self, World.policy, choices.PROFILE, candidates=specs, rate=None, num_requests=None)
         candidates, left_out = candidates_of(
             world, specs, profiles, prices(self.gpu_hour), min_quality=parse_share(self.min_quality),
             quality_table=load_table(self.quality_table, world.allow_code), as_given=self.as_given,
@@ -170,9 +170,9 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
                     bar.update(done, total, phase, "")
 
                 folder.begin("plan", inputs)
-                more = {name: getattr(self, name) for name in ("spare", "today", "currency", "jobs", "ray")}
+                options = {name: getattr(self, name) for name in ("spare", "today", "currency", "jobs", "ray")}
                 planned = plan(
-                    world, candidates, left_out, **size, **more, horizon=horizon, command=watch.command(),
+                    world, candidates, left_out, **size, **options, horizon=horizon, command=watch.command(),
                     memo=folder.memo, progress=progress,
                 )  # fmt: skip
                 if self.ensemble is not None:
@@ -267,7 +267,7 @@ def _warn(watch: Watch, world: "World", specs: list[str], candidates: "Sequence[
     from ..profiler.placed import placed
     from ..sim.setting import Setting
 
-    code, source = world.allow_code, world.source()
+    code, trace = world.allow_code, world.source()
     warn(watch, *(replace(world, policy=spec) for spec in specs or [world.policy]))
-    on_first = {placed(c.policy)[0]: c.profile for c in reversed(candidates)}
-    warn_of_runs(watch, [(Setting(parse(spec, code), own, world.workload), source) for spec, own in on_first.items()])
+    top = {placed(c.policy)[0]: c.profile for c in reversed(candidates)}
+    warn_of_runs(watch, [(Setting(parse(spec, code), profile, world.workload), trace) for spec, profile in top.items()])

@@ -171,7 +171,7 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
                 budget=max(total / 2, total - (time.monotonic() - begin) - for_page), workloads=workloads,
                 max_batch=self.max_batch, seed=self.seed, tokenizer=self.tokenizer,
                 keep=None if files[0] is None else keep,
-                on_progress=lambda what, share: bar.update(round(share * total), note=what, rest=(1 - share) * total),
+                on_progress=lambda phase, share: bar.update(round(share * total), note=phase, eta=(1 - share) * total),
             )  # fmt: skip
         return Profiled(profile, None, watch.command(), evidence)
 

@@ -52,7 +52,7 @@ def check_range(name: str, value: float, low: float, high: float) -> None:
 
 
 def shares(name: str, text: str) -> tuple[float, ...]:
-    return tuple(percent(name, part) for part in text.split(","))
+    return tuple(percent(name, item) for item in text.split(","))
 
 
 # Options that several questions declare, each with its own default.
@@ -236,11 +236,11 @@ class OnFleet(InTwin):
         Opt("A TOML file with pools, links, router, decider, scaler and startup.", "FILE", "Fleet and price"),
     ] = None
 
-    def fleet_words(self, policies: Sequence[str] | None, **more: str) -> "FleetWords":
+    def fleet_words(self, policies: Sequence[str] | None, **extra: str) -> "FleetWords":
         """policies: as named, if they are. DsimError for fields that pools replace."""
         from ..results.fleet_file import FleetWords
 
-        words = FleetWords(tuple(self.pools), tuple(self.links), self.router, self.decider, **more).or_file(self.fleet)
+        words = FleetWords(tuple(self.pools), tuple(self.links), self.router, self.decider, **extra).or_file(self.fleet)
         if words.pools:
             for name, value, usual in (
                 ("--policy", policies, None), ("--replicas", self.replicas, None),
@@ -346,22 +346,22 @@ FLEET_FIELDS = {"trace", "policy", "profile", "replicas", "pools", "links", "dec
 
 def worlds_of(
     question: Any, policies: "PolicyLike | Sequence[PolicyLike]", profile: "ProfileLike", *,
-    named: Sequence[str] = (), **more: Any,
+    candidates: Sequence[str] = (), **changes: Any,
 ) -> "list[World]":  # fmt: skip
     """One a policy, in names and files, which other processes can read.
 
-    named: further policies of the user, whose code may be loaded. more: other values than the question's.
+    candidates: further policies of the user, whose code may be loaded. changes: other values than the question's.
     """
     from ..planner.grid import check_together
     from ..results.world import World, different
     from .objects import READING, profile_name, spec_of, trace_name
 
     specs = different(list(map(spec_of, listed(policies))))
-    values = world_fields(question, [*specs, *named])
+    values = world_fields(question, [*specs, *candidates])
     if not isinstance(question.trace, str | Path):  # read with these options
         values = {name: value for name, value in values.items() if name not in READING}
     values |= {"trace": trace_name(question.trace, vars(question)), "profile": profile_name(profile)}
-    first = World(**{**values, "policy": specs[0], **more})
+    first = World(**{**values, "policy": specs[0], **changes})
     check_together(first)
     return [replace(first, policy=spec) for spec in specs]
 

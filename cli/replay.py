@@ -86,7 +86,7 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["RunResult
         words = self.fleet_words(self.specs or None, scaler=self.scaler, startup=str(self.startup))
         policies = choices.POLICY if self.policy == () else self.policy
         replicas = replicas_of(self.specs, self.replicas)
-        return on_fleet(q.worlds_of(self, policies, self.profile, replicas=replicas), words, named=self.fleet is None)
+        return on_fleet(q.worlds_of(self, policies, self.profile, replicas=replicas), words, trusted=self.fleet is None)
 
     def answer(self, watch: Watch) -> "Answer[RunResult]":
         about: dict[str, Any] = {"command": watch.command()}

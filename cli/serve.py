@@ -84,9 +84,9 @@ class ServeQuestion(q.OnDevice, q.Coded, q.Forced, Question["RunResult"]):
     out: A[str | Path | None, q.out("Write the journal and report.html at the end.")] = None
 
     def answer(self, watch: Watch) -> "Answer[RunResult]":
-        here = self.model or self.random_weights
-        if (here is None) == (self.twin is None):
-            raise DsimError(f"--model is {here} and --twin is {self.twin}, expected one of them")
+        model = self.model or self.random_weights
+        if (model is None) == (self.twin is None):
+            raise DsimError(f"--model is {model} and --twin is {self.twin}, expected one of them")
         for name in OF_A_MODEL:
             if self.twin is not None and self.sets(name):
                 option = f"--{name.replace('_', '-')} is {getattr(self, name)}"

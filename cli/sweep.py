@@ -47,7 +47,7 @@ class SweepQuestion(q.Somewhere, q.Forced, q.Coded, Question["Sweep"]):
             done = sweep(
                 config, self.out, jobs=self.jobs, ray=self.ray, force=self.force, progress=bar.update,
                 command=watch.command(), allow_code=self.allow_code, ensemble=self.ensemble, quality=self.quality,
-                asking=lambda done, of: bar.update(done, of, "asking drawn profiles", unit="replays"),
+                asking=lambda done, total: bar.update(done, total, "asking drawn profiles", unit="replays"),
             )  # fmt: skip
         failed = [row for row in done.results if row["error"] is not None]
         watch.warn(f"cell {row['key']}: {row['error']}" for row in failed[:3])
@@ -58,12 +58,12 @@ class SweepQuestion(q.Somewhere, q.Forced, q.Coded, Question["Sweep"]):
         failure = None
         if len(failed) == done.num_cells:
             failure = DsimError(f"every cell failed; the first: {failed[0]['error']}")
-        kept = f"{len(done.results)} of {done.num_cells} cells are finished and kept; to go on: {watch.command()}"
+        state = f"{len(done.results)} of {done.num_cells} cells are finished and kept; to go on: {watch.command()}"
         return Answer(
             value=done, json=done.to_json(),
             lines=[decided(_account(done), done.ensemble), *(sentences(done.ensemble) if done.ensemble else [])],
             out=self.folder, files=FILES, failure=failure,
-            interrupted=f"Interrupted: {kept} -o {self.out}" * done.interrupted,
+            interrupted=f"Interrupted: {state} -o {self.out}" * done.interrupted,
         )  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def _account(done: "Sweep") -> str:
 
     parts = [f"{done.num_cells} cells", f"{done.num_run} run"]
     counts = {"there already": done.num_reused, "failed": done.num_failed, "unstable": done.num_unstable}
-    parts += [f"{count} {what}" for what, count in counts.items() if count]
+    parts += [f"{count} {kind}" for kind, count in counts.items() if count]
     if done.estimated:
         parts.append(f"estimated, not measured ({', '.join(done.estimated)})")
     return "; ".join(parts) + priced_apart(done.implementations)

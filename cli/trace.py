@@ -66,8 +66,8 @@ class ConvertQuestion(ReadsTrace):
         trace = with_hash_ids(self.read(self.source))
         watch.warn(trace.notes.warnings)
         notes = trace.notes
-        how = f"from {notes.num_rows:,} rows of {notes.format}{notes.left_out}"
-        return _wrote(self, trace, how)
+        details = f"from {notes.num_rows:,} rows of {notes.format}{notes.left_out}"
+        return _wrote(self, trace, details)
 
 
 @dataclass(frozen=True)
@@ -106,15 +106,15 @@ class SynthQuestion(Question[None]):
         )  # fmt: skip
         cv = describe(trace)["cv"]
         burst = f"CV {cv:.2f} (burstiness {cv**-2:.3g})" if cv else "constant gaps"
-        how = f"{self.arrival} at {self.rate:.4g} req/s, {burst}, seed {self.seed}"
-        return _wrote(self, trace, how)
+        details = f"{self.arrival} at {self.rate:.4g} req/s, {burst}, seed {self.seed}"
+        return _wrote(self, trace, details)
 
 
-def _wrote(question: ConvertQuestion | SynthQuestion, trace: "Trace", how: str) -> Answer[None]:
+def _wrote(question: ConvertQuestion | SynthQuestion, trace: "Trace", details: str) -> Answer[None]:
     from ..traces import write
 
     path = write(trace, question.out, force=question.force)
-    line = f"Wrote {path} ({len(trace):,} request{'' if len(trace) == 1 else 's'}, {how})"
+    line = f"Wrote {path} ({len(trace):,} request{'' if len(trace) == 1 else 's'}, {details})"
     return Answer(value=None, json={"written": str(path)}, lines=[line])
 
 

@@ -74,8 +74,8 @@ class TuneQuestion(q.OnFleet, q.Paced, q.Somewhere, q.Priced, q.Forced, Question
         policies = [] if self.policy is None else [q.name_of(self.policy)]
         words = self.fleet_words(policies or None)
         replicas = replicas_of(policies, self.replicas)
-        worlds = q.worlds_of(self, World.policy, self.profile, named=policies, replicas=replicas)
-        [world] = on_fleet(worlds, words, named=self.fleet is None, searched=True)
+        worlds = q.worlds_of(self, World.policy, self.profile, candidates=policies, replicas=replicas)
+        [world] = on_fleet(worlds, words, trusted=self.fleet is None, searched=True)
         return world
 
     def answer(self, watch: Watch) -> "Answer[Tuned]":

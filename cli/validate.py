@@ -144,9 +144,9 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
 
             @contextmanager
             def watch_cell(cell: "Cell", policy: str) -> "Iterator[Progress]":
-                what = f"{policy} at load {cell.load}"
-                report(f"{what}: warming up")
-                yield lambda ended, now: report(f"{what}: {ended} requests, {now:,.1f} s")
+                title = f"{policy} at load {cell.load}"
+                report(f"{title}: warming up")
+                yield lambda ended, now: report(f"{title}: {ended} requests, {now:,.1f} s")
 
             lock = hold_folder(out)  # earlier errors leave no folder
             memo = Memo()
@@ -180,13 +180,13 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         from ..profiler.measure import LoadedCanvas, default_workloads, profile_model
         from ..profiler.measure_canvas import profile_canvas
 
-        how: Any = {
+        options: Any = {
             "name": f"{Path(self.out).name}-profile", "budget": PROFILE_SHARE * self.budget,
             "tokenizer": self.tokenizer, "on_progress": on_progress,
         }  # fmt: skip
         if isinstance(loaded, LoadedCanvas):
             workloads = {} if self.prompts is None else {Path(self.prompts).stem: self.prompts}
-            return profile_canvas(loaded, workloads=workloads, **how)[0]
+            return profile_canvas(loaded, workloads=workloads, **options)[0]
         thresholds = {
             policy.unmasking.threshold
             for policy in policies
@@ -194,5 +194,5 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         }
         return profile_model(
             loaded, workloads={} if both_ways else default_workloads(loaded, self.prompts),
-            thresholds=sorted(thresholds) or [0.9], both_ways=both_ways, **how,
+            thresholds=sorted(thresholds) or [0.9], both_ways=both_ways, **options,
         )[0]  # fmt: skip

@@ -152,8 +152,8 @@ def compare_runs(
         names = dict.fromkeys((*predicted.policies, *measured.policies))
         shared = [name for name in names if name in predicted.policies and name in measured.policies]
         if len(shared) < len(names):
-            alone = ", ".join(name for name in names if name not in shared)
-            notes.append(f"pair {i + 1}: only one of its runs holds {alone}: left out")
+            missing = ", ".join(name for name in names if name not in shared)
+            notes.append(f"pair {i + 1}: only one of its runs holds {missing}: left out")
         for policy in shared:
             runs = PolicyRuns(policy, predicted, measured)
             notes += runs.differences

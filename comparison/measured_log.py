@@ -86,15 +86,15 @@ def _beside(waited: dict[str, Floats], predicted: Mapping[str, Columns]) -> tupl
         for policy, requests in predicted.items():
             columns[policy][requests["request"]] = latencies(requests)[name]
         for stat in STATS:
-            each = {}
+            pairs = {}
             for policy, times in columns.items():
-                both = ~np.isnan(times) & ~np.isnan(waited[name])
-                if both.any():
-                    measured, ours = (1e3 * statistic(values[both], stat) for values in (waited[name], times))
+                mask = ~np.isnan(times) & ~np.isnan(waited[name])
+                if mask.any():
+                    measured, simulated = (1e3 * statistic(values[mask], stat) for values in (waited[name], times))
                     if measured > 0:
-                        each[policy] = (measured, ours)
-            if each:
-                rows.append(LogRow(name, stat, int((~np.isnan(waited[name])).sum()), each))
+                        pairs[policy] = (measured, simulated)
+            if pairs:
+                rows.append(LogRow(name, stat, int((~np.isnan(waited[name])).sum()), pairs))
     return tuple(rows)
 
 

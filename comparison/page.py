@@ -125,11 +125,11 @@ def answer(comparison: Comparison) -> str:
     if tau is not None:
         rankings = comparison.rankings
         verdict = max((ranking.metrics["mean:e2el"] for ranking in rankings), key=lambda verdict: verdict.regret or 0.0)
-        over = f" over {len(rankings)} sets of requests" if len(rankings) > 1 else ""
+        scope = f" over {len(rankings)} sets of requests" if len(rankings) > 1 else ""
         cost = f"costs {share(verdict.regret)} more than the best" if verdict.regret else "is the best"
         which = "the worst of the twin's choices" if len(rankings) > 1 else "the twin's choice"
         sentences.append(
-            f"The policies' order by mean e2el has tau {tau:.2f}{over}; {which}, {verdict.choice}, {cost}."
+            f"The policies' order by mean e2el has tau {tau:.2f}{scope}; {which}, {verdict.choice}, {cost}."
         )
     return " ".join(sentences)
 
@@ -185,11 +185,11 @@ def parts_table(cell: PolicyErrors, names: tuple[str, str]) -> Table:
     assert cell.parts is not None
     rows = []
     for name in PER_REQUEST:
-        part = cell.parts.metrics.get(name)
-        if part is not None and part.measured:
-            sizes = [part.error, *(getattr(part, key) for key in PARTS)]
-            shares = [signed(None if size is None else size / part.measured) for size in sizes]
-            rows.append([name, "ms", number(1e3 * part.error), *shares, f"{part.num:,}"])
+        entry = cell.parts.metrics.get(name)
+        if entry is not None and entry.measured:
+            sizes = [entry.error, *(getattr(entry, key) for key in PARTS)]
+            shares = [signed(None if size is None else size / entry.measured) for size in sizes]
+            rows.append([name, "ms", number(1e3 * entry.error), *shares, f"{entry.num:,}"])
     return _table(["", "unit", "error", f"of {names[1]}", *PARTS.values(), "requests"], rows)
 
 
@@ -240,7 +240,7 @@ def part_lines(cell: PolicyErrors) -> list[str]:
 
 
 def left_out_line(cell: PolicyErrors) -> str:
-    reasons = [f"{count:,} {why}" for why, count in cell.left_out.items() if count]
+    reasons = [f"{count:,} {reason}" for reason, count in cell.left_out.items() if count]
     line = f"{cell.num_both:,} requests completed in both runs; left out: {', '.join(reasons) or 'none'}."
     if cell.unpaired:
         return line

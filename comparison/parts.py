@@ -120,9 +120,9 @@ def parts(
 
 def per_request(requests: Columns, index: Ints) -> dict[str, Floats]:
     """Latency metrics (s); itl is the mean gap; NaN if not completed."""
-    where = np.full(int(max(index.max(initial=-1), requests["request"].max(initial=-1))) + 1, -1)
-    where[requests["request"]] = np.arange(len(requests["request"]))
-    rows = where[index]
+    row_of = np.full(int(max(index.max(initial=-1), requests["request"].max(initial=-1))) + 1, -1)
+    row_of[requests["request"]] = np.arange(len(requests["request"]))
+    rows = row_of[index]
     columns = rows_of(requests, rows)
     done = (rows >= 0) & (columns["status"] == COMPLETED)
     return {name: np.where(done, values, np.nan) for name, values in latencies(columns).items()}

@@ -127,20 +127,20 @@ def _serve(
 ) -> None:
     ends = Ends(engine.policy, requests)
     order = np.lexsort((requests["request"], requests["arrival"]))
-    coming = list(requests_of(requests, order))
+    arrivals = list(requests_of(requests, order))
     due = (requests["arrival"] + recording.profile.frontend)[order].tolist()  # s, at the engine
     blocks_cost = recording.profile.latency.host_block > 0
-    taken = 0
+    count = 0
 
     def deliver(now: float) -> bool:
-        nonlocal taken
-        while taken < len(coming) and due[taken] <= now:
-            engine.submit(coming[taken])
-            taken += 1
+        nonlocal count
+        while count < len(arrivals) and due[count] <= now:
+            engine.submit(arrivals[count])
+            count += 1
         return True
 
     def wait(_now: float) -> float | None:
-        return None if taken == len(coming) else due[taken]
+        return None if count == len(arrivals) else due[count]
 
     def step(plan: StepPlan) -> StepOutcome:
         committed, retained = commits(plan)

@@ -130,8 +130,8 @@ def prices(latency: LatencyModel, journal: Journal, policy: Policy, ended: Ints 
         lengths[:, requests["request"]] = requests["input_length"], requests["max_tokens"]
         prompt, output = lengths[:, rows]
     if policy.cache.first_layer_whole:
-        whole = first_layers(policy, prompt, prompt + output, offsets).tolist()
-        for i, (num, pairs, keys) in enumerate(whole):
+        work = first_layers(policy, prompt, prompt + output, offsets).tolist()
+        for i, (num, pairs, keys) in enumerate(work):
             if num > features[i].tokens:
                 first[i] = features[i]._replace(tokens=num, sum_q_kv=pairs, sum_kv=keys)
     steps = zip(features, retained_features(journal.steps), first, strict=True)

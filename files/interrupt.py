@@ -29,10 +29,10 @@ def as_ctrl_c() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
+    signals: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        came.append(number)
+        signals.append(number)
         signal.default_int_handler(number, frame)
 
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
@@ -42,7 +42,7 @@ def as_ctrl_c() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        if came:
+        if signals:
             raise KeyboardInterrupt from error
         raise
     finally:
@@ -78,13 +78,13 @@ def asked_to_stop(tell: Callable[[], object]) -> Iterator[None]:
 def uninterrupted() -> Iterator[None]:
     """Delay signals, so that a write or rename is whole."""
     before = _ours()
-    came: list[int] = []
-    _install(dict.fromkeys(before, lambda signum, _frame: came.append(signum)))
+    signals: list[int] = []
+    _install(dict.fromkeys(before, lambda signum, _frame: signals.append(signum)))
     try:
         yield
     finally:
         _install(before)
-    if came:
+    if signals:
         raise KeyboardInterrupt
 
 

@@ -22,12 +22,12 @@ ASIDE = "dsim-aside"  # `.NAME.dsim-aside`: replaced once the new one has a comp
 
 @dataclass(frozen=True)
 class FolderKind:
-    what: str  # in messages: "a run"
+    title: str  # in messages: "a run"
     files: tuple[str, ...]  # may hold; `*` is a wildcard
     manifest: str  # identifies the folder
     schema: str  # of the manifest
     folders: tuple[str, ...] = ()  # those of `files`
-    kept: str | None = None  # the store of replays, which identifies a folder without a manifest
+    store: str | None = None  # the store of replays, which identifies a folder without a manifest
 
     def is_ours(self, folder: Path) -> bool:
         """By its manifest, or a killed run's store."""
@@ -35,7 +35,7 @@ class FolderKind:
             info = read_json(folder / self.manifest)
             if isinstance(info, dict):
                 return bool(info.get("schema") == self.schema)
-        return self.kept is not None and is_store(folder / self.kept)
+        return self.store is not None and is_store(folder / self.store)
 
 
 def check_folder(folder: str | Path, kind: FolderKind, *, force: bool, add: bool = False) -> Path:
@@ -68,7 +68,7 @@ def check_folder(folder: str | Path, kind: FolderKind, *, force: bool, add: bool
     except (OSError, ValueError) as error:
         raise fault(folder, error) if isinstance(error, OSError) else DsimError(f"{folder}: {error}") from None
     if foreign:
-        raise DsimError(f"{folder}: holds {foreign[0]}, which is not of {kind.what}: choose another folder")
+        raise DsimError(f"{folder}: holds {foreign[0]}, which is not of {kind.title}: choose another folder")
     if names and not (force or add):
         raise DsimError(f"{folder}: exists and holds {', '.join(names)}: choose another folder or pass --force")
     if names and not kind.is_ours(place):
@@ -272,8 +272,8 @@ def _put_back(place: Path, kind: FolderKind) -> bool:
     return True
 
 
-def _hidden(place: Path, what: str) -> Path:
-    return place.parent / f".{place.name}.{what}"
+def _hidden(place: Path, suffix: str) -> Path:
+    return place.parent / f".{place.name}.{suffix}"
 
 
 def _is_part(path: Path) -> bool:

@@ -61,10 +61,10 @@ def read_text(path: str | Path, *, kind: ErrorType = DsimError) -> str:
         raise kind(f"{path}: is not UTF-8 text: {error.reason} at byte {error.start}") from None
 
 
-def json_of(text: str | bytes | bytearray, **how: Any) -> Any:
+def json_of(text: str | bytes | bytearray, **options: Any) -> Any:
     """json.loads with its options; ValueError if invalid or nested beyond DEEPEST."""
     try:
-        value = json.loads(text, **how)
+        value = json.loads(text, **options)
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
     opened = text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
@@ -155,19 +155,19 @@ def read_lines(path: str | Path, *, kind: ErrorType = DsimError) -> Iterator[tup
 
 
 @contextmanager
-def parsing(where: object, what: str, kind: ErrorType = DsimError) -> Iterator[None]:
+def parsing(place: object, form: str, kind: ErrorType = DsimError) -> Iterator[None]:
     """A parser's errors become one line that names the place."""
     try:
         yield
     except DsimError:
         raise
     except RecursionError:
-        raise kind(f"{where}: cannot be read as {what}: {TOO_DEEP}") from None
+        raise kind(f"{place}: cannot be read as {form}: {TOO_DEEP}") from None
     except MemoryError:
-        raise kind(f"{where}: cannot be read as {what}: it needs more memory than is available") from None
+        raise kind(f"{place}: cannot be read as {form}: it needs more memory than is available") from None
     except Exception as error:
         reason = cut(str(error) or type(error).__name__)
-        raise kind(f"{where}: cannot be read as {what}: {reason}") from None
+        raise kind(f"{place}: cannot be read as {form}: {reason}") from None
 
 
 def cut_words(text: str) -> str:

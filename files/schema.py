@@ -66,11 +66,11 @@ class FileObject:
         """As a type: plain, a dataclass, or a list, tuple or dictionary of them."""
         return self._as(key, self.values.get(key), hint, bounds)
 
-    def read(self, kind: type[T], **known: Any) -> T:
-        """A dataclass, checked by types and declared Range or Choice. known: fields already read."""
+    def read(self, kind: type[T], **values: Any) -> T:
+        """A dataclass, checked by types and declared Range or Choice. values: fields already read."""
         hints = _hints(cast(Any, kind))
         return kind(
-            **{name: known[name] if name in known else self.get(name, hints[name]) for name in _keys(cast(Any, kind))}
+            **{name: values[name] if name in values else self.get(name, hints[name]) for name in _keys(cast(Any, kind))}
         )
 
     def error(self, key: str, value: object, expected: str) -> DsimError:
@@ -94,8 +94,8 @@ class FileObject:
                 values = [self._as(f"{key}[{i}]", item, kinds[i], bounds) for i, item in enumerate(items)]
             return values if origin is list else tuple(values)
         if origin in (dict, Mapping):
-            part = self._section(key, value)
-            return {name: part._as(name, item, arguments[1], bounds) for name, item in part.values.items()}
+            section = self._section(key, value)
+            return {name: section._as(name, item, arguments[1], bounds) for name, item in section.values.items()}
         if is_dataclass(hint):
             return read_as(cast(Any, hint), self.path, self._key(key), value, self._error)
         return self._plain(key, value, hint, bounds)

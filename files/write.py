@@ -29,19 +29,19 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
 def writing(path: str | Path) -> Iterator[BinaryIO]:
     """Named if the block succeeds, else removed."""
     path = Path(path)
-    part = beside(path)
+    temporary = beside(path)
     with naming(path):
         try:  # an interrupt may come during its creation
-            with part.open("xb") as file:
-                lock = Lock(part)
+            with temporary.open("xb") as file:
+                lock = Lock(temporary)
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
             check_file(path, force=True)
-            os.replace(part, path)
+            os.replace(temporary, path)
             lock.close()
         finally:
-            part.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 def json_text(value: object, indent: str = "") -> str:

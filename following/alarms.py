@@ -167,9 +167,9 @@ class Alarm:
     def words(self) -> str:
         """A sentence such as `prices: step_time is 12 % above the twin's`."""
         shift = math.expm1(self.shift)
-        where = "above" if shift > 0 else "below"
+        side = "above" if shift > 0 else "below"
         expected = "the usual" if self.cause == TRAFFIC else "the twin's"
-        return f"{self.cause}: {self.quantity} is {abs(shift):.0%} {where} {expected}"
+        return f"{self.cause}: {self.quantity} is {abs(shift):.0%} {side} {expected}"
 
     def to_json(self) -> dict[str, Any]:
         return vars(self) | {"words": self.words}
@@ -200,8 +200,8 @@ class Alarms:
                     factors[name] = None
                 continue
             residual = residuals[name][0]
-            beyond = chart.num_windows > 1 and abs(residual) > 2 * FAR * chart.deviation()
-            if beyond or chart.cause in self.open or chart.far():
+            is_outlier = chart.num_windows > 1 and abs(residual) > 2 * FAR * chart.deviation()
+            if is_outlier or chart.cause in self.open or chart.far():
                 factors[name] = chart.level(residual)
         return factors
 

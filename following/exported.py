@@ -30,7 +30,7 @@ def values_of(follower: Follower, now: float) -> dict[str, Value | Mapping[str, 
     """By metric, its value, or one a row."""
     samples = () if follower.last is None else follower.last.samples
     urls, capacity = follower.followed.urls, follower.capacity
-    found: dict[str, Value | Mapping[str, Value]] = {
+    values: dict[str, Value | Mapping[str, Value]] = {
         "up": {url: sample is not None for url, sample in zip(urls, samples, strict=False)},
         "version": follower.version, "capacity": capacity,
         "alarm": {cause: cause in follower.alarms.open for cause in CAUSES},
@@ -38,14 +38,14 @@ def values_of(follower: Follower, now: float) -> dict[str, Value | Mapping[str, 
     if follower.windows:
         last = follower.windows[-1]
         rate = last["traffic"]["rate"]
-        found |= {
+        values |= {
             "age_seconds": now - last["end"], "requests_rate": rate, "replicas": last["replicas"],
             "headroom": None if capacity is None else capacity - rate, "extrapolating": last["extrapolating"],
             "measured_seconds": last["measured"], "predicted_seconds": last["predicted"],
             "residual": last["smooth"], "deviation": last["deviations"],
             "attainment": {outcome["name"]: outcome["attainment"] for outcome in last.get("what_if", ())},
         }  # fmt: skip
-    return found
+    return values
 
 
 def exposition(follower: Follower, now: float) -> str:
@@ -56,9 +56,9 @@ def exposition(follower: Follower, now: float) -> str:
     for name, value in values_of(follower, now).items():
         label, about = METRICS[name]
         rows = value if isinstance(value, Mapping) else {"": value}
-        known = {row: number for row, number in rows.items() if number is not None and math.isfinite(number)}
-        if known:  # a gauge without a value would show 0
+        numbers = {row: number for row, number in rows.items() if number is not None and math.isfinite(number)}
+        if numbers:  # a gauge without a value would show 0
             gauge = Gauge(f"dsim_follow_{name}", about, [label] if label else [], registry=registry)
-            for row, number in known.items():
+            for row, number in numbers.items():
                 (gauge.labels(row) if label else gauge).set(number)
     return generate_latest(registry).decode()

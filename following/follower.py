@@ -197,8 +197,8 @@ class Follower:
         for text in self.followed.world.slos:
             slo = Slo.parse(text)
             if slo.metric in measured and slo.slo_class is None:
-                both = (measured[slo.metric], twin[slo.metric])
-                slos[text] = [share_within(buckets, slo.bound) for buckets in both]
+                pair = (measured[slo.metric], twin[slo.metric])
+                slos[text] = [share_within(buckets, slo.bound) for buckets in pair]
         charts = {name: chart for name, chart in self.alarms.charts.items() if chart.num_windows}
         crowded = window.gauge("running")[window.gauge("waiting") > 0]  # while requests waited
         return {
@@ -315,8 +315,8 @@ class Follower:
     def traffic(self) -> Trace:
         """The arrivals of the windows in memory, as one trace."""
         parts = [observed.arrivals_of(self._world.seed).copy() for observed in self._observed]
-        for part, observed in zip(parts, self._observed, strict=True):
-            part.time += observed.window.begin
+        for arrivals, observed in zip(parts, self._observed, strict=True):
+            arrivals.time += observed.window.begin
         return trace_of(np.concatenate(parts), "followed traffic")
 
     @property

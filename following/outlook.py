@@ -99,22 +99,22 @@ def advice(
     drifted = "; ".join(words for cause, words in alarms.items() if cause != TRAFFIC)
     if RULE in alarms or (measured < target and drifted):
         limit = f" the limit of running requests ({rows[0]:g} while others wait, not {rows[1]})," if rows else ""
-        why = f"{measured:.1%} of its requests meet an SLO, and it is not as its twin: {drifted}"
+        reason = f"{measured:.1%} of its requests meet an SLO, and it is not as its twin: {drifted}"
         if RULE in alarms:
-            why = f"{drifted}: its scheduler is not the one that --policy names"
-        return Advice(f"Check{limit} the server's flags and version.", why)
+            reason = f"{drifted}: its scheduler is not the one that --policy names"
+        return Advice(f"Check{limit} the server's flags and version.", reason)
     now = next((outcome for outcome in outcomes if outcome.name == "as it is"), None)
     if now is None or (now.attainment is None and now.missed is None):
         return Advice(
             "Do nothing.", "No SLO is given, so nothing can be missed." if outcomes else "No window is over yet."
         )
-    more = next(outcome for outcome in outcomes if outcome.name == "a replica more")
+    larger = next(outcome for outcome in outcomes if outcome.name == "a replica more")
     share, gain = 1.0, ""
     met = f"{now.missed} is missed" if now.missed else "no SLO is missed"
     if now.attainment is not None:
         share = now.attainment
-        gain = f"{share:.1%} to {more.attainment or 0.0:.1%} of requests within the SLOs"
+        gain = f"{share:.1%} to {larger.attainment or 0.0:.1%} of requests within the SLOs"
         met = f"{share:.1%} of requests meet the SLOs, of {target:.1%} wanted" + (f"; {met}" if now.missed else "")
     if share < target or now.missed or (room is not None and room < rate):
-        return Advice(f"Run {counted(more.replicas, 'replica')}.", met, gain, "a replay of the last two windows")
+        return Advice(f"Run {counted(larger.replicas, 'replica')}.", met, gain, "a replay of the last two windows")
     return Advice("Do nothing.", met)

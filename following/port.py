@@ -36,7 +36,7 @@ def serving(watcher: Watcher, host: str, port: int) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(data)
 
-        def log_message(self, format: str, *of: Any) -> None:
+        def log_message(self, format: str, *args: Any) -> None:
             """Log nothing."""
 
     class Server(ThreadingHTTPServer):

@@ -151,5 +151,5 @@ def _slower(model: CommitModel, times: float) -> CommitModel:
     from ..profiler.request_effects import mean_yield, shifted
 
     target = mean_yield(model) / times
-    low, high = bisected(lambda by: mean_yield(shifted(model, by)) < target, -4.0, 4.0, 16)
+    low, high = bisected(lambda shift: mean_yield(shifted(model, shift)) < target, -4.0, 4.0, 16)
     return shifted(model, (low + high) / 2)

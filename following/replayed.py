@@ -75,11 +75,11 @@ def replayed(world: World, setting: Setting, trace: Trace, begins: float, window
     if result.interrupted:
         raise KeyboardInterrupt
     steps = recorder.steps()
-    at = window.times + begins
+    moments = window.times + begins
     last = window.samples[-1].histograms
     ends = {name: buckets.ends for name, buckets in last.items()}
-    samples = samples_of(result, trace, steps, at, ends, handles=window.samples[-1].engine == WITH_HANDLES)
-    inside = (steps["end"] > at[0]) & (steps["end"] <= at[-1])
+    samples = samples_of(result, trace, steps, moments, ends, handles=window.samples[-1].engine == WITH_HANDLES)
+    inside = (steps["end"] > moments[0]) & (steps["end"] <= moments[-1])
     return Replay(Window(tuple(samples)), steps[inside])
 
 
@@ -101,17 +101,17 @@ def samples_of(
     tokens, prompt = table["num_tokens"].astype(np.float64), trace.input_length.astype(np.float64)
     done = np.searchsorted(steps["end"], times, side="right")
     totals = {n: np.append(0.0, np.cumsum(steps[n]))[done] for n in ("rows", "device", "forwards")}
-    held = np.append(0.0, steps["pages"])[done] / result.limits.num_pages
-    over, begun, came = (_by(times, when) for when in (finish, scheduled, arrival))
-    prompts = _by(times, scheduled, prompt)
+    usage = np.append(0.0, steps["pages"])[done] / result.limits.num_pages
+    over, begun, came = (_totals(times, events) for events in (finish, scheduled, arrival))
+    prompts = _totals(times, scheduled, prompt)
     out = _handed_out(times, first, np.fmax(table["last_emission"], first), tokens)
     with np.errstate(invalid="ignore"):
-        known = {
+        values = {
             "ttft": (first, first - begins), "e2el": (finish, finish - begins),
             "queue": (scheduled, scheduled - begins), "input_length": (finish, prompt),
             "output_length": (finish, tokens),
         }  # fmt: skip
-    histograms = {name: _counted(*known[name], times, own) for name, own in ends.items() if name in known}
+    histograms = {name: _buckets(*values[name], times, bounds) for name, bounds in ends.items() if name in values}
     return [
         Sample(
             now, engine, 1,
@@ -121,9 +121,9 @@ def samples_of(
                 "forwards": float(totals["forwards"][i]),
             },
             {
-                "running": float(begun[i] - over[i]), "waiting": float(came[i] - begun[i]), "kv_usage": float(held[i]),
+                "running": float(begun[i] - over[i]), "waiting": float(came[i] - begun[i]), "kv_usage": float(usage[i]),
             },
-            {name: of[i] for name, of in histograms.items()},
+            {name: buckets[i] for name, buckets in histograms.items()},
         )
         for i, now in enumerate(times.tolist())
     ]  # fmt: skip
@@ -131,18 +131,18 @@ def samples_of(
 
 def handles_of(arrival: Floats, finish: Floats, replica: Any, count: int) -> Floats:
     """When each request has one of its replica's `count` handles, in order of arrival (s)."""
-    found = arrival.copy()
-    for own in (np.flatnonzero(replica == r) for r in np.unique(replica)):
-        late = own[np.argsort(arrival[own], kind="stable")][count:]
-        found[late] = np.maximum(arrival[late], np.sort(finish[own])[: len(late)])
-    return found
+    begins = arrival.copy()
+    for rows in (np.flatnonzero(replica == r) for r in np.unique(replica)):
+        late = rows[np.argsort(arrival[rows], kind="stable")][count:]
+        begins[late] = np.maximum(arrival[late], np.sort(finish[rows])[: len(late)])
+    return begins
 
 
-def _by(times: Floats, when: Floats, much: Floats | None = None) -> Floats:
+def _totals(times: Floats, events: Floats, amounts: Floats | None = None) -> Floats:
     """[times] The number of events until then, or the sum of their amounts."""
-    order = np.argsort(when, kind="stable")
-    at = np.searchsorted(when[order], times, side="right")
-    return at.astype(np.float64) if much is None else np.append(0.0, np.cumsum(much[order]))[at]
+    order = np.argsort(events, kind="stable")
+    counts = np.searchsorted(events[order], times, side="right")
+    return counts.astype(np.float64) if amounts is None else np.append(0.0, np.cumsum(amounts[order]))[counts]
 
 
 def _handed_out(times: Floats, first: Floats, last: Floats, tokens: Floats) -> Floats:
@@ -150,42 +150,42 @@ def _handed_out(times: Floats, first: Floats, last: Floats, tokens: Floats) -> F
     begun = np.isfinite(first)
     long = begun & (last > first)
     pace = np.divide(tokens, last - first, where=long, out=np.zeros(len(tokens)))
-    found = _by(times, first[begun & ~long], tokens[begun & ~long])
+    total = _totals(times, first[begun & ~long], tokens[begun & ~long])
     for moment, sign in ((first[long], 1.0), (last[long], -1.0)):
-        found += sign * (times * _by(times, moment, pace[long]) - _by(times, moment, pace[long] * moment))
-    return np.maximum.accumulate(np.round(found, 3))  # sums of large numbers may end a thousandth lower
+        total += sign * (times * _totals(times, moment, pace[long]) - _totals(times, moment, pace[long] * moment))
+    return np.maximum.accumulate(np.round(total, 3))  # sums of large numbers may end a thousandth lower
 
 
-def _counted(when: Floats, values: Floats, times: Floats, ends: Sequence[float]) -> list[Buckets]:
+def _buckets(events: Floats, values: Floats, times: Floats, ends: Sequence[float]) -> list[Buckets]:
     """[times] The histogram of the values known by then."""
-    known = when <= times[-1]
-    when, values = when[known], values[known]
-    at = np.searchsorted(times, when, side="left")
+    mask = events <= times[-1]
+    events, values = events[mask], values[mask]
+    moment = np.searchsorted(times, events, side="left")
     bucket = np.searchsorted(np.asarray(ends), values, side="left")
     counts = np.zeros((len(times), len(ends) + 1))
-    np.add.at(counts, (at, bucket), 1.0)
+    np.add.at(counts, (moment, bucket), 1.0)
     counts = counts.cumsum(axis=0).cumsum(axis=1)
-    totals = np.cumsum(np.bincount(at, values, len(times)))
-    own = tuple(ends)
-    return [Buckets(own, tuple(row), float(t)) for row, t in zip(counts.tolist(), totals, strict=True)]
+    totals = np.cumsum(np.bincount(moment, values, len(times)))
+    bounds = tuple(ends)
+    return [Buckets(bounds, tuple(row), float(t)) for row, t in zip(counts.tolist(), totals, strict=True)]
 
 
 @dataclass(frozen=True)
 class Pace:
-    """The time of the twin's steps by running requests: base + each * running (s), and the range where it was seen."""
+    """The time of the twin's steps by running requests: base + slope * running (s), and the range where it was seen."""
 
     base: float
-    each: float
-    fewest: float
-    most: float
+    slope: float
+    low: float
+    high: float
 
     def seconds(self, running: Floats) -> Floats:
         """The time of a step with this many running requests."""
-        return np.maximum(self.base + self.each * running, 1e-9)
+        return np.maximum(self.base + self.slope * running, 1e-9)
 
     def covers(self, running: float) -> bool:
         """Whether the twin had steps with about this many running requests."""
-        return self.fewest - 1.0 <= running <= self.most + 1.0
+        return self.low - 1.0 <= running <= self.high + 1.0
 
 
 def pace_of(steps: Sequence[Steps], per_forward: bool) -> Pace | None:
@@ -199,18 +199,18 @@ def pace_of(steps: Sequence[Steps], per_forward: bool) -> Pace | None:
     time, weight = every["latency"], (rows > 0).astype(np.float64)
     if per_forward:
         time, weight = every["device"], every["forwards"]
-    levels, of = np.unique(load[load > 0], return_inverse=True)
+    levels, index = np.unique(load[load > 0], return_inverse=True)
     if not len(levels) or not weight[load > 0].sum():
         return None
-    seconds, steps_at, rows_at = (np.bincount(of, x[load > 0]) for x in (time, weight, rows))
+    seconds, steps_at, rows_at = (np.bincount(index, x[load > 0]) for x in (time, weight, rows))
     if not per_forward:  # a step that serves part of the requests counts as that part of a step
         steps_at = rows_at / levels
-    known = steps_at > 0
-    levels, value, much = levels[known], (seconds / np.maximum(steps_at, 1e-12))[known], seconds[known]
+    mask = steps_at > 0
+    levels, value, weights = levels[mask], (seconds / np.maximum(steps_at, 1e-12))[mask], seconds[mask]
     if len(levels) < 2 or levels[-1] < FEW_LOADS * levels[0]:
-        return Pace(float(seconds[known].sum() / steps_at[known].sum()), 0.0, float(levels[0]), float(levels[-1]))
-    middle, mean = np.average(levels, weights=much), np.average(value, weights=much)
-    slope = np.average((levels - middle) * (value - mean), weights=much) / np.average(
-        (levels - middle) ** 2, weights=much
+        return Pace(float(seconds[mask].sum() / steps_at[mask].sum()), 0.0, float(levels[0]), float(levels[-1]))
+    middle, mean = np.average(levels, weights=weights), np.average(value, weights=weights)
+    slope = np.average((levels - middle) * (value - mean), weights=weights) / np.average(
+        (levels - middle) ** 2, weights=weights
     )
     return Pace(float(mean - slope * middle), float(slope), float(levels[0]), float(levels[-1]))

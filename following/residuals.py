@@ -26,13 +26,13 @@ FEW = 20  # a histogram with fewer values is not compared
 
 def residuals_of(measured: Figures, predicted: Sequence[Figures]) -> Residuals:
     """By quantity, the measured one less the mean of the predicted, and their standard deviation."""
-    found = {}
+    residuals = {}
     for name, value in measured.items():
-        known = np.array([other[name] for other in predicted if name in other])
-        if len(known) and math.isfinite(value) and np.isfinite(known).all():
-            spread = float(known.std(ddof=1)) if len(known) > 1 else 0.0
-            found[name] = (value - float(known.mean()), spread)
-    return found
+        expected = np.array([other[name] for other in predicted if name in other])
+        if len(expected) and math.isfinite(value) and np.isfinite(expected).all():
+            spread = float(expected.std(ddof=1)) if len(expected) > 1 else 0.0
+            residuals[name] = (value - float(expected.mean()), spread)
+    return residuals
 
 
 def figures_of(window: Window, pace: Pace | None, by_token: bool, ends: Mapping[str, Buckets]) -> Figures:
@@ -41,20 +41,20 @@ def figures_of(window: Window, pace: Pace | None, by_token: bool, ends: Mapping[
     pace: of the twin's steps, for the price of a step at the measured load. by_token: a forward makes one token, as in
     autoregressive models. ends: the server's histograms; others are not compared.
     """
-    found: Figures = {}
+    figures: Figures = {}
     steps = window.added("generation_tokens" if by_token else "steps")
     tokens = window.added("generation_tokens")
     if steps and tokens and not by_token:
-        found["steps_per_token"] = math.log(steps / tokens)
+        figures["steps_per_token"] = math.log(steps / tokens)
     if pace is not None and (price := _price(window, pace, steps)) is not None:
-        found["step_time"] = math.log(price)
+        figures["step_time"] = math.log(price)
     for name, small in SMALL.items():
-        found[name] = math.log(float(window.gauge(name)[1:].mean()) + small)
+        figures[name] = math.log(float(window.gauge(name)[1:].mean()) + small)
     for name in DISTRIBUTIONS:
-        own = window.histogram(name)
-        if name in ends and own is not None and own.num >= FEW:
-            found[name] = mean_log(own)
-    return found
+        buckets = window.histogram(name)
+        if name in ends and buckets is not None and buckets.num >= FEW:
+            figures[name] = mean_log(buckets)
+    return figures
 
 
 def _price(window: Window, pace: Pace, steps: float | None) -> float | None:
@@ -65,18 +65,18 @@ def _price(window: Window, pace: Pace, steps: float | None) -> float | None:
     running = window.gauge("running")
     gaps = np.diff(window.times)
     if seconds := window.added("forward_seconds"):
-        forwards, held = window.added("forwards"), np.maximum((running[1:] + running[:-1]) / 2, 1.0)
+        forwards, levels = window.added("forwards"), np.maximum((running[1:] + running[:-1]) / 2, 1.0)
         busy = gaps * ((running[1:] + running[:-1]) > 0)
         if not forwards or not busy.sum():
             return None
-        if not pace.covers(float(np.average(held, weights=busy))):
+        if not pace.covers(float(np.average(levels, weights=busy))):
             return None
-        return seconds / forwards / float(np.average(pace.seconds(held), weights=busy))
+        return seconds / forwards / float(np.average(pace.seconds(levels), weights=busy))
     if not steps or not running.any():
         return None
-    whole, queued = window.histogram("e2el"), window.histogram("queue")
-    if whole is not None and queued is not None:  # exact, apart from requests in flight at the window's ends
-        ran = whole.total - queued.total
+    e2el, queue = window.histogram("e2el"), window.histogram("queue")
+    if e2el is not None and queue is not None:  # exact, apart from requests in flight at the window's ends
+        ran = e2el.total - queue.total
     else:
         ran = float((gaps * (running[1:] + running[:-1]) / 2).sum())
     mean = ran / window.duration

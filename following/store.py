@@ -19,9 +19,9 @@ class Lines:
     removes it. So a kill loses at most the line that was being written.
     """
 
-    def __init__(self, folder: Path, most: int) -> None:
+    def __init__(self, folder: Path, limit: int) -> None:
         self._folder = folder
-        self._most_of_file = max(1, most // SEGMENTS)  # bytes
+        self._most_of_file = max(1, limit // SEGMENTS)  # bytes
         with naming(folder):
             folder.mkdir(parents=True, exist_ok=True)
 

@@ -47,33 +47,33 @@ class Scrape:
 
     def together(self) -> Sample | None:
         """The sums over the servers that answered; None if no server did."""
-        known = [sample for sample in self.samples if sample is not None]
-        if not known:
+        samples = [sample for sample in self.samples if sample is not None]
+        if not samples:
             return None
         counters: dict[str, float] = {}
-        for sample in known:  # SGLang shows a counter from the first count on
+        for sample in samples:  # SGLang shows a counter from the first count on
             for name, count in sample.counters.items():
                 counters[name] = counters.get(name, 0.0) + count
         gauges = {}
-        for name in known[0].gauges:
-            if all(name in sample.gauges for sample in known):
-                total = sum(sample.gauges[name] for sample in known)
-                gauges[name] = total / (len(known) if name in MEAN_GAUGES else 1)
-        num_engines = sum(sample.num_engines for sample in known)
-        merged = _merged(known)
+        for name in samples[0].gauges:
+            if all(name in sample.gauges for sample in samples):
+                total = sum(sample.gauges[name] for sample in samples)
+                gauges[name] = total / (len(samples) if name in MEAN_GAUGES else 1)
+        num_engines = sum(sample.num_engines for sample in samples)
+        merged = _merged(samples)
         return replace(
-            known[0], time=self.time, num_engines=num_engines, counters=counters, gauges=gauges, histograms=merged
+            samples[0], time=self.time, num_engines=num_engines, counters=counters, gauges=gauges, histograms=merged
         )
 
 
 def _merged(samples: Sequence[Sample]) -> dict[str, Buckets]:
     """The sums of histograms; those whose ends differ are left out."""
-    found = {}
+    merged = {}
     for name in dict.fromkeys(name for sample in samples for name in sample.histograms):
-        each = [sample.histograms[name] for sample in samples if name in sample.histograms]
-        if all(buckets.ends == each[0].ends for buckets in each):
-            found[name] = reduce(Buckets.plus, each)
-    return found
+        histograms = [sample.histograms[name] for sample in samples if name in sample.histograms]
+        if all(buckets.ends == histograms[0].ends for buckets in histograms):
+            merged[name] = reduce(Buckets.plus, histograms)
+    return merged
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ class Window:
     @property
     def arrivals(self) -> Floats:
         """[samples] Requests that had arrived since the begin: those finished, running or waiting."""
-        seen = np.array([sample.num_arrived for sample in self.samples])
-        return np.maximum.accumulate(seen - seen[0])
+        counts = np.array([sample.num_arrived for sample in self.samples])
+        return np.maximum.accumulate(counts - counts[0])
 
     @property
     def num_arrivals(self) -> int:
@@ -135,14 +135,14 @@ class Window:
     @property
     def input_length(self) -> float:
         """Mean prompt (tokens); NaN if the page has none."""
-        known = self.histogram("input_length")
-        return known.mean if known is not None and known.num else self._per_request("prompt_tokens")
+        buckets = self.histogram("input_length")
+        return buckets.mean if buckets is not None and buckets.num else self._per_request("prompt_tokens")
 
     @property
     def output_length(self) -> float:
         """Mean answer (tokens)."""
-        known = self.histogram("output_length")
-        return known.mean if known is not None and known.num else self._per_request("generation_tokens")
+        buckets = self.histogram("output_length")
+        return buckets.mean if buckets is not None and buckets.num else self._per_request("generation_tokens")
 
     @property
     def run_in(self) -> "Window":
@@ -175,18 +175,18 @@ class Cutter:
         """The window that this scrape completes, if any."""
         reason = "" if self._last is None else scrape.follows(self._last, self._interval)
         self._last = scrape
-        found = scrape.together()
-        if reason or found is None:
+        sample = scrape.together()
+        if reason or sample is None:
             self.broken = reason or "no server answers"
             self.stretches += 1
             self._samples = []
-        if found is None:
+        if sample is None:
             return None
-        self._samples.append(found)
+        self._samples.append(sample)
         window = self.open
         if window is None or window.duration < self._seconds or window.num_arrivals < self._requests:
             return None
-        self._samples = [found]  # the next window begins where this one ends
+        self._samples = [sample]  # the next window begins where this one ends
         return window
 
 
@@ -227,10 +227,10 @@ def with_open(logged: Arrivals, window: Window, seed: int) -> Arrivals:
     if missing <= 0:
         return logged
     times = window.times
-    more = np.diff(np.round(window.arrivals)) - np.histogram(logged.time, times)[0]
-    newest = np.repeat(np.arange(len(more))[::-1], np.maximum(more, 0).astype(np.int64)[::-1])[:missing]
-    place, of = chance.uniform(chance.key(seed, DRAW, round(window.begin), np.arange(2 * len(newest)))).reshape(2, -1)
-    chosen = logged[(of * len(logged)).astype(np.int64)]
+    surplus = np.diff(np.round(window.arrivals)) - np.histogram(logged.time, times)[0]
+    newest = np.repeat(np.arange(len(surplus))[::-1], np.maximum(surplus, 0).astype(np.int64)[::-1])[:missing]
+    place, pick = chance.uniform(chance.key(seed, DRAW, round(window.begin), np.arange(2 * len(newest)))).reshape(2, -1)
+    chosen = logged[(pick * len(logged)).astype(np.int64)]
     time = np.concatenate([logged.time, times[newest] + place * np.diff(times)[newest]])
     lengths = (np.concatenate([logged[name], chosen[name]]) for name in COLUMNS[1:])
     return arrivals_at(time, *lengths)
@@ -253,19 +253,19 @@ def _quantiles(buckets: Buckets, uniform: Floats) -> Floats:
     """
     normal = NormalDist()
     ends = np.log(np.maximum((*buckets.ends, 2 * buckets.ends[-1]), 1.0))
-    upto = np.array(buckets.counts) / buckets.num
-    first, last = int(np.argmax(upto > 0)), int(np.argmax(upto >= 1.0))
+    cumulative = np.array(buckets.counts) / buckets.num
+    first, last = int(np.argmax(cumulative > 0)), int(np.argmax(cumulative >= 1.0))
     lowest, inner = ends[first - 1] if first else 0.0, slice(first, last)
-    x, y = ends[inner], upto[inner]
+    x, y = ends[inner], cumulative[inner]
     x, y = x[np.append(True, np.diff(x) > 0)[: len(x)]], y[np.append(np.diff(x) > 0, True)[: len(x)]]
     if len(x) < 2:  # too few ends for a shape
         return np.asarray(np.exp(np.interp(uniform, [0.0, *y, 1.0], [lowest, *x, ends[last]])), np.float64)
     # An empty bucket is a jump.
     z = np.array([normal.inv_cdf(share) for share in y]) + 1e-9 * np.arange(len(y))
-    at = np.array([normal.inv_cdf(share) for share in np.clip(uniform, 1e-9, 1 - 1e-9)])
-    k = np.clip(np.searchsorted(z, at) - 1, 0, len(z) - 2)
-    found = np.clip(x[k] + (at - z[k]) * (np.diff(x) / np.diff(z))[k], lowest, ends[last])
-    return np.asarray(np.exp(found), np.float64)
+    score = np.array([normal.inv_cdf(share) for share in np.clip(uniform, 1e-9, 1 - 1e-9)])
+    k = np.clip(np.searchsorted(z, score) - 1, 0, len(z) - 2)
+    logs = np.clip(x[k] + (score - z[k]) * (np.diff(x) / np.diff(z))[k], lowest, ends[last])
+    return np.asarray(np.exp(logs), np.float64)
 
 
 def trace_of(requests: Arrivals, name: str) -> Trace:
@@ -275,14 +275,14 @@ def trace_of(requests: Arrivals, name: str) -> Trace:
 
 
 def trace_after(
-    before: Arrivals | None, own: Arrivals, run_in: float, backlog: int, name: str
+    before: Arrivals | None, arrivals: Arrivals, run_in: float, backlog: int, name: str
 ) -> tuple[Trace, float]:  # fmt: skip
     """A window's trace after its run-in, and when in it the window begins (s).
 
     run_in: the length of the window before (s); 0: there was none. backlog: requests in flight when the trace begins;
     this number of its first requests arrives at once.
     """
-    requests = own.copy()
+    requests = arrivals.copy()
     requests.time += run_in
     if before is not None:
         requests = np.concatenate([before, requests])

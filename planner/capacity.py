@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "dsim-capacity"
 FILES = ("capacity.json", "report.html")
-CAPACITY = FolderKind("a capacity", (*FILES, *STORE_FILES), FILES[0], SCHEMA, kept=STORE)
+CAPACITY = FolderKind("a capacity", (*FILES, *STORE_FILES), FILES[0], SCHEMA, store=STORE)
 
 FEWEST = 6000  # requests of a replay; with the next line, grows below USUAL_PRECISION
 MANY, WHOLE = 10_000, 24_000  # most: with an arrival process, with the trace's times

@@ -170,7 +170,7 @@ def world_of(folder: Path, values: Point, allow_code: AllowedCode = NO_CODE) -> 
         for name, value in point.items():
             if name in of_fleet or name.startswith(POLICY):
                 raise DsimError(f"fleet is {cut(fleet)} and {name} is {cut(_shown(value))}, expected the file alone")
-        [world] = on_fleet([world], FleetWords.read(_near(folder, fleet)), named=False)
+        [world] = on_fleet([world], FleetWords.read(_near(folder, fleet)), trusted=False)
         return world_at(world, point)
     policy, profile = placed(point.get("policy", World.policy))
     if profile is not None:

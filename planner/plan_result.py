@@ -25,7 +25,7 @@ FILES = ("plan.toml", "plan.json", "report.html")
 DEPLOY = "deploy"  # a folder
 PLAN = FolderKind(
     "a plan", (*FILES, DEPLOY, "profile-*.json", *STORE_FILES), "plan.json", SCHEMA, (DEPLOY,),
-    kept=STORE,
+    store=STORE,
 )  # fmt: skip
 
 MEETS, MISSES, UNSURE = "meets", "misses", "unsure"  # the SLOs

@@ -79,7 +79,7 @@ class Sweep(Result):
         return _arrow(self.results).to_pandas()  # type: ignore[no-any-return]
 
 
-SWEEP = FolderKind("a sweep", (*FILES, *STORE_FILES), "sweep.json", Sweep.schema, kept=STORE)
+SWEEP = FolderKind("a sweep", (*FILES, *STORE_FILES), "sweep.json", Sweep.schema, store=STORE)
 
 
 def sweep(

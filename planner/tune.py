@@ -35,7 +35,7 @@ PRUNE_SHARE, PRUNE_FROM = 0.3, 1000  # share of a trial's requests replayed firs
 FILES = ("tune.json", "trials.csv", "report.html")
 TUNE = FolderKind(
     "a search", (*FILES, "policy.toml", "fleet.toml", "front-*.toml", *STORE_FILES), "tune.json",
-    Tuned.schema, kept=STORE,
+    Tuned.schema, store=STORE,
 )  # fmt: skip
 
 

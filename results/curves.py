@@ -50,8 +50,8 @@ def waiting(requests: Columns, edges: Floats) -> Floats:
     scheduled = requests["scheduled"][queued]
     if np.isnan(scheduled).all() and (requests["status"] == COMPLETED).any():
         return np.full(len(edges) - 1, np.nan)
-    over = np.where(np.isnan(scheduled), requests["finish"][queued], scheduled)  # or cancelled in the queue
-    waited = _time_since(requests["arrival"][queued], edges) - _time_since(over, edges)
+    ends = np.where(np.isnan(scheduled), requests["finish"][queued], scheduled)  # or cancelled in the queue
+    waited = _time_since(requests["arrival"][queued], edges) - _time_since(ends, edges)
     mean: Floats = np.diff(waited) / np.diff(edges)
     return np.maximum(mean, 0.0)  # rounding
 

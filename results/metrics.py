@@ -528,9 +528,9 @@ def flat(summary: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if name == "slos":
             for verdict in value:
-                row |= {f"{verdict['slo']} {what}": verdict[what] for what in ("attainment", "observed_ms", "met")}
+                row |= {f"{verdict['slo']} {key}": verdict[key] for key in ("attainment", "observed_ms", "met")}
         elif isinstance(value, dict):
-            row |= {f"{name}_{part}": number for part, number in value.items()}
+            row |= {f"{name}_{stat}": number for stat, number in value.items()}
         else:
             row[name] = value
     return row

@@ -13,18 +13,18 @@ def parts(columns: Columns) -> dict[str, Floats]:
 
     columns: of requests, and MOVE_COLUMNS. reserve: the wait for the decoding replica's pages, up to the lease.
     """
-    moved, sent = columns["prefill_replica"] >= 0, columns["arrived"] > 0
-    finish, there, first, end = (columns[name] for name in ("prefill_finish", "submitted", "first_emission", "finish"))
+    moved, over_link = columns["prefill_replica"] >= 0, columns["arrived"] > 0
+    finish, entry, first, end = (columns[name] for name in ("prefill_finish", "submitted", "first_emission", "finish"))
     arrival, scheduled = columns["arrival"], columns["scheduled"]
-    begun = np.where(sent, columns["transfer_start"], there)
+    start = np.where(over_link, columns["transfer_start"], entry)
     before = {
         "prefill_queue": columns["prefill_scheduled"] - arrival,
         "prefill": finish - columns["prefill_scheduled"],
-        "reserve": begun - finish,
-        "transfer": there - begun,
+        "reserve": start - finish,
+        "transfer": entry - start,
     }
     return {name: np.where(moved, seconds, 0.0) for name, seconds in before.items()} | {
-        "decode_queue": scheduled - np.where(moved, there, arrival),
+        "decode_queue": scheduled - np.where(moved, entry, arrival),
         "first_block": first - scheduled,
         "rest": end - first,
     }

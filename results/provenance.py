@@ -33,11 +33,11 @@ def run_info(
 ) -> RunInfo:
     """Without time and place: the same inputs give the same bytes."""
     world = worlds[0]
-    begun = list(zip(worlds, results, strict=False))
-    profiles = {s.label: profile_info(s.loaded_profile()) for s, _ in begun}
+    runs = list(zip(worlds, results, strict=False))
+    profiles = {s.label: profile_info(s.loaded_profile()) for s, _ in runs}
     if world.pools:
         profiles = {f"pool {spec.name}": profile_info(setting.profile) for spec, setting in world.each_pool()}
-    drawn = [(result.policy, s.loaded_profile(), result.law or result.commit_model) for s, result in begun]
+    drawn = [(result.policy, s.loaded_profile(), result.law or result.commit_model) for s, result in runs]
     emit = world.emit
     if emit == "block" and any(result.policy.rows.commits == "tokens" for result in results):
         emit += f" ({AR_EMITS})"
@@ -51,7 +51,7 @@ def run_info(
         limits={result.policy.name: result.limits for result in results},
         replicas=world.num_replicas,
         router=world.router,
-        fleet=_fleet_info(world, begun),
+        fleet=_fleet_info(world, runs),
         emit=emit,
         guessed_lengths=_guessed_lengths(world, requests, results),
         eos=world.ends_at_eos,
@@ -96,7 +96,7 @@ def profile_info(profile: Profile) -> ProfileInfo:
 
 def _guessed_lengths(world: World, requests: Trace, results: Sequence[RunRecords]) -> int:
     """Requests without a limit, if a router or a user's policy may use their lengths."""
-    from_outside = any(not is_ours(type(part)) for result in results for part in result.policy.parts())
+    from_outside = any(not is_ours(type(piece)) for result in results for piece in result.policy.parts())
     if not from_outside and not (world.num_replicas > 1 and world.routing().goes_by_length):
         return 0
     if world.lengths is None and ESTIMATE in world.source().extras:
@@ -135,8 +135,8 @@ def profile_notes(runs: Sequence[tuple[Policy, Profile, Drawn]]) -> list[str]:
     """Another yield than a profile's calibration's, unknown host terms, another implementation's costs."""
     lines = []
     for profile in {profile.name: profile for _, profile, _ in runs}.values():
-        mine = [(policy, drawn) for policy, other, drawn in runs if other.name == profile.name]
-        yields = list(dict.fromkeys(filter(None, (_other_yield(profile, *run) for run in mine))))
+        users = [(policy, model) for policy, other, model in runs if other.name == profile.name]
+        yields = list(dict.fromkeys(filter(None, (_other_yield(profile, *run) for run in users))))
         if yields:
             lines.append(
                 f"{profile.name}'s step times were calibrated under a yield of {calibrated_under(profile)}; "
@@ -152,42 +152,42 @@ def profile_notes(runs: Sequence[tuple[Policy, Profile, Drawn]]) -> list[str]:
                 f"{profile.name} cannot tell whether host_request is the host's time or the device's, which matters "
                 f"where one hides the other: {ENSEMBLE} spans it"
             )
-        if elsewhere := unpriced(profile, [policy for policy, _ in mine]):
+        if foreign := unpriced(profile, [policy for policy, _ in users]):
             lines.append(
-                f"{profile.name} does not hold the costs of {' and '.join(elsewhere)}: steps cost what its own "
+                f"{profile.name} does not hold the costs of {' and '.join(foreign)}: steps cost what its own "
                 f"implementation takes ({profile.implementation})"
             )
-        if like := profile.provenance.settings.get(COSTS_OF):
+        if lender := profile.provenance.settings.get(COSTS_OF):
             lines.append(
-                f"{profile.name} takes the engine's host time from {like}, another build or GPU: "
+                f"{profile.name} takes the engine's host time from {lender}, another build or GPU: "
                 f"{ENSEMBLE} shows how much that may change"
             )
     return lines
 
 
-def _other_yield(profile: Profile, policy: Policy, drawn: Drawn) -> str:
+def _other_yield(profile: Profile, policy: Policy, model: Drawn) -> str:
     """Tokens a step and the workload, if they are not the calibration's."""
     calibrated = calibrated_under(profile)
     acceptances = policy.granularity.acceptances
-    drafts = drawn is None and policy.rows.commits == "tokens" and profile.family == "autoregressive"
-    if calibrated is None or (drawn is None and not drafts):
+    drafts = model is None and policy.rows.commits == "tokens" and profile.family == "autoregressive"
+    if calibrated is None or (model is None and not drafts):
         return ""
-    workload = drafted(acceptances) if drawn is None else drawn.workload
-    threshold = drawn.threshold if isinstance(drawn, CommitModel) else None
+    workload = drafted(acceptances) if model is None else model.workload
+    threshold = model.threshold if isinstance(model, CommitModel) else None
     if (workload, threshold) == (calibrated.workload, calibrated.threshold):
         return ""
-    tokens = float(np.cumprod(acceptances).sum()) if drawn is None else _tokens_a_step(drawn)
+    tokens = float(np.cumprod(acceptances).sum()) if model is None else _tokens_a_step(model)
     return f"{tokens:.3g} ({workload})"
 
 
-def _tokens_a_step(drawn: CommitModel | CanvasLaw) -> float:
+def _tokens_a_step(model: CommitModel | CanvasLaw) -> float:
     from ..profiler.canvas_law import mean_forwards  # they load SciPy
     from ..profiler.request_effects import mean_yield
 
-    return mean_yield(drawn) if isinstance(drawn, CommitModel) else drawn.canvas_length / mean_forwards(drawn)
+    return mean_yield(model) if isinstance(model, CommitModel) else model.canvas_length / mean_forwards(model)
 
 
-def _fleet_info(world: World, begun: Sequence[tuple[World, RunRecords]]) -> FleetInfo | None:
+def _fleet_info(world: World, runs: Sequence[tuple[World, RunRecords]]) -> FleetInfo | None:
     """None for one pool of constant size."""
     scales = world.scaler != FIXED
     startup = ""
@@ -197,7 +197,7 @@ def _fleet_info(world: World, begun: Sequence[tuple[World, RunRecords]]) -> Flee
         return None
     return FleetInfo(
         pools={spec.name: spec.count for spec, _ in world.each_pool()},
-        runs=tuple(_fleet_run(s.label, result) for s, result in begun),
+        runs=tuple(_fleet_run(s.label, result) for s, result in runs),
         links=world.links,
         decider=world.decider if world.links else "",
         scaler=world.scaler if scales else "",
@@ -207,7 +207,7 @@ def _fleet_info(world: World, begun: Sequence[tuple[World, RunRecords]]) -> Flee
 
 def _fleet_run(policy: str, result: RunRecords) -> FleetRun:
     """Paid time and changes; with links, moved requests and the parts of their time."""
-    moved, sent, means = 0, None, dict[str, float]()
+    moved, share, means = 0, None, dict[str, float]()
     if result.moves is not None and "arrived" in result.moves:
         columns = {**result.table.columns, **result.moves}
         done = columns["status"] == COMPLETED
@@ -215,12 +215,12 @@ def _fleet_run(policy: str, result: RunRecords) -> FleetRun:
             means = {name: float(seconds[done].mean()) for name, seconds in parts(columns).items()}
         moved = int((columns["arrived"] > 0).sum())
         if "sent" in columns and moved:
-            sent = int(columns["sent"].sum()) / int(columns["arrived"].sum())
+            share = int(columns["sent"].sum()) / int(columns["arrived"].sum())
     return FleetRun(
         policy=policy,
         replica_hours=None if result.replica_time is None else result.replica_time / 3600,
         parts=means,
         moved=moved,
-        sent=sent,
+        sent=share,
         changes=tuple((change.time, change.pool, change.ready, change.provisioned) for change in result.changes),
     )

@@ -67,10 +67,10 @@ class Run:
         names = list(columns or REQUEST_COLUMNS)
         path = self.folder / "requests.parquet"
         with _opened(path) as file:
-            mine = _of_policy(file.read(["policy", *names]), policy)
+            rows = _of_policy(file.read(["policy", *names]), policy)
             # Other columns, as a load generator's, are s.
             kinds = REQUEST_COLUMNS | MORE_COLUMNS
-            table = {name: _numpy(mine[name], kinds.get(name, "float64")) for name in names}
+            table = {name: _numpy(rows[name], kinds.get(name, "float64")) for name in names}
         for number in (table["request"].min(initial=0), table["request"].max(initial=0)) if "request" in table else ():
             if not 0 <= number < MOST_REQUESTS:
                 raise DsimError(f"{path}: a request has the number {number}, expected 0 to {MOST_REQUESTS - 1}")
@@ -81,9 +81,9 @@ class Run:
         names = list(columns or STEP_COLUMNS)
         with _opened(self.folder / "steps.parquet") as file:
             for batch in file.iter_batches(columns=["policy", *names]):
-                mine = _of_policy(batch, policy)
-                if len(mine):
-                    yield {name: _numpy(mine[name], STEP_KINDS[name]) for name in names}
+                rows = _of_policy(batch, policy)
+                if len(rows):
+                    yield {name: _numpy(rows[name], STEP_KINDS[name]) for name in names}
 
     def steps(self, policy: str, columns: Sequence[str] | None = None) -> Columns:
         names = list(columns or STEP_COLUMNS)
@@ -142,9 +142,9 @@ def _check_columns(schema: "pa.Schema", expected: Mapping[str, str], path: Path)
         if name not in schema.names:
             raise DsimError(f"{path}: lacks column {name}, expected {', '.join(['policy', *expected])}")
         kind = schema.field(name).type
-        named = pa.types.is_dictionary(kind) and pa.types.is_string(kind.value_type)
-        if not (named if name in ("policy", "status") else kind == pa.from_numpy_dtype(np.dtype(dtype))):
-            raise DsimError(f"{path}: column {name} is {cut(kind)}, expected {'names' if named else dtype}")
+        is_names = pa.types.is_dictionary(kind) and pa.types.is_string(kind.value_type)
+        if not (is_names if name in ("policy", "status") else kind == pa.from_numpy_dtype(np.dtype(dtype))):
+            raise DsimError(f"{path}: column {name} is {cut(kind)}, expected {'names' if is_names else dtype}")
 
 
 @contextmanager

@@ -161,8 +161,8 @@ _ENCODING: dict[str, Any] = {
 }
 
 
-def _write(writer: pq.ParquetWriter, batch: pa.RecordBatch, shown: str | Path) -> None:
-    with naming(shown):
+def _write(writer: pq.ParquetWriter, batch: pa.RecordBatch, path: str | Path) -> None:
+    with naming(path):
         writer.write_batch(batch)
 
 

@@ -34,13 +34,13 @@ class Stored:
         return json.dumps(self.to_json(), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any], where: str = "the result") -> Self:
+    def from_json(cls, data: Mapping[str, Any], source: str = "the result") -> Self:
         """DsimError, in one line, unless `to_json` could have written it."""
         import pydantic  # slow to load
 
         for name, value in {"schema": cls.schema, "version": VERSION}.items():
             if data.get(name) != value:
-                raise DsimError(f"{where}: {name} is {quoted(data.get(name))}, expected {quoted(value)}")
+                raise DsimError(f"{source}: {name} is {quoted(data.get(name))}, expected {quoted(value)}")
         values = {name: value for name, value in data.items() if name not in ("schema", "version")}
         # A field that is not stored may be of any type.
         rules = pydantic.ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
@@ -51,5 +51,5 @@ class Stored:
             first = error.errors()[0]
             place, expected = ".".join(map(str, first["loc"][1:])), first["msg"].removeprefix("Input should be ")
             problem = FAULTS.get(first["type"], f"is {shown(first['input'])}, expected {expected}")
-            raise DsimError(f"{where}: {place} {problem}") from None
+            raise DsimError(f"{source}: {place} {problem}") from None
         return result

@@ -150,8 +150,8 @@ class World:
 
     def source(self) -> Trace:
         """As in its file."""
-        how = {name: getattr(self, name) for name in ("time_unit", "skip_bad", "columns", "only")}
-        return _load(self.trace, _changed(self.trace), **how)
+        options = {name: getattr(self, name) for name in ("time_unit", "skip_bad", "columns", "only")}
+        return _load(self.trace, _changed(self.trace), **options)
 
     def longest(self) -> Trace:
         """The requests that decide whether a setting fits the memory."""
@@ -212,10 +212,10 @@ class World:
         """Each pool, and the world of it alone."""
         pools = []
         for spec in PoolSpec.parse_all(self.pools):
-            alone = replace(
+            world = replace(
                 self, pools=(), links=(), decider="always", policy=f"{spec.policy}@{spec.profile}", replicas=spec.count
             )
-            pools.append((spec, alone))
+            pools.append((spec, world))
         return pools or [(PoolSpec("pool", self.replicas, self.profile, self.policy), self)]
 
     @property
@@ -256,7 +256,7 @@ class World:
         return routing(self.router, self.allow_code)
 
     def fleet(self) -> Fleet:
-        settings = [self.setting(), *(alone.setting() for _, alone in self._by_pool()[1:])]
+        settings = [self.setting(), *(world.setting() for _, world in self._by_pool()[1:])]
         startup = Startup.parse(self.startup)
         pools = tuple(
             Pool(setting, spec.count, spec.name, startup)
@@ -269,10 +269,10 @@ class World:
         ).with_ends()  # fmt: skip
 
     def of_each_pool(self) -> "list[World]":
-        return [alone for _, alone in self._by_pool()]
+        return [world for _, world in self._by_pool()]
 
     def each_pool(self) -> "Iterator[tuple[PoolSpec, Setting]]":
-        return ((spec, alone.setting()) for spec, alone in self._by_pool())
+        return ((spec, world.setting()) for spec, world in self._by_pool())
 
     @once
     def setting(self) -> Setting:
@@ -349,14 +349,14 @@ class World:
         return self.summarize(self.simulate_whole(requests), requests)
 
 
-def on_fleet(worlds: Sequence[World], words: FleetWords, named: bool = True, searched: bool = False) -> list[World]:
+def on_fleet(worlds: Sequence[World], words: FleetWords, trusted: bool = True, searched: bool = False) -> list[World]:
     """Put worlds on a fleet; with pools there is one.
 
-    named: by the caller, not a file, so the code may be loaded. searched: the world's policy is a placeholder,
+    trusted: by the caller, not a file, so the code may be loaded. searched: the world's policy is a placeholder,
     replaced by those that a search tries; pools have their own.
     """
     specs = [words.scaler, words.decider, *(spec.policy for spec in PoolSpec.parse_all(words.pools))]
-    code = named_code(specs if named else ())
+    code = named_code(specs if trusted else ())
     fleet = {field.name: getattr(words, field.name) for field in fields(FleetWords)}
     fleet["startup"] = in_words(words.startup)
     on_it = [replace(s, **fleet, allow_code=s.allow_code | code) for s in worlds[: 1 if words.pools else None]]
@@ -384,8 +384,8 @@ def named_code(policies: Iterable[str], files: Iterable[str | Path] = ()) -> All
 
     A policy's TOML file may be someone else's, so its files are not allowed.
     """
-    named = (named_file(placed(policy)[0]) for policy in policies)
-    return allowed([*(file for file in named if file is not None), *files])
+    sources = (named_file(placed(policy)[0]) for policy in policies)
+    return allowed([*(file for file in sources if file is not None), *files])
 
 
 @dataclass(frozen=True)
@@ -443,19 +443,19 @@ def setup_of(world: World, command: str, gpu_hour: float | None, currency: str) 
     )
 
 
-def workload_of(policy: Policy, profile: Profile, named: str | None) -> str | None:
+def workload_of(policy: Policy, profile: Profile, name: str | None) -> str | None:
     """Of the commit model or law; None for next-token policies."""
     if policy.commits_by == "acceptance":
         return None
     models = profile.canvas_laws if policy.commits_by == "law" else profile.commits
-    return named or next((model.workload for model in models), None) or next(iter(profile.workloads), None)
+    return name or next((model.workload for model in models), None) or next(iter(profile.workloads), None)
 
 
-def different(names: list[str], what: str = "policy") -> list[str]:
+def different(names: list[str], kind: str = "policy") -> list[str]:
     """PolicyError if a name is given twice."""
     for name in names:
         if names.count(name) > 1:
-            raise PolicyError(f"{what} {name} is given {names.count(name)} times, expected once")
+            raise PolicyError(f"{kind} {name} is given {names.count(name)} times, expected once")
     return names
 
 
@@ -525,5 +525,5 @@ def _load_profile(name: str, _changed: int) -> Profile:
 
 
 @lru_cache(maxsize=8)
-def _load(trace: str, _changed: int, **how: Any) -> Trace:
-    return load(trace, **how)
+def _load(trace: str, _changed: int, **options: Any) -> Trace:
+    return load(trace, **options)

@@ -119,8 +119,8 @@ class _Routes:
 
     def _check_key(self, request: Request) -> None:
         # Digests have equal length, so the time of a comparison does not tell the key's length.
-        given = sha256(request.headers.get("authorization", "").encode("latin-1")).digest()
-        if self._key is not None and not hmac.compare_digest(given, self._key):
+        digest = sha256(request.headers.get("authorization", "").encode("latin-1")).digest()
+        if self._key is not None and not hmac.compare_digest(digest, self._key):
             raise RefusedError(401, "the API key is missing or wrong", {"www-authenticate": "Bearer"})
 
     async def _body(self, request: Request) -> dict[str, Any]:
@@ -175,13 +175,13 @@ class _Routes:
 
     async def _answer(self, request: Request, body: dict[str, Any], prompt: list[int], kind: str) -> Response:
         wishes = {name: body[name] for name in WISHES if body.get(name) is not None}
-        asked = (body.get("max_completion_tokens"), body.get("max_tokens"), DEFAULT_MAX_TOKENS[kind])
-        most = next(most for most in asked if most is not None)
-        if (body.get("min_tokens") or 0) > most:
-            raise RefusedError(400, f"min_tokens is {body['min_tokens']}, expected at most max_tokens, {most}")
+        limits = (body.get("max_completion_tokens"), body.get("max_tokens"), DEFAULT_MAX_TOKENS[kind])
+        limit = next(limit for limit in limits if limit is not None)
+        if (body.get("min_tokens") or 0) > limit:
+            raise RefusedError(400, f"min_tokens is {body['min_tokens']}, expected at most max_tokens, {limit}")
         if not prompt:
             raise RefusedError(400, "the prompt holds no tokens, expected at least 1")
-        stream = self._fleet.submit(prompt, most, **wishes)
+        stream = self._fleet.submit(prompt, limit, **wishes)
         options = body.get("stream_options") or {}
         reply = _Reply(stream, self._words.pieces(), kind, self._settings.model, options)
         if body.get("stream"):
@@ -212,23 +212,23 @@ class _Routes:
             self._fleet.cancel(reply.stream)
 
     async def _whole(self, request: Request, reply: "_Reply") -> Response:
-        gone = asyncio.create_task(_disconnected(request))
+        disconnect = asyncio.create_task(_disconnected(request))
         text = ""
         try:
             while True:
-                coming = asyncio.create_task(reply.stream.emissions.get())
-                await asyncio.wait({coming, gone}, return_when=asyncio.FIRST_COMPLETED)
-                if not coming.done():
-                    coming.cancel()
+                arrival = asyncio.create_task(reply.stream.emissions.get())
+                await asyncio.wait({arrival, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+                if not arrival.done():
+                    arrival.cancel()
                     raise RefusedError(400, "the client went away")
-                emission = coming.result()
+                emission = arrival.result()
                 if isinstance(emission, str):
                     raise RefusedError(503, emission)
                 text += reply.text(emission)
                 if emission.last:
                     return JSONResponse(reply.whole(text), headers=self._headers)
         finally:
-            gone.cancel()
+            disconnect.cancel()
             self._fleet.cancel(reply.stream)
 
 
@@ -308,14 +308,14 @@ FIELDS: Mapping[str, tuple[Callable[[Any], bool], object]] = {
 
 def _check_options(body: Mapping[str, Any]) -> None:
     for name, values in NOT_DONE.items():
-        given = body.get(name)
-        known = [value for value in values if isinstance(value, bool) == isinstance(given, bool)]  # 0 equals False
-        if given is not None and given not in known:
-            raise RefusedError(400, f"{name} is {cut(json.dumps(given), 40)}, expected {json.dumps(values[0])}")
+        field = body.get(name)
+        allowed = [value for value in values if isinstance(value, bool) == isinstance(field, bool)]  # 0 equals False
+        if field is not None and field not in allowed:
+            raise RefusedError(400, f"{name} is {cut(json.dumps(field), 40)}, expected {json.dumps(values[0])}")
     for name, (is_good, expected) in FIELDS.items():
-        given = body.get(name)
-        if given is not None and not is_good(given):
-            raise RefusedError(400, f"{name} is {cut(json.dumps(given), 40)}, expected {expected}")
+        field = body.get(name)
+        if field is not None and not is_good(field):
+            raise RefusedError(400, f"{name} is {cut(json.dumps(field), 40)}, expected {expected}")
     if body.get("stream_options") is not None and not body.get("stream"):
         raise RefusedError(400, "stream_options is given without stream, expected it with stream: true")
 
@@ -330,8 +330,8 @@ def _conversation(body: Mapping[str, Any]) -> str:
         fields = message if isinstance(message, dict) else {}
         content, calls = fields.get("content"), fields.get("tool_calls") or fields.get("function_call")
         if isinstance(content, list):
-            parts = [part.get("text") if isinstance(part, dict) else None for part in content]
-            content = "".join(parts) if all(isinstance(part, str) for part in parts) else None  # type: ignore[arg-type]
+            parts = [item.get("text") if isinstance(item, dict) else None for item in content]
+            content = "".join(parts) if all(isinstance(item, str) for item in parts) else None  # type: ignore[arg-type]
         elif content is None and calls and fields.get("role") == "assistant":
             content = ""
         if not isinstance(content, str):

@@ -37,14 +37,14 @@ class Clock:
         """In seconds of real time."""
         return max(0.0, seconds / self.speed)
 
-    def sleep_until(self, when: float) -> None:
-        """If `when` is long past, set the clock back to it."""
-        late = self._now() - when
+    def sleep_until(self, moment: float) -> None:
+        """If `moment` is long past, set the clock back to it."""
+        late = self._now() - moment
         if late < 0:
             time.sleep(self.real(-late))
         elif self.real(late) > BEHIND:
             with self._lock:
-                self._begin += self.real(self._now() - when) - BEHIND
+                self._begin += self.real(self._now() - moment) - BEHIND
 
     def _now(self) -> float:
         return (time.monotonic() - self._begin) * self.speed

@@ -157,8 +157,8 @@ class Fleet:
         ids = np.asarray(prompt, np.int32)
         if self.vocab is not None and ids.max(initial=0) >= self.vocab:
             raise RefusedError(400, f"prompt holds token id {ids.max()}, expected below {self.vocab}")
-        if (why := self.closed) is not None:
-            raise RefusedError(503, why)
+        if (reason := self.closed) is not None:
+            raise RefusedError(503, reason)
         if self.prefixes is not None:
             self.prefixes.tell(index, ids)
         replica = self.replicas[self.router.route(self.engines, request)]
@@ -184,11 +184,11 @@ class Fleet:
             self._note_end(stream, "cancelled", self.clock())
             stream.replica.cancel(stream.index)
 
-    def end_replies(self, why: str) -> None:
+    def end_replies(self, reason: str) -> None:
         """Refuse further requests and end all replies: unfinished in the journal."""
         with self._entering:
-            self._stopping = why
-            self._end_streams(list(self._streams.values()), why)
+            self._stopping = reason
+            self._end_streams(list(self._streams.values()), reason)
 
     def stop(self) -> StepTotals:
         """Stop after each replica's current step; returns the sum of their totals."""
@@ -203,7 +203,7 @@ class Fleet:
 
     def _send(self, text: Text | None, plan: StepPlan, outcome: StepOutcome, done: Ids, now: float) -> None:
         """Send clients what a step emitted; in the replica's thread."""
-        over = set(done.tolist())
+        ended = set(done.tolist())
         emitted = self.table["num_tokens"]
         watch = self.watches[int(self.table["replica"][plan.requests[0]])]
         num_prompt = 0
@@ -217,7 +217,7 @@ class Fleet:
                 stream.begun = True
                 watch.begun(request, stream.due)
             num = int(emitted[request])
-            if num == stream.num_sent and request not in over:
+            if num == stream.num_sent and request not in ended:
                 continue
             try:
                 tokens = _new_tokens(stream, slot, num, text)
@@ -226,18 +226,18 @@ class Fleet:
                 self.cancel(stream)
                 stream.put("the reply's tokens cannot be read")
                 continue
-            more, first = num - stream.num_sent, stream.num_sent == 0
+            num_new, first = num - stream.num_sent, stream.num_sent == 0
             num_prompt += watch.sent(
-                request, more, first=first, last=request in over, gap=now - stream.last_sent,
+                request, num_new, first=first, last=request in ended, gap=now - stream.last_sent,
                 output_length=stream.output_length,
             )  # fmt: skip
-            num_sent += more
+            num_sent += num_new
             stream.num_sent, stream.last_sent = num, now
             stream.first_sent = now if first else stream.first_sent
             # Before its client knows: an ended request cannot be cancelled.
-            if request in over and self._streams.pop(request, None) is not None:
+            if request in ended and self._streams.pop(request, None) is not None:
                 self._note_end(stream, "completed", now)
-            emissions.append((stream, Emission(tokens, request in over)))
+            emissions.append((stream, Emission(tokens, request in ended)))
         # Counted first: metrics read after a reply include it.
         watch.step(plan, outcome, num_sent, num_prompt)
         for stream, emission in emissions:
@@ -271,11 +271,11 @@ class Fleet:
         with self._entering:
             self._end_streams([s for s in self._streams.values() if s.replica is replica], _failure(replica))
 
-    def _end_streams(self, streams: Sequence[Stream], why: str) -> None:
+    def _end_streams(self, streams: Sequence[Stream], reason: str) -> None:
         for stream in streams:
             if self._streams.pop(stream.index, None) is not None:
                 self._note_end(stream, "error", self.clock())
-                stream.put(why)
+                stream.put(reason)
 
 
 def _failure(replica: Replica) -> str:

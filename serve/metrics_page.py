@@ -90,8 +90,8 @@ class MetricsPage:
                 family.add_metric(labels, OF_ENGINE[quantity.name](replica))
             else:
                 family.add_metric(labels, watch.counts[quantity.name])
-        found: Metric = family
-        return found
+        metric: Metric = family
+        return metric
 
     def _cache_config(self) -> Metric:
         """Sizes of the KV cache, which routers and autoscalers of vLLM read."""

@@ -98,8 +98,8 @@ def open_twin(
     profile, policy, limits = setting.profile, setting.policy, setting.limits
     draws = setting.draws(world.seed, _unknown())
     table = RequestTable(MAX_REQUESTS)
-    asked = caches_prefixes(policy) or world.routing().kind.goes_by_prefix
-    prefixes = ToldPrefixes(policy.memory.page_size, MAX_REQUESTS) if asked else None
+    by_prefix = caches_prefixes(policy) or world.routing().kind.goes_by_prefix
+    prefixes = ToldPrefixes(policy.memory.page_size, MAX_REQUESTS) if by_prefix else None
     numbers = range(world.replicas)
     engines = [setting.engine(table, replica=r, emit=world.emit, prefixes=prefixes) for r in numbers]
     model = setting.step_model(draws)
@@ -111,15 +111,15 @@ def open_twin(
         frontend=profile.frontend, metrics_as=metrics_as, simulates=True,
     )  # fmt: skip
     words = Filler(None if tokenizer is None else Tokenized(tokenizer))
-    said = "" if speed == 1 else f"; times are simulated, {speed:g} times as fast as the clock"
+    pace = "" if speed == 1 else f"; times are simulated, {speed:g} times as fast as the clock"
     about = f"the twin of {profile.model.name} on {profile.device.name}, {world.policy}"
     info = _info(
         world, limits, profile, setting, "twin",
         {"device": f"twin of {profile.device.name}", "model": profile.model.name, "speed": speed},
     )  # fmt: skip
     executors = [PacedTwin(model, clock) for _ in engines]
-    header = f"twin; the text is filler{said}"
-    return Behind(fleet, executors, None, words, world.policy, about + said, header, info)
+    header = f"twin; the text is filler{pace}"
+    return Behind(fleet, executors, None, words, world.policy, about + pace, header, info)
 
 
 def open_live(
@@ -170,8 +170,8 @@ def _info(
     settings: dict[str, Any],
 ) -> RunInfo:  # fmt: skip
     """drawing: the setting that draws commits; None: the weights decide."""
-    rest = dict(settings)
-    named = {name: rest.pop(name, "") for name in ("device", "model", "dtype", "weights")}
+    remaining = dict(settings)
+    identity = {name: remaining.pop(name, "") for name in ("device", "model", "dtype", "weights")}
     profiles = {}
     if profile is not None:  # a device has no front end
         frontend = 0.0 if drawing is None else profile.frontend
@@ -181,7 +181,7 @@ def _info(
         dsim=__version__,
         driver="live",
         commits=decided,
-        live=LiveInfo(**named, settings=rest),
+        live=LiveInfo(**identity, settings=remaining),
         profiles=profiles,
         commit_models=() if drawing is None else tuple(commit_infos(drawing.policy, drawing.profile, drawing.drawn)),
         limits={world.policy: limits},
@@ -201,15 +201,15 @@ def _warm_up(setting: Setting, model: StepModel) -> None:
     if isinstance(model.draws, CommitDraws):
         model.draws.seat(np.arange(_WARM), lengths, lengths)
     engine = setting.engine(RequestTable(_WARM))
-    coming = [Request(i, float(i), int(n), int(n)) for i, n in enumerate(lengths)]
-    rehearse(setting.policy, setting.limits, coming, setting.profile.latency)
+    queue = [Request(i, float(i), int(n), int(n)) for i, n in enumerate(lengths)]
+    rehearse(setting.policy, setting.limits, queue, setting.profile.latency)
     recorder = StepRecorder(lambda columns, lists: None, setting.policy.width, 16)
 
     def deliver(_now: float) -> bool:
-        if not coming and engine.idle:
+        if not queue and engine.idle:
             return False
-        if coming:
-            engine.submit(coming.pop(0))
+        if queue:
+            engine.submit(queue.pop(0))
         return True
 
     def told(plan: StepPlan, outcome: StepOutcome, done: npt.NDArray[np.int32], _now: float) -> None:
@@ -220,8 +220,8 @@ def _warm_up(setting: Setting, model: StepModel) -> None:
 
 def _unknown() -> Trace:
     """A row for each possible request; lengths are set on arrival."""
-    ones = np.ones(MAX_REQUESTS, np.int64)
-    return Trace("served", np.zeros(len(ones)), ones, ones)
+    lengths = np.ones(MAX_REQUESTS, np.int64)
+    return Trace("served", np.zeros(len(lengths)), lengths, lengths)
 
 
 class PacedTwin:

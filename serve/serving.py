@@ -50,8 +50,8 @@ def serve_until_stopped(
     policy: str, out: Path | None, force: bool, say: Callable[[str], None],
 ) -> Served:  # fmt: skip
     """Serve until a signal, then write the run's folder. open_fleet: takes the journal's `append`."""
-    asked = [Slo.parse(text) for text in slos]
-    for slo in asked:
+    objectives = [Slo.parse(text) for text in slos]
+    for slo in objectives:
         slo.check_class(())
     raise_file_limit()
     written = nullcontext() if out is None else RunWriter(out, force=force, room_for=MAX_REQUESTS)
@@ -73,7 +73,7 @@ def serve_until_stopped(
                 server.run()
         finally:
             totals = fleet.stop()
-        info = behind.run_info(behind.summarize(totals, asked), asked)
+        info = behind.run_info(behind.summarize(totals, objectives), objectives)
         if writer is not None:
             writer.requests(policy, behind.columns())
             writer.finish(info, run_html)

@@ -139,9 +139,9 @@ class Handles:
 
     def take(self, arrival: float) -> float:
         """When the next request had a handle (s). It has begun, so its handle is free or was freed."""
-        at = self._taken - self._count - (self._freed - len(self._times))
+        index = self._taken - self._count - (self._freed - len(self._times))
         self._taken += 1
-        return max(arrival, self._times[at]) if at >= 0 else arrival
+        return max(arrival, self._times[index]) if index >= 0 else arrival
 
     def free(self, now: float) -> None:
         """Free a handle."""

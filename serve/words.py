@@ -39,23 +39,23 @@ class Tokenized:
             self._tokenizer = Tokenizer.from_file(str(file))
 
     def encode(self, text: str) -> list[int]:
-        whole = text.encode("utf-8", "replace").decode()  # tokenizers refuses lone surrogates, which JSON may hold
-        return list(self._tokenizer.encode(whole).ids)
+        valid = text.encode("utf-8", "replace").decode()  # tokenizers refuses lone surrogates, which JSON may hold
+        return list(self._tokenizer.encode(valid).ids)
 
     def pieces(self) -> Pieces:
         tokens: list[int] = []
-        sent = ""
+        prefix = ""
 
-        def more(new: Sequence[int]) -> str:
-            nonlocal sent
+        def piece(new: Sequence[int]) -> str:
+            nonlocal prefix
             tokens.extend(new)
             text: str = self._tokenizer.decode(tokens)
             if text.endswith("\ufffd"):  # half a character: the next tokens may complete it
                 return ""
-            added, sent = text[len(sent) :], text
+            added, prefix = text[len(prefix) :], text
             return added
 
-        return more
+        return piece
 
 
 class Filler:
@@ -72,12 +72,12 @@ class Filler:
     def pieces(self) -> Pieces:
         count = 0
 
-        def more(tokens: Sequence[int]) -> str:
+        def piece(tokens: Sequence[int]) -> str:
             nonlocal count
             begin, count = count, count + len(tokens)
             return "".join(FILLER[i % len(FILLER)] for i in range(begin, count))
 
-        return more
+        return piece
 
 
 Words = Bytes | Tokenized | Filler  # `encode` gives a prompt's token ids, `pieces` a new reply's text piece by piece

@@ -54,10 +54,10 @@ def renewal(arrival: str, num_requests: int, rate: float, cv: float, seed: int) 
 
 def process_of(text: str) -> tuple[str, float]:
     """`gamma,cv=2`: the process and the CV of its gaps, by default 1; TraceError if the process cannot have it."""
-    arrival, named, value = text.partition(",cv=")
+    arrival, separator, value = text.partition(",cv=")
     if arrival not in ARRIVALS:
         raise TraceError(f"no arrival process named {cut(arrival)}, expected one of: {', '.join(ARRIVALS)}")
-    cv = float_of(value) if named else None
+    cv = float_of(value) if separator else None
     if cv is not None and not 0 <= cv < math.inf:
         raise TraceError(f"cv is {cv}, expected a finite number above 0")
     if arrival not in GAPS:

@@ -43,33 +43,33 @@ def chosen(rows: Rows, form: Format, only: str | None) -> tuple[Rows, list[str]]
     keep, warnings = np.ones(total, bool), []
     columns = form.columns_of(rows)
 
-    def leave(out: Sequence[bool], what: str) -> None:
+    def leave(out: Sequence[bool], reason: str) -> None:
         if num_out := int((keep & out).sum()):
-            warnings.append(f"{num_out} of {total} rows {what}, and left out")
+            warnings.append(f"{num_out} of {total} rows {reason}, and left out")
             keep[:] &= ~np.array(out)
 
-    for name, is_out, what in LEFT_OUT if form.is_log else ():
+    for name, is_out, reason in LEFT_OUT if form.is_log else ():
         if name in columns:
-            leave([bool(is_out(text.lower())) for text in texts_of(rows, columns[name])], what)
+            leave([bool(is_out(text.lower())) for text in texts_of(rows, columns[name])], reason)
     if form.is_log and "id" in columns:
-        ids, *rest = (texts_of(rows, key) for key in (columns["id"], form.time, form.output))
+        ids, *keys = (texts_of(rows, key) for key in (columns["id"], form.time, form.output))
         first: dict[Any, int] = {}
-        again = [first.setdefault(key, i) < i and key[0] != "" for i, key in enumerate(zip(ids, *rest, strict=True))]
-        leave(again, "repeat a request (id and time)")
+        repeats = [first.setdefault(key, i) < i and key[0] != "" for i, key in enumerate(zip(ids, *keys, strict=True))]
+        leave(repeats, "repeat a request (id and time)")
     models = columns.get("model", "model")
     if only is not None:
         column, _, value = (side.strip() for side in only.partition("="))
         if not (column and value):
             raise DsimError(f"--only is {quoted(only)}, expected model=NAME or COLUMN=VALUE")
-        theirs = models if column == "model" else column
-        if theirs not in columns.values():
-            check_column(rows, theirs, "--only")
-        texts = np.array(texts_of(rows, theirs), object)
+        source = models if column == "model" else column
+        if source not in columns.values():
+            check_column(rows, source, "--only")
+        texts = np.array(texts_of(rows, source), object)
         counts = Counter(texts[keep])
         if value not in counts:
             hint = did_you_mean(value, [name for name in counts if name], any_case=True)
-            what = f"{column} {cut(value)}"
-            raise DsimError(f"{rows.path}: no row is of {what}{hint}, expected one of {_shown(counts)}")
+            choice = f"{column} {cut(value)}"
+            raise DsimError(f"{rows.path}: no row is of {choice}{hint}, expected one of {_shown(counts)}")
         keep &= (texts == value) | [i in rows.bad for i in range(total)]
     elif form.is_log and "model" in columns:
         counts = Counter(text for i, text in enumerate(texts_of(rows, models)) if keep[i] and i not in rows.bad)
@@ -91,13 +91,13 @@ def failures(rows: Rows, form: Format, warnings: list[str]) -> list[str]:
         reasons = [text if good[text] is False else "" for text in texts]
         unknown = Counter({text: count for text, count in counts.items() if good[text] is None})
         if unknown:
-            what = f"status of unknown meaning ({_shown(unknown)})"
-            warnings.append(f"{unknown.total()} requests have a {what}: taken as answered")
+            problem = f"status of unknown meaning ({_shown(unknown)})"
+            warnings.append(f"{unknown.total()} requests have a {problem}: taken as answered")
     if "error" in columns:
         reasons = texts_of(rows, columns["error"])
     if "cancelled" in columns:
         gone = texts_of(rows, columns["cancelled"])
-        reasons = ["cancelled" if text.lower() in TRUE else why for text, why in zip(gone, reasons, strict=True)]
+        reasons = ["cancelled" if text.lower() in TRUE else reason for text, reason in zip(gone, reasons, strict=True)]
     return reasons
 
 

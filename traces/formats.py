@@ -61,7 +61,7 @@ class Format:
 
     def columns_of(self, rows: Rows) -> dict[str, str]:
         """The tool's key of each optional column that a row may have, by our name."""
-        return {ours: theirs for theirs, ours in self.extras.items() if rows.has(theirs)}
+        return {ours: key for key, ours in self.extras.items() if rows.has(key)}
 
     @property
     def ticks(self) -> float:
@@ -149,24 +149,24 @@ def recognise(rows: Rows) -> Format:
 
 def own_format(rows: Rows, text: str) -> Format:
     """Of `--columns arrival=A,input=I,output=O`; a time that is no number is a date."""
-    named: dict[str, str] = {}
-    for part in text.split(","):
-        ours, _, theirs = (side.strip() for side in part.partition("="))
-        if ours not in OWN or not theirs or ours in named:
+    columns: dict[str, str] = {}
+    for item in text.split(","):
+        ours, _, column = (side.strip() for side in item.partition("="))
+        if ours not in OWN or not column or ours in columns:
             expected = "arrival=COLUMN,input=COLUMN,output=COLUMN"
             raise TraceError(
-                f"--columns has {quoted(part)}, expected {expected} and, where there are, {', '.join(OWN[3:])}"
+                f"--columns has {quoted(item)}, expected {expected} and, where there are, {', '.join(OWN[3:])}"
             )
-        named[ours] = theirs
+        columns[ours] = column
     for ours in OWN[:3]:
-        if ours not in named:
+        if ours not in columns:
             raise TraceError(f"--columns {cut(text)} lacks {ours}, expected arrival=COLUMN,input=COLUMN,output=COLUMN")
-    for ours, theirs in named.items():
-        check_column(rows, theirs, f"--columns {ours}={cut(theirs)}")
-    time, num_input, num_output = (named.pop(ours) for ours in OWN[:3])
-    first, end = (named.pop(ours, "") for ours in ("first", "end"))
+    for ours, column in columns.items():
+        check_column(rows, column, f"--columns {ours}={cut(column)}")
+    time, num_input, num_output = (columns.pop(ours) for ours in OWN[:3])
+    first, end = (columns.pop(ours, "") for ours in ("first", "end"))
     unit = "s" if is_number(rows.first(time)) else "datetime"
-    extras = {theirs: ours for ours, theirs in named.items()}
+    extras = {column: ours for ours, column in columns.items()}
     return Format(
         "own columns", time, num_input, num_output, unit, extras, doubtful=unit == "s", first=first, end=end,
         is_log=True,

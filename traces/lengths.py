@@ -81,9 +81,9 @@ def parse_lengths(text: str) -> tuple[str, Moments]:
     """Of a name or form; `normal:512,256` is for inputs and outputs."""
     if text in LENGTHS:
         return "lognormal", LENGTHS[text]
-    kind, _, rest = text.partition(":")
+    kind, _, values = text.partition(":")
     try:
-        numbers = [float(part) for part in rest.split(",")]
+        numbers = [float(value) for value in values.split(",")]
     except ValueError:
         numbers = []
     if kind == "fixed" and len(numbers) == 2:

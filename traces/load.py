@@ -69,9 +69,9 @@ def locate(path_or_name: str | Path) -> tuple[Path, str]:
     raise TraceError(f"no trace file {cut_words(name)}{hint}, expected a file or a shipped trace: {', '.join(SHIPPED)}")
 
 
-def read_data(where: str, data: bytes, options: Asked) -> tuple[Columns, Format]:
-    """Columns and format of a file. where: the name in errors."""
-    return read_rows(raw_rows(where, data), options)
+def read_data(path: str, data: bytes, options: Asked) -> tuple[Columns, Format]:
+    """Columns and format of a file. path: the name in errors."""
+    return read_rows(raw_rows(path, data), options)
 
 
 def read_rows(rows: Rows, options: Asked) -> tuple[Columns, Format]:
@@ -117,8 +117,8 @@ def requests_of_log(log: Rows) -> Rows:
     finished = {str(row.get("request")) for row in log.rows if row.get("kind") == "finish"}
     for row in log.rows:
         if isinstance(names := row.get("requests"), list):
-            each = row.get("emitted")  # one value is for all rows
-            for name, tokens in zip(names, each if isinstance(each, list) else repeat(each), strict=False):
+            counts = row.get("emitted")  # one value is for all rows
+            for name, tokens in zip(names, counts if isinstance(counts, list) else repeat(counts), strict=False):
                 emitted[str(name)] += tokens if isinstance(tokens, int) and str(name) in finished else 0
     limits = [row.get("output_length") for row in rows.rows]
     lengths = [emitted[str(row.get("request"))] or limit for row, limit in zip(rows.rows, limits, strict=True)]

@@ -58,7 +58,7 @@ def rows_of_spans(exports: Rows) -> Rows:
     }
     requests = rows.take([i for i, key in enumerate(spans) if i in rows.bad or (key in counted and key not in outer)])
     return replace(
-        requests, warnings=tuple(f"{count} {what} are left out" for what, count in left_out.items() if count)
+        requests, warnings=tuple(f"{count} {kind} are left out" for kind, count in left_out.items() if count)
     )
 
 
@@ -90,6 +90,6 @@ def _row(span: Row) -> Row:
     status = span.get("status")
     ended = next((row[name] for name in FINISH if name in row), None)
     if isinstance(ended, dict):  # a list of one answer's reason
-        ended = next((next(iter(each.values()), None) for each in _dicts(ended.get("values"))), None)
+        ended = next((next(iter(entry.values()), None) for entry in _dicts(ended.get("values"))), None)
     row["status"] = "error" if isinstance(status, dict) and status.get("code") in ERROR else ended
     return row | {name: span.get(name, span.get(SNAKE[name])) for name in SPAN}

@@ -103,7 +103,7 @@ def columns_of_rows(rows: Rows, form: Format, options: Asked) -> tuple[Columns, 
     rows, warnings = chosen(rows, form, options.only)
     form = with_unit(rows, form, options, warnings)
     reasons = failures(rows, form, warnings)
-    answered = np.array([not why for why in reasons])
+    answered = np.array([not reason for reason in reasons])
     cells = Cells(rows, dict(rows.bad))
     counts = [rows.values(form.input), rows.values(form.output)]
     time = arrivals(cells, form, warnings)
@@ -119,11 +119,11 @@ def columns_of_rows(rows: Rows, form: Format, options: Asked) -> tuple[Columns, 
         )
         answered &= num_output > 0
     extras = {}
-    for ours, theirs in form.columns_of(rows).items():
+    for ours, key in form.columns_of(rows).items():
         if ours not in OF_LOG:
-            values = [None if is_missing(value) else value for value in rows.values(theirs)]
+            values = [None if is_missing(value) else value for value in rows.values(key)]
             if ours in CHECKED:
-                values = cells.column(theirs, CHECKED[ours], True, None, values)
+                values = cells.column(key, CHECKED[ours], True, None, values)
             if values.count(None) < len(values):
                 extras[ours] = values
     waited = waits(cells, form, time, answered, num_output, extras.get("gaps"))
@@ -148,8 +148,8 @@ def with_unit(table: Rows, form: Format, options: Asked, warnings: list[str]) ->
             form = replace(form, unit="datetime", doubtful=False)
     if options.time_unit is not None:
         if form.unit == "datetime":
-            what = f"{form.time} is a date and time, expected no --time-unit (it is {options.time_unit})"
-            raise TraceError(f"{table.path}: {what}")
+            problem = f"{form.time} is a date and time, expected no --time-unit (it is {options.time_unit})"
+            raise TraceError(f"{table.path}: {problem}")
         return replace(form, unit=options.time_unit, doubtful=False)
     ends = [float_of(str(rows.first(form.time))) for rows in (table, replace(table, rows=table.rows[::-1]))]
     is_open = form.unit in ("s", "ms")
@@ -170,8 +170,8 @@ def doubt(time: Ticks, form: Format, warnings: list[str]) -> None:
         duration = float(np.ptp(time)) / form.ticks
         rate = (len(time) - 1) / duration if duration > 0 else 1.0
         if not PLAUSIBLE_RATES[0] <= rate <= PLAUSIBLE_RATES[1]:
-            what = f"{form.time} read as {form.unit} makes {rate:.3g} req/s"
-            warnings.append(f"{what}: another --time-unit may be meant")
+            reading = f"{form.time} read as {form.unit} makes {rate:.3g} req/s"
+            warnings.append(f"{reading}: another --time-unit may be meant")
 
 
 def arrivals(cells: Cells, form: Format, warnings: list[str]) -> list[Any]:
@@ -205,17 +205,17 @@ def waits(
     if np.isfinite(decode).any():
         end = np.where(np.isnan(first), end, first + np.nan_to_num(decode) / units)
     if gaps is not None:
-        sums = np.array([math.nan if each is None else sum(each) for each in gaps])
+        sums = np.array([math.nan if values is None else sum(values) for values in gaps])
         end = np.where(np.isnan(end), first + sums / units, end)
     late = first > end + 1e-6  # rounding
-    odd = (first < 0) | (end < 0) | late | (np.fmax(first, end) > LONGEST_WAIT)
+    wrong = (first < 0) | (end < 0) | late | (np.fmax(first, end) > LONGEST_WAIT)
 
     def complaint(i: int) -> str:
         keys = ((form.ttft or form.first, first[i]), (form.end or form.e2el, end[i]))
         moments = " and ".join(f"{key} is {wait:g} s" for key, wait in keys if wait == wait)
         return f"{moments} after {form.time}, expected the first token from there on and the end after it"
 
-    cells.complain(odd, complaint)
+    cells.complain(wrong, complaint)
     if form.is_log:  # the gateway did not see the first token
         first[(first == end) & (num_output > 1)] = math.nan
     return dict(zip(MEASURED, (first, end), strict=True))
@@ -242,7 +242,7 @@ def read_date(key: str, value: Any) -> int:
     return tick
 
 
-def read_number(key: str, value: Any, least: int = 0, high: int = MAX_TICK, whole: bool = False) -> int | float:
+def read_number(key: str, value: Any, least: int = 0, high: int = MAX_TICK, integer: bool = False) -> int | float:
     """From a number or text."""
     number = value
     if isinstance(value, str) and "_" not in value:
@@ -257,13 +257,13 @@ def read_number(key: str, value: Any, least: int = 0, high: int = MAX_TICK, whol
         top = "a finite number" if number != number or number == math.inf else f"at most {high}"
         limit = f"at least {least}" if number < least else top
         raise BadRowError(f"{key} is {shown(value)}, expected {limit}")
-    if whole and number % 1 != 0:
+    if integer and number % 1 != 0:
         raise BadRowError(f"{key} is {shown(value)}, expected a whole number")
-    return int(number) if whole else number
+    return int(number) if integer else number
 
 
 def quick_numbers(
-    values: list[Any], least: int = 0, high: int = MAX_TICK, whole: bool = False
+    values: list[Any], least: int = 0, high: int = MAX_TICK, integer: bool = False
 ) -> list[Any] | None:  # fmt: skip
     """All values as by `read_number`; None if one needs a closer look."""
     kinds = set(map(type, values))
@@ -277,8 +277,8 @@ def quick_numbers(
         return None
     with suppress(OverflowError):
         array = np.array(values, np.int64 if kinds == {int} else np.float64)
-        if array.min() >= least and array.max() <= high and not (whole and kinds != {int} and (array % 1).any()):
-            return list(map(int, values)) if whole and kinds != {int} else values
+        if array.min() >= least and array.max() <= high and not (integer and kinds != {int} and (array % 1).any()):
+            return list(map(int, values)) if integer and kinds != {int} else values
     return None
 
 
@@ -309,12 +309,12 @@ def read_hash_ids(key: str, value: Any) -> list[Any]:
 
 
 TICK = partial(read_number)
-COUNT = partial(read_number, high=MAX_LENGTH, whole=True)
+COUNT = partial(read_number, high=MAX_LENGTH, integer=True)
 # Readers of checked optional columns.
 CHECKED: dict[str, Callable[[str, Any], Any]] = {
-    **dict.fromkeys(COUNTS, partial(read_number, least=1, high=MAX_LENGTH, whole=True)),
+    **dict.fromkeys(COUNTS, partial(read_number, least=1, high=MAX_LENGTH, integer=True)),
     **dict.fromkeys(("deadline", "due", "chunks", *CLIENT.values()), TICK),
-    "priority": partial(read_number, least=-MAX_WHOLE, high=MAX_WHOLE, whole=True),
+    "priority": partial(read_number, least=-MAX_WHOLE, high=MAX_WHOLE, integer=True),
     "diffusion_read_only": read_flag,
     "hash_ids": read_hash_ids,
     "gaps": read_gaps,

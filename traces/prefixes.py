@@ -55,8 +55,8 @@ def _by_hashes(trace: Trace, copies: list[int]) -> Prefixes:
             f"{trace.name}: request {i} has {counts[i]} hash_ids for {length} tokens, expected at most "
             f"{-(-length // block)} of blocks of {block} (a column block_size says another)"
         )
-    named = np.minimum(trace.input_length, counts * block)
-    return Prefixes(block, _names(lists, copies), named.tolist())
+    num_tokens = np.minimum(trace.input_length, counts * block)
+    return Prefixes(block, _names(lists, copies), num_tokens.tolist())
 
 
 def _names(lists: Sequence[Sequence[object]], copies: list[int]) -> list[Names]:
@@ -83,18 +83,18 @@ def _by_sessions(trace: Trace) -> Prefixes:
     block, fresh = OF_A_SESSION, 0
     last: dict[str, tuple[int, int, Names]] = {}  # session -> latest turn
     names: list[Names] = []
-    named = []
+    num_tokens = []
     lengths = zip(trace.input_length.tolist(), trace.output_length.tolist(), strict=True)
     for session, (prompt, answer) in zip(trace.extras["session_id"], lengths, strict=True):
         blocks: Names = []
         if session is not None:
-            before, answered, theirs = last.get(str(session), (0, 0, []))
+            before, answered, history = last.get(str(session), (0, 0, []))
             common = before + answered if prompt >= before + answered else before if prompt >= before else 0
-            blocks = theirs[: common // block]
-            more = -(-(prompt + answer) // block) - len(blocks)
-            blocks = blocks + list(range(fresh, fresh + more))
-            fresh += more
+            blocks = history[: common // block]
+            num_fresh = -(-(prompt + answer) // block) - len(blocks)
+            blocks = blocks + list(range(fresh, fresh + num_fresh))
+            fresh += num_fresh
             last[str(session)] = prompt, answer, blocks
         names.append(blocks)
-        named.append(0 if session is None else prompt + answer)
-    return Prefixes(block, names, named)
+        num_tokens.append(0 if session is None else prompt + answer)
+    return Prefixes(block, names, num_tokens)

@@ -86,7 +86,7 @@ class Rows:
         if " or " not in names:
             return [inside(row, names) for row in self.rows] if self.has(names) else [None] * len(self.rows)
         columns = map(self.values, names.split(" or "))
-        return [next((v for v in each if not is_missing(v)), None) for each in zip(*columns, strict=True)]
+        return [next((v for v in cells if not is_missing(v)), None) for cells in zip(*columns, strict=True)]
 
     def first(self, name: str) -> Any:
         """A column's first value."""
@@ -119,13 +119,13 @@ def inside(row: Row, path: str) -> Any:
     """The value at `outer.inner`; a key may have dots itself."""
     if path in row:
         return row[path]
-    outer, dot, rest = path.partition(".")
+    outer, dot, tail = path.partition(".")
     while dot:
         if outer in row:
             inner = opened(row[outer])
-            return inside(inner, rest) if isinstance(inner, dict) else None
-        more, dot, rest = rest.partition(".")
-        outer = f"{outer}.{more}"
+            return inside(inner, tail) if isinstance(inner, dict) else None
+        head, dot, tail = tail.partition(".")
+        outer = f"{outer}.{head}"
     return None
 
 
@@ -138,16 +138,16 @@ def read_bytes(path: Path) -> bytes:
 
 
 @uncollected()
-def raw_rows(where: str, data: bytes) -> Rows:
-    """The rows of CSV, JSON lines, JSON or Parquet. where: the name in errors."""
-    data = unpacked(where, data)
-    kind = container(where, data)
+def raw_rows(path: str, data: bytes) -> Rows:
+    """The rows of CSV, JSON lines, JSON or Parquet. path: the name in errors."""
+    data = unpacked(path, data)
+    kind = container(path, data)
     if kind == "parquet":
-        return parquet_rows(where, data)
-    text = decode(where, data)
+        return parquet_rows(path, data)
+    text = decode(path, data)
     if kind == "csv":
-        return csv_rows(where, text)
-    return json_rows(where, text, kind == "jsonl")
+        return csv_rows(path, text)
+    return json_rows(path, text, kind == "jsonl")
 
 
 def unpacked(path: str, data: bytes) -> bytes:
@@ -203,8 +203,8 @@ def csv_rows(path: str, text: str) -> Rows:
                     rows.numbers.append(reader.line_num)
                     rows.rows.append(dict(zip(header, fields)))  # noqa: B905
                 elif fields:
-                    what = f"row has {len(fields)} fields, expected {len(header)} ({cut(','.join(header))})"
-                    rows.add(reader.line_num, what)
+                    problem = f"row has {len(fields)} fields, expected {len(header)} ({cut(','.join(header))})"
+                    rows.add(reader.line_num, problem)
         except csv.Error as error:
             rows.add(reader.line_num, f"malformed CSV ({error}), expected {len(header)} fields")
         else:
@@ -231,14 +231,14 @@ def json_rows(path: str, text: str, lines: bool = False) -> Rows:
             items = value if isinstance(value, list) else [value]
             return Rows.of(path, enumerate(map(object_or_complaint, items), start=1), BY_ROW)
     except json.JSONDecodeError as error:
-        line, why = f":{error.lineno}", error.msg
+        line, reason = f":{error.lineno}", error.msg
     except (ValueError, MemoryError) as error:
-        line, why = "", cut(error)
+        line, reason = "", cut(error)
     if lines and text.startswith("{\n"):  # objects over several lines, which begin with a space or the end
         return jsonl_rows(path, re.sub(r"\n(?=[ \t}])", " ", text), BY_ROW)
     if lines:
         return jsonl_rows(path, text)
-    raise TraceError(f"{path}{line}: malformed JSON ({why}), expected an array of objects")
+    raise TraceError(f"{path}{line}: malformed JSON ({reason}), expected an array of objects")
 
 
 def parquet_rows(path: str, data: bytes) -> Rows:
@@ -270,10 +270,10 @@ def parse_object(line: str) -> Row | str:
     try:
         return object_or_complaint(json_of(line))
     except json.JSONDecodeError as error:
-        why = f"{error.msg} at column {error.colno}"
+        reason = f"{error.msg} at column {error.colno}"
     except ValueError as error:
-        why = cut(error)
-    return f"malformed JSON ({why}), expected one object per line"
+        reason = cut(error)
+    return f"malformed JSON ({reason}), expected one object per line"
 
 
 def object_or_complaint(value: Any) -> Row | str:

@@ -33,9 +33,9 @@ def synth(
         raise TraceError("arrival is trace, expected an arrival process: a synthetic trace has no times")
     check_rate(rate)
     times = renewal(arrival, num_requests, rate, cv, seed)
-    shown = f"cv={cv:g}," if arrival in ("gamma", "weibull") else ""
+    cv_text = f"cv={cv:g}," if arrival in ("gamma", "weibull") else ""
     source = lengths.name if isinstance(lengths, Trace) else lengths
-    name = f"{arrival}({rate:g}/s,{shown}{source},seed={seed})"
+    name = f"{arrival}({rate:g}/s,{cv_text}{source},seed={seed})"
     notes = TraceNotes(path=name, format="synthetic", num_rows=len(times))
     return Trace(name, times, *lengths_of(lengths, len(times), seed), notes)
 

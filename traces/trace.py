@@ -51,7 +51,7 @@ class TraceNotes:
             "bad skipped": self.num_skipped,
             "out of order sorted": self.num_unsorted,
         }
-        return "".join(f", {count:,} {what}" for what, count in counts.items() if count)
+        return "".join(f", {count:,} {kind}" for kind, count in counts.items() if count)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -192,19 +192,19 @@ class Trace:
         gaps = np.ones(len(self))
         if len(self) > 1:
             gaps = np.diff(self.arrival, prepend=-self.duration / (len(self) - 1))
-        taken = self.take(rows, np.cumsum(gaps[rows]))
-        if not {"hash_ids", "session_id"} & taken.extras.keys():
-            return taken
+        trace = self.take(rows, np.cumsum(gaps[rows]))
+        if not {"hash_ids", "session_id"} & trace.extras.keys():
+            return trace
         counts: Counter[int] = Counter()
         copies = []
         for row in rows.tolist():
             copies.append(counts[row])
             counts[row] += 1
-        extras = {**taken.extras, COPY: copies}
+        extras = {**trace.extras, COPY: copies}
         if "session_id" in extras:
             ids = zip(extras["session_id"], copies, strict=True)
             extras["session_id"] = [(name, copy) if copy and name is not None else name for name, copy in ids]
-        return replace(taken, extras=extras)
+        return replace(trace, extras=extras)
 
     def head(self, n: int) -> "Trace":
         """TraceError if there are fewer."""

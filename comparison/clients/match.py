@@ -87,18 +87,18 @@ def places(client: ClientLog, log: Requested) -> npt.NDArray[np.int64]:
     """
     _check_number(client, log)
     order = np.argsort(client.requests.sent, kind="stable")
-    sent = client.requests[order]
-    num = len(sent)
+    ordered = client.requests[order]
+    num = len(ordered)
     # windows: [begins, 2, requests]; times: [begins, requests]
     windows = np.lib.stride_tricks.sliding_window_view(_lengths(log), num, axis=0)
     times = np.lib.stride_tricks.sliding_window_view(log.arrival, num)
-    late = times - times[:, :1] - (sent.sent - sent.sent[0])
-    wrong = np.abs(windows - _lengths(sent).T)[:, :, sent.error == ""].sum(axis=(1, 2))
+    late = times - times[:, :1] - (ordered.sent - ordered.sent[0])
+    wrong = np.abs(windows - _lengths(ordered).T)[:, :, ordered.error == ""].sum(axis=(1, 2))
     begin = int(np.lexsort((np.abs(late).sum(axis=1), wrong))[0])
-    part = slice(begin, begin + num)
-    arrival = log.arrival[part] - log.arrival[begin]
+    span = slice(begin, begin + num)
+    arrival = log.arrival[span] - log.arrival[begin]
     rows = np.empty(num, np.int64)
     rows[order] = begin + match(
-        replace(client, requests=sent), Requested(log.name, arrival, log.input_length[part], log.output_length[part])
+        replace(client, requests=ordered), Requested(log.name, arrival, log.input_length[span], log.output_length[span])
     )
     return rows

@@ -65,8 +65,8 @@ def measured_run(
     columns, warnings = _columns(log, trace, rows)
     engine = engine or log.steps
     journal = None if engine is None else _engine_side(log, engine, rows, columns)
-    if engine is not None and (why := of_random_tokens(engine)):
-        warnings.append(why)
+    if engine is not None and (reason := of_random_tokens(engine)):
+        warnings.append(reason)
     unknown = np.isnan(columns["scheduled"]).all()  # no prefill starts in the file
     for_stability = {**columns, "scheduled": columns["first_emission"]} if unknown else columns
     totals = StepTotals() if journal is None else _totals(journal[0])
@@ -99,8 +99,8 @@ def measured_run(
 def _columns(log: ClientLog, trace: Requested | None, rows: npt.NDArray[np.int64]) -> tuple[Columns, list[str]]:
     """A run's request columns and CLIENT_COLUMNS, by arrival; warnings of lengths other than the trace's."""
     requests = log.requests
-    sent, tokens, prompts = requests.sent, requests.output_length, requests.input_length
-    arrival, wanted_tokens, wanted_prompts = sent - sent.min(), tokens, prompts
+    start, tokens, prompts = requests.sent, requests.output_length, requests.input_length
+    arrival, wanted_tokens, wanted_prompts = start - start.min(), tokens, prompts
     if trace is not None:
         arrival, wanted_tokens, wanted_prompts = (
             column[rows] for column in (trace.arrival, trace.output_length, trace.input_length)
@@ -108,12 +108,12 @@ def _columns(log: ClientLog, trace: Requested | None, rows: npt.NDArray[np.int64
     done, unknown = requests.error == "", np.full(len(rows), np.nan)
     prompts = np.where(prompts == 0, wanted_prompts, prompts)
     warnings = []
-    for what, in_trace, lengths in (("prompt", wanted_prompts, prompts), ("output", wanted_tokens, tokens)):
+    for side, in_trace, lengths in (("prompt", wanted_prompts, prompts), ("output", wanted_tokens, tokens)):
         different = int((done & (in_trace != lengths)).sum())
         if different:
             mean = float(lengths[done].mean()) / float(in_trace[done].mean()) - 1
             warnings.append(
-                f"{different} of {int(done.sum())} requests have {what} lengths other than the trace's "
+                f"{different} of {int(done.sum())} requests have {side} lengths other than the trace's "
                 f"(in sum {100 * mean:+.1f} %)"
             )
     values: dict[str, Any] = {
@@ -123,9 +123,9 @@ def _columns(log: ClientLog, trace: Requested | None, rows: npt.NDArray[np.int64
         "input_length": np.where(done, prompts, wanted_prompts),
         "output_length": wanted_tokens,
         "max_tokens": wanted_tokens,
-        "first_emission": arrival + (requests["first"] - sent),
-        "last_emission": arrival + (requests["last"] - sent),
-        "finish": arrival + (requests["last"] - sent),
+        "first_emission": arrival + (requests["first"] - start),
+        "last_emission": arrival + (requests["last"] - start),
+        "finish": arrival + (requests["last"] - start),
         "num_tokens": tokens,
         "num_committed": tokens,
         "num_emissions": requests.num_chunks,
@@ -138,7 +138,7 @@ def _columns(log: ClientLog, trace: Requested | None, rows: npt.NDArray[np.int64
     columns["lateness"] = unknown
     if trace is not None and log.has_times:
         # On the client's clock the least late request is on time.
-        columns["lateness"] = sent - arrival - (sent - arrival).min()
+        columns["lateness"] = start - arrival - (start - arrival).min()
     columns |= {column: requests[name] for name, column in CLIENT.items()}
     columns |= {f"engine_{name}": unknown for name in ENGINE_TIMES}
     return rows_of(columns, np.lexsort((rows, arrival))), warnings
@@ -191,16 +191,16 @@ def _status(error: str) -> int:
 
 def _about(log: ClientLog, columns: Columns, warnings: list[str]) -> ClientInfo:
     done = columns["status"] == COMPLETED
-    ours = latencies(columns)
-    own = {}
+    values_of = latencies(columns)
+    differing = {}
     for name, column in CLIENT.items():
-        theirs = columns[column]
-        known = done & ~np.isnan(theirs) & ~np.isnan(ours[name])
-        if not known.any():
+        values = columns[column]
+        mask = done & ~np.isnan(values) & ~np.isnan(values_of[name])
+        if not mask.any():
             continue
-        mean, mine = float(theirs[known].mean()), float(ours[name][known].mean())
-        if abs(mean - mine) > DIFFERS * mine:
-            own[name] = OwnFigure(1e3 * mean, 1e3 * mine)
+        client, dsim = float(values[mask].mean()), float(values_of[name][mask].mean())
+        if abs(client - dsim) > DIFFERS * dsim:
+            differing[name] = OwnFigure(1e3 * client, 1e3 * dsim)
     errors = dict(Counter(filter(None, log.requests.error)))
     lateness = columns["lateness"]
     late = None
@@ -212,7 +212,7 @@ def _about(log: ClientLog, columns: Columns, warnings: list[str]) -> ClientInfo:
         failed=int((~done).sum()),
         errors=errors,
         lateness_ms=late,
-        differing=own,
+        differing=differing,
         warnings=tuple(warnings),
     )
 

@@ -82,29 +82,29 @@ def read_client(
         if only is not None:
             raise DsimError(f"--only is {cut(only)} and {path} is a load generator's file: expected a gateway's log")
         return read(rows, benchmark, Asked(skip_bad=skip_bad))
-    for ours in ("first", "end"):
-        if columns is not None and not any(part.partition("=")[0].strip() == ours for part in columns.split(",")):
-            raise TraceError(f"--columns {cut(columns)} lacks {ours}, expected {EXAMPLE}")
+    for column in ("first", "end"):
+        if columns is not None and not any(pair.partition("=")[0].strip() == column for pair in columns.split(",")):
+            raise TraceError(f"--columns {cut(columns)} lacks {column}, expected {EXAMPLE}")
     parsed, form = read_rows(rows, options)
     is_timed = form.is_log and any(np.isfinite(wait).any() for wait in parsed.waited.values())
     if not is_timed and not (parsed.waited and all(parsed.reasons)):
         timed = ", ".join(f.name for f in FORMATS.values() if f.end)
-        what = "lacks the times at which answers began and ended"
-        raise TraceError(f"{path}: a log of {form.name} {what}, expected one of: {timed}; or --columns {EXAMPLE}")
+        problem = "lacks the times at which answers began and ended"
+        raise TraceError(f"{path}: a log of {form.name} {problem}, expected one of: {timed}; or --columns {EXAMPLE}")
     model = next(filter(None, parsed.extras.get("model", [])), "")
     return client_log(str(path), TOOLS.get(form.name, "gateway"), model, parsed, form)
 
 
 def reader_of(file: Rows) -> Callable[[Rows, int | None, Asked], ClientLog] | None:
     """By the first object's keys; None if it is no client's or engine's."""
-    whole: Row = next(filter(None, file.rows), {})
-    if whole.get("schema") == steplog.SCHEMA:
+    head: Row = next(filter(None, file.rows), {})
+    if head.get("schema") == steplog.SCHEMA:
         return _engine
-    if isinstance(whole.get("benchmarks"), list):
+    if isinstance(head.get("benchmarks"), list):
         return _guidellm
-    if {"metadata", "metrics"} <= set(whole):
+    if {"metadata", "metrics"} <= set(head):
         return _aiperf
-    return _arrays if {"completed", "total_output_tokens"} <= set(whole) else None
+    return _arrays if {"completed", "total_output_tokens"} <= set(head) else None
 
 
 def blank(num_requests: int) -> Sent:
@@ -121,38 +121,38 @@ def client_log(
 ) -> ClientLog:
     """Of a file's columns. in_order: they are in the trace's order already."""
     unit = 1.0 / TICKS_PER_SECOND[form.wait_unit]
-    units = {ours: 1e-3 if theirs.endswith("_ms") else unit for theirs, ours in form.extras.items()} | {"due": 1.0}
+    units = {field: 1e-3 if key.endswith("_ms") else unit for key, field in form.extras.items()} | {"due": 1.0}
     unknown = [None] * len(columns.time)
     requests = blank(len(columns.time))
     requests.sent, requests.input_length = columns.time / form.ticks, columns.input_length
     for name, waited in zip(("first", "last"), columns.waited.values(), strict=False):
         requests[name] = requests.sent + waited
-    for name, ours in {"due": "due", **CLIENT}.items():
-        values = columns.extras.get(ours, unknown)
-        requests[name] = [math.nan if value is None else units[ours] * value for value in values]
+    for name, field in {"due": "due", **CLIENT}.items():
+        values = columns.extras.get(field, unknown)
+        requests[name] = [math.nan if value is None else units[field] * value for value in values]
     gaps = columns.extras.get("gaps", unknown)
-    alone: Any = np.isfinite(requests.first) if any(gaps) else unknown  # the chunk of an answer without gaps
-    chunks = zip(gaps, columns.extras.get("chunks", unknown), alone, strict=True)
-    requests.num_chunks = [len(between) + 1 if between else count or single or 0 for between, count, single in chunks]
+    singles: Any = np.isfinite(requests.first) if any(gaps) else unknown  # the chunk of an answer without gaps
+    chunks = zip(gaps, columns.extras.get("chunks", unknown), singles, strict=True)
+    requests.num_chunks = [len(waits) + 1 if waits else count or single or 0 for waits, count, single in chunks]
     requests.output_length = columns.output_length
     lost = np.where(np.isnan(requests.last), "no time of its end", "")
     if not form.report:
         lost = np.where(requests.output_length == 0, "no output", lost)
     whys = zip(columns.reasons, lost.tolist(), strict=True)
-    requests.error = [" ".join((why or other).split())[:200] for why, other in whys]
+    requests.error = [" ".join((reason or other).split())[:200] for reason, other in whys]
     done = requests.error == ""
     lacking = {
         "answers have no time of their first token: their ttft and tpot are missing": np.isnan(requests.first),
         "requests have no count of prompt tokens": requests.input_length == 0,
         "requests have no count of output tokens": requests.output_length == 0,
     }
-    counts = {what: int((lacks & done).sum()) for what, lacks in lacking.items()}
-    warnings = [f"{count} of {len(requests)} {what}" for what, count in counts.items() if count]
-    between = tuple(unit * gap for each, is_done in zip(gaps, done, strict=True) if is_done for gap in each or ())
+    counts = {text: int((lacks & done).sum()) for text, lacks in lacking.items()}
+    warnings = [f"{count} of {len(requests)} {text}" for text, count in counts.items() if count]
+    pauses = tuple(unit * gap for waits, is_done in zip(gaps, done, strict=True) if is_done for gap in waits or ())
     if not in_order:
         start = np.where(np.isnan(requests.due), requests.sent, requests.due)
         requests = requests[np.lexsort((requests.sent, start))]
-    return ClientLog(path, tool, str(model or ""), failed(requests), between, warnings=(*columns.warnings, *warnings))
+    return ClientLog(path, tool, str(model or ""), failed(requests), pauses, warnings=(*columns.warnings, *warnings))
 
 
 def failed(requests: Sent) -> Sent:
@@ -185,10 +185,10 @@ def one_of(path: str, runs: list[Any], benchmark: int | None) -> Any:
 
 def _arrays(file: Rows, benchmark: int | None, options: Asked) -> ClientLog:
     """vLLM's, or SGLang's, which has no times."""
-    whole = one_of(file.path, file.rows, benchmark)
-    has_times = "start_times" in whole
-    arrays = {name: whole.get(name) for name in ARRAYS}
-    arrays |= {name: whole[name] for name in ("start_times", "latencies") if name in whole}
+    report = one_of(file.path, file.rows, benchmark)
+    has_times = "start_times" in report
+    arrays = {name: report.get(name) for name in ARRAYS}
+    arrays |= {name: report[name] for name in ("start_times", "latencies") if name in report}
     for name, array in arrays.items():
         if not isinstance(array, list):
             raise DsimError(f"{file.path}: {name} is missing, expected a file of {DETAILED}")
@@ -198,29 +198,29 @@ def _arrays(file: Rows, benchmark: int | None, options: Asked) -> ClientLog:
     rows = [{"start_times": 0.0, **dict(zip(arrays, row, strict=True))} for row in zip(*arrays.values(), strict=True)]
     tool = VLLM.name if has_times else "SGLang's bench_serving"
     return replace(
-        _log(_named(file, rows), VLLM, options, tool, whole.get("model_id"), in_order=True), has_times=has_times
+        _log(_named(file, rows), VLLM, options, tool, report.get("model_id"), in_order=True), has_times=has_times
     )
 
 
 def _guidellm(file: Rows, benchmark: int | None, options: Asked) -> ClientLog:
-    whole = file.rows[0]
-    run = object_or_complaint(one_of(file.path, whole["benchmarks"], benchmark))
+    report = file.rows[0]
+    run = object_or_complaint(one_of(file.path, report["benchmarks"], benchmark))
     if isinstance(run, str):
         raise DsimError(f"{file.path}: a benchmark of {run}")
     scale = inside(run, "config.strategy.time_scale")
     rows = []
     for kind in ("successful", "errored", "incomplete"):
-        each = inside(run, f"requests.{kind}")
-        for row in (row for row in each if isinstance(row, dict)) if isinstance(each, list) else ():
-            why = "incomplete: the benchmark ended" if kind == "incomplete" else inside(row, "info.error") or kind
+        entries = inside(run, f"requests.{kind}")
+        for row in (row for row in entries if isinstance(row, dict)) if isinstance(entries, list) else ():
+            reason = "incomplete: the benchmark ended" if kind == "incomplete" else inside(row, "info.error") or kind
             due = inside(row, "info.settings.relative_timestamp")
             if not _is_number(due):
                 due = None
             elif _is_number(scale):
                 due *= scale
-            rows.append({**row, "due": due, "error": "" if kind == "successful" else why})
-    version = inside(whole, "metadata.guidellm_version") or ""
-    model = inside(whole, "config.spec.backend.model")
+            rows.append({**row, "due": due, "error": "" if kind == "successful" else reason})
+    version = inside(report, "metadata.guidellm_version") or ""
+    model = inside(report, "config.spec.backend.model")
     return _log(_named(file, rows), GUIDELLM, options, f"guidellm {version}".strip(), model)
 
 

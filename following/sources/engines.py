@@ -26,7 +26,7 @@ NO_SETTINGS = ("engine", "engine_index", "engine_id")  # its other labels
 _Page = dict[str, list[tuple[dict[str, str], float]]]  # samples by name
 
 
-def sample_of(text: str, time: float, where: str) -> Sample:
+def sample_of(text: str, time: float, source: str) -> Sample:
     """The sample of a Prometheus page; DsimError names the page if it is of none of the three engines.
 
     A page of `dsim serve` states its own time (s since 1970), which may pass faster from the server's start on.
@@ -34,23 +34,23 @@ def sample_of(text: str, time: float, where: str) -> Sample:
     from prometheus_client.parser import text_string_to_metric_families  # imported here: only `follow` needs it
 
     page: _Page = defaultdict(list)
-    with parsing(where, "Prometheus metrics"):
+    with parsing(source, "Prometheus metrics"):
         for family in text_string_to_metric_families(RANK.sub("", text)):
             for sample in family.samples:
                 if 0 <= sample.value <= MOST_COUNT:
                     page[sample.name].append((sample.labels, float(sample.value)))
-        return _sample(page, time, where)
+        return _sample(page, time, source)
 
 
-def _sample(page: _Page, time: float, where: str) -> Sample:
+def _sample(page: _Page, time: float, source: str) -> Sample:
     engine = next((engine for engine in RELEASES if any(name.startswith(f"{engine}:") for name in page)), None)
     if engine is None:
         names = ", ".join(sorted(page)[:3]) or "nothing"
         expected = ", ".join(f"{engine}:*" for engine in RELEASES)
-        raise DsimError(f"{where}: holds {cut(names)}, expected the metrics of an engine: {expected}")
+        raise DsimError(f"{source}: holds {cut(names)}, expected the metrics of an engine: {expected}")
     running = BY_NAME["running"].name_in(engine)
     if _total(page, running) is None:
-        raise DsimError(f"{where}: lacks {running}, expected it among the metrics")
+        raise DsimError(f"{source}: lacks {running}, expected it among the metrics")
     # Some metrics only appear with the first request.
     counters = dict.fromkeys(("requests", "generation_tokens"), 0.0)
     gauges = {"waiting": 0.0}
@@ -72,10 +72,10 @@ def _sample(page: _Page, time: float, where: str) -> Sample:
         settings["dsim_speed"] = str(plain(float(labels.get("dsim_speed", 1)), float, Range(0, 1e6)))
     times = [value for name in ("start", "time") for _, value in page.get(f"dsim_simulated_{name}_seconds", [])]
     time = sum(times) if times else time
-    found = Sample(min(time, LATEST), engine, len(page[running]), counters, gauges, histograms, settings)
-    if found.num_open > MOST_REQUESTS:
-        raise DsimError(f"{where}: {found.num_open:g} requests run or wait, expected at most {MOST_REQUESTS}")
-    return found
+    sample = Sample(min(time, LATEST), engine, len(page[running]), counters, gauges, histograms, settings)
+    if sample.num_open > MOST_REQUESTS:
+        raise DsimError(f"{source}: {sample.num_open:g} requests run or wait, expected at most {MOST_REQUESTS}")
+    return sample
 
 
 def _value(page: _Page, quantity: Quantity, engine: str) -> float | None:

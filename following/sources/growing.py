@@ -53,17 +53,17 @@ class Tail:
         while True:
             start = file.tell()
             data = file.read(MOST_OF_SETTINGS)
-            whole = data[: data.rfind(b"\n") + 1]
-            if len(data) == MOST_OF_SETTINGS and not whole:
+            lines = data[: data.rfind(b"\n") + 1]
+            if len(data) == MOST_OF_SETTINGS and not lines:
                 raise TraceError(f"{self.path}: a line is longer than {MOST_OF_SETTINGS} bytes")
-            file.seek(start + len(whole))
-            if not whole:
+            file.seek(start + len(lines))
+            if not lines:
                 return
             # Truncating a log that is written to leaves null bytes.
-            whole = whole.replace(b"\0", b"").decode("utf-8", "replace").encode()
+            lines = lines.replace(b"\0", b"").decode("utf-8", "replace").encode()
             if not start:
-                self._first = whole[: whole.index(b"\n") + 1]
-            yield self._first if start else b"", whole
+                self._first = lines[: lines.index(b"\n") + 1]
+            yield self._first if start else b"", lines
 
 
 class AccessLog:

@@ -41,16 +41,16 @@ class Target:
 
     def __post_init__(self) -> None:
         url, expected = self.url, "expected http://HOST:PORT or https://HOST:PORT"
-        shown = cut(without_secrets(url))
+        address = cut(without_secrets(url))
         try:
             parts = urlsplit(url)
             has_host = bool(parts.hostname) and parts.port != 0
         except ValueError as error:
-            raise DsimError(f"URL is {shown} ({cut(error)}), {expected}") from None
+            raise DsimError(f"URL is {address} ({cut(error)}), {expected}") from None
         if "@" in parts.netloc:
-            raise DsimError(f"URL is {shown} with a user's name, {expected}; --token-file holds a token")
+            raise DsimError(f"URL is {address} with a user's name, {expected}; --token-file holds a token")
         if parts.scheme not in ("http", "https") or not has_host or not re.fullmatch("[!-~]+", url):
-            raise DsimError(f"URL is {shown}, {expected}")
+            raise DsimError(f"URL is {address}, {expected}")
         page = parts._replace(path=parts.path if parts.path.rstrip("/") else "/metrics", fragment="").geturl()
         object.__setattr__(self, "_page", page)
         object.__setattr__(self, "_host", parts.hostname)
@@ -65,8 +65,8 @@ class Target:
             opener = build_opener(proxies, _NoRedirects)
             with opener.open(Request(self._page, headers=self._headers()), timeout=PATIENCE) as reply:
                 data = bytearray()
-                while part := reply.read1(1 << 16):
-                    data += part
+                while chunk := reply.read1(1 << 16):
+                    data += chunk
                     if time.monotonic() - begin >= PATIENCE:
                         raise TimeoutError(f"its page takes more than {PATIENCE:g} s")
                     if len(data) > MOST_PAGE:

@@ -16,7 +16,7 @@ OVER = ("STOPPED", "TO_BE_MIGRATED")
 
 def patch():
     """Once."""
-    if steplog.wanted() is None:
+    if steplog.log_path() is None:
         return
     with steplog.harmless("everything"):
         _patch()
@@ -43,7 +43,7 @@ def _build(agent, original, *args, **kwargs):
     original(agent, *args, **kwargs)
     if _STATE["log"] is None:
         with steplog.harmless("everything"):
-            _STATE["log"] = steplog.StepLog(steplog.wanted(), header(agent))
+            _STATE["log"] = steplog.StepLog(steplog.log_path(), header(agent))
 
 
 def _arrival(session, original, token_ids, sampling_param=None, *args, **kwargs):
@@ -51,8 +51,8 @@ def _arrival(session, original, token_ids, sampling_param=None, *args, **kwargs)
     if _STATE["log"] is None:
         return seq
     with steplog.harmless("a request"):
-        asked = None if sampling_param is None else sampling_param.max_new_tokens
-        _STATE["log"].request(seq.seq_id, len(token_ids), asked)
+        limit = None if sampling_param is None else sampling_param.max_new_tokens
+        _STATE["log"].request(seq.seq_id, len(token_ids), limit)
     return seq
 
 
@@ -72,12 +72,12 @@ def _unmask(processor, original, logits, input_ids, token_ids, dllm_mask):
     if _STATE["log"] is None or not _STATE["forwards"]:
         return original(processor, logits, input_ids, token_ids, dllm_mask)
     before = steplog.read("the masks of blocks", dllm_mask.clone)
-    found = original(processor, logits, input_ids, token_ids, dllm_mask)
+    result = original(processor, logits, input_ids, token_ids, dllm_mask)
     with _STATE["log"].step_left_out():
-        after = found[0] if isinstance(found, tuple) else found
+        after = result[0] if isinstance(result, tuple) else result
         # Forwards run in turn: masks are known before the next begins.
         _STATE["forwards"][-1]["masks"] = before, after.clone(), processor.dllm_config.block_length
-    return found
+    return result
 
 
 def _output(loop, original, out, running, model_inputs, delta):
@@ -90,41 +90,41 @@ def _output(loop, original, out, running, model_inputs, delta):
         if out is not None and out.next_token_ids is not None:
             before = [seq.num_new_tokens for seq in running]
             forward = _STATE["forwards"].popleft()
-    found = original(loop, out, running, model_inputs, delta)
+    result = original(loop, out, running, model_inputs, delta)
     if forward is None:
-        return found
+        return result
     end = log.now()
     begin = forward["begin"] if _STATE["end"] is None else _STATE["end"]
     _STATE["end"] = None
     with log.step_left_out():
         _write_step(log, begin, end, forward, running, before)
-        over = [seq for seq in running if seq.status.name in OVER]
-        for seq in over:
+        ended = [seq for seq in running if seq.status.name in OVER]
+        for seq in ended:
             log.finished(seq.seq_id)
-        if loop.scheduler.has_unfinished() or len(over) < len(running):
+        if loop.scheduler.has_unfinished() or len(ended) < len(running):
             _STATE["end"] = end
-    return found
+    return result
 
 
 def _write_step(log, begin, end, forward, running, before):
     """A step and its blocks. before: tokens that each sequence had."""
     decoding, masks = forward["decoding"], forward["masks"]
     block, num = 1 if masks is None else masks[2], len(running)
-    was, now = ([[]] * num,) * 2 if masks is None else (m.view(num, block).tolist() for m in masks[:2])
+    old_marks, new_marks = ([[]] * num,) * 2 if masks is None else (m.view(num, block).tolist() for m in masks[:2])
     rows, heads = [], 0
-    lengths = zip(running, forward["tokens"].tolist(), forward["past"].tolist(), before, was, strict=True)
-    for seq, n, past, had, marks in lengths:
+    lengths = zip(running, forward["tokens"].tolist(), forward["past"].tolist(), before, old_marks, strict=True)
+    for seq, n, past, count, marks in lengths:
         decoded = "decode" if masks is None else "denoise" if MASKED in marks else "flush"
-        rows.append((seq.seq_id, decoded if decoding else "prefill", n, past + n, max(0, seq.num_new_tokens - had)))
+        rows.append((seq.seq_id, decoded if decoding else "prefill", n, past + n, max(0, seq.num_new_tokens - count)))
         heads += min(n, block)
     qk_pairs = sum(steplog.pairs(n, keys, masks is not None) for _, _, n, keys, _ in rows)
     number = log.step(
         begin, end - begin, rows, sum_q_kv=qk_pairs, prefill_tokens=0 if decoding else sum(row[2] for row in rows),
         head_rows=heads, sampled_rows=heads, running=num,
     )  # fmt: skip
-    for row, one, other in zip(rows, was, now, strict=True):
-        settled = [i for i in range(len(one)) if one[i] == MASKED and other[i] != MASKED]
-        if MASKED in one:
+    for row, old, new in zip(rows, old_marks, new_marks, strict=True):
+        settled = [i for i in range(len(old)) if old[i] == MASKED and new[i] != MASKED]
+        if MASKED in old:
             log.sequence(number, row[0], row[3] - block, settled)
 
 

@@ -29,7 +29,7 @@ LONGEST = 200  # characters of an error
 _REPORTED = set()  # kinds reported as left out
 
 
-def wanted():
+def log_path():
     """None without DSIM_STEPLOG."""
     path = os.environ.get("DSIM_STEPLOG")
     return path.replace("{pid}", str(os.getpid())) if path else None
@@ -40,9 +40,9 @@ def leave_out(kind, error):
     if kind in _REPORTED:
         return
     _REPORTED.add(kind)
-    why = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST]
+    reason = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST]
     with contextlib.suppress(Exception):
-        sys.stderr.write(f"dsim-hooks: the step log leaves out {kind}: {why}\n")
+        sys.stderr.write(f"dsim-hooks: the step log leaves out {kind}: {reason}\n")
 
 
 def read(kind, get):
@@ -56,8 +56,8 @@ def read(kind, get):
 
 def readable(fields):
     """{name: reader} read, without None and unreadable values."""
-    found = {name: read(name, get) for name, get in fields.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    values = {name: read(name, get) for name, get in fields.items()}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 @contextlib.contextmanager
@@ -69,7 +69,7 @@ def harmless(kind):
         leave_out(kind, error)
 
 
-class Known:
+class Entry:
     """A logged request. num_tokens: prompt and completed steps' tokens."""
 
     __slots__ = ("input_length", "num_tokens", "number")
@@ -109,34 +109,34 @@ class StepLog:
         """time.perf_counter's reading as s of the log."""
         return moment - self._zero
 
-    def request(self, name, input_length, output_length=None, received=None, arrival=None, **more):
+    def request(self, name, input_length, output_length=None, received=None, arrival=None, **extra):
         """Log a request that arrives now or at `arrival` (s of the log).
 
-        received: by the server, s since 1970; more: other keys. A request that arrives while the log is off stays
+        received: by the server, s since 1970; extra: other keys. A request that arrives while the log is off stays
         unknown; its steps are left out.
         """
         if name in self._requests or not self.on or self._step < self._skip:
             return
         number = self._num_requests
         self._num_requests += 1
-        self._requests[name] = Known(number, input_length)
+        self._requests[name] = Entry(number, input_length)
         arrival = self.now() if arrival is None else arrival
         line = {"kind": "request", "request": number, "id": name, "input_length": input_length, "arrival": arrival}
         if output_length is not None:
             line["output_length"] = output_length
         if received is not None:
             line["received"] = received - self._wall
-        self._lines.put(line | more)
+        self._lines.put(line | extra)
 
-    def step(self, start, latency, rows, **more):
-        """Log a step; rows: (request's name, phase, tokens, keys, emitted tokens); more: other keys.
+    def step(self, start, latency, rows, **extra):
+        """Log a step; rows: (request's name, phase, tokens, keys, emitted tokens); extra: other keys.
 
         Returns its number, or None if it is not logged.
         """
         self._step += 1
         if not self.on or not rows:
             return None
-        line = self._line(self._step, start, latency, *map(list, zip(*rows, strict=True)), more)
+        line = self._line(self._step, start, latency, *map(list, zip(*rows, strict=True)), extra)
         if line is None:
             return None
         self._lines.put(line)
@@ -151,10 +151,10 @@ class StepLog:
         if self.on:
             self._lines.put((self._step, start, latency, make))
 
-    def _line(self, number, start, latency, names, phases, tokens, keys, emitted, more):
-        known = self._requests
+    def _line(self, number, start, latency, names, phases, tokens, keys, emitted, extra):
+        requests = self._requests
         try:
-            numbers = [known[name].number for name in names]
+            numbers = [requests[name].number for name in names]
         except KeyError:
             return None
         if latency <= 0:
@@ -162,27 +162,27 @@ class StepLog:
         return {
             "kind": "step", "step": number, "start": start, "latency": latency, "batch": len(names),
             "tokens": sum(tokens), "sum_kv": sum(keys), "requests": numbers, "phases": alike(phases),
-            "row_tokens": alike(tokens), "row_keys": keys, "emitted": alike(emitted), **more,
+            "row_tokens": alike(tokens), "row_keys": keys, "emitted": alike(emitted), **extra,
         }  # fmt: skip
 
-    def _made(self, number, start, latency, make):
+    def _records(self, number, start, latency, make):
         """Lines of `step_later`."""
-        *rows, more, over = make()
-        line = self._line(number, start, latency, *rows, more)
+        *rows, extra, ended = make()
+        line = self._line(number, start, latency, *rows, extra)
         if line is not None:
             yield line
-        for name in over:
+        for name in ended:
             yield from self._end(name, start + latency)
 
-    def known(self, name):
+    def entry(self, name):
         """Without tokens if unknown."""
-        return self._requests.get(name) or Known(None, 0)
+        return self._requests.get(name) or Entry(None, 0)
 
-    def _end(self, name, when):
-        known = self._requests.get(name)
-        if known is None:
+    def _end(self, name, moment):
+        request = self._requests.get(name)
+        if request is None:
             return
-        yield {"kind": "finish", "request": known.number, "time": when}
+        yield {"kind": "finish", "request": request.number, "time": moment}
         self._ended.append(name)
         if len(self._ended) > ENDED:
             self._requests.pop(self._ended.popleft(), None)
@@ -241,10 +241,10 @@ class StepLog:
                 if line is None:
                     self._file.close()
                     return
-                made = []
+                data = []
                 with self.step_left_out():
-                    made = [encode(each) for each in (self._made(*line) if isinstance(line, tuple) else (line,))]
-                self._file.writelines(each + b"\n" for each in made)
+                    data = [encode(record) for record in (self._records(*line) if isinstance(line, tuple) else (line,))]
+                self._file.writelines(record + b"\n" for record in data)
                 num += 1
                 if num % TURN == 0:  # it waits for the interpreter for a few lines at most
                     time.sleep(0)
@@ -275,49 +275,49 @@ def shape_of(config, context_limit=None):
     """A model's dimensions by its Hugging Face configuration; None if unreadable."""
     config = getattr(config, "text_config", None) or config
 
-    def known(*names, default=None, of=config):
+    def field(*names, default=None, layer=config):
         for name in names:
             try:
-                value = getattr(of, name, None)
+                value = getattr(layer, name, None)
             except Exception as error:
                 return leave_out(f"the model's {name}", error)
             if value is not None:
                 return value
         return default
 
-    layers, heads, hidden = known("num_hidden_layers"), known("num_attention_heads"), known("hidden_size")
-    kind = str(known("model_type", default=""))
-    ffn, expert_ffn = known("intermediate_size"), known("moe_intermediate_size")
+    depth, heads, hidden = field("num_hidden_layers"), field("num_attention_heads"), field("hidden_size")
+    kind = str(field("model_type", default=""))
+    ffn, expert_ffn = field("intermediate_size"), field("moe_intermediate_size")
     usual = hidden // heads if hidden and heads else None
-    sliding = [name == "sliding_attention" for name in known("layer_types", default=())]
+    sliding = [name == "sliding_attention" for name in field("layer_types", default=())]
     # If layers differ, transformers refuses a single value.
-    each = read("the model's layers", lambda: list(getattr(config, "per_layer_config", ()))) or [config] * (layers or 1)
-    full, windowed = each[0], None
-    if 0 < sum(sliding) < len(sliding) == len(each):
-        full, window = each[sliding.index(False)], each[sliding.index(True)]
+    stack = read("the model's layers", lambda: list(getattr(config, "per_layer_config", ()))) or [config] * (depth or 1)
+    full, windowed = stack[0], None
+    if 0 < sum(sliding) < len(sliding) == len(stack):
+        full, window = stack[sliding.index(False)], stack[sliding.index(True)]
         windowed = {
-            "layers": sum(sliding), "kv_heads": known("num_key_value_heads", default=heads, of=window),
-            "head_dim": known("head_dim", default=usual, of=window), "window": known("sliding_window", of=window),
+            "layers": sum(sliding), "kv_heads": field("num_key_value_heads", default=heads, layer=window),
+            "head_dim": field("head_dim", default=usual, layer=window), "window": field("sliding_window", layer=window),
         }  # fmt: skip
-    num_experts = known("num_experts", "n_routed_experts", "num_local_experts")
+    num_experts = field("num_experts", "n_routed_experts", "num_local_experts")
     # Gemma's dense feed-forward counts as shared experts of the same width.
     shared = ffn // expert_ffn if "gemma" in kind and ffn and expert_ffn else 0
     experts = None if not num_experts or not expert_ffn else {
-        "num": num_experts, "top_k": known("num_experts_per_tok", "top_k_experts"),
-        "shared": known("num_shared_experts", "n_shared_experts", default=shared), "ffn": expert_ffn,
-        "dense_layers": known("first_k_dense_replace", default=0),
+        "num": num_experts, "top_k": field("num_experts_per_tok", "top_k_experts"),
+        "shared": field("num_shared_experts", "n_shared_experts", default=shared), "ffn": expert_ffn,
+        "dense_layers": field("first_k_dense_replace", default=0),
     }  # fmt: skip
     return {
-        "name": str(known("_name_or_path", "model_type", default="model") or "model"),
-        "layers": layers, "hidden": hidden, "heads": heads,
-        "kv_heads": known("num_key_value_heads", default=heads, of=full),
-        "head_dim": known("head_dim", default=usual, of=full),
-        "ffn": ffn, "vocab": known("vocab_size"),
-        "context_limit": context_limit or known("max_position_embeddings"),
-        "tied": bool(known("tie_word_embeddings", default=False)),
+        "name": str(field("_name_or_path", "model_type", default="model") or "model"),
+        "layers": depth, "hidden": hidden, "heads": heads,
+        "kv_heads": field("num_key_value_heads", default=heads, layer=full),
+        "head_dim": field("head_dim", default=usual, layer=full),
+        "ffn": ffn, "vocab": field("vocab_size"),
+        "context_limit": context_limit or field("max_position_embeddings"),
+        "tied": bool(field("tie_word_embeddings", default=False)),
         "qk_norm": any(name in kind for name in ("qwen3", "gemma3", "gemma4", "diffusion_gemma")),
-        "qkv_bias": bool(known("attention_bias", default=False)), "experts": experts, "windowed": windowed,
-        "value_is_key": bool(known("attention_k_eq_v", default="diffusion_gemma" in kind)),
+        "qkv_bias": bool(field("attention_bias", default=False)), "experts": experts, "windowed": windowed,
+        "value_is_key": bool(field("attention_k_eq_v", default="diffusion_gemma" in kind)),
     }  # fmt: skip
 
 
@@ -344,6 +344,6 @@ def machine():
     }  # fmt: skip
 
 
-def pairs(tokens, keys, whole=False):
-    """Query-key pairs: each query sees all keys (whole), or its own and earlier ones."""
-    return tokens * keys if whole else tokens * (2 * keys - tokens + 1) // 2
+def pairs(tokens, keys, bidirectional=False):
+    """Query-key pairs: each query sees all keys (bidirectional), or its own and earlier ones."""
+    return tokens * keys if bidirectional else tokens * (2 * keys - tokens + 1) // 2

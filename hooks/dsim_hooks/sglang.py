@@ -12,7 +12,7 @@ _STATE = {}  # the log (None if it failed), and batches in flight
 
 def register():
     """Called in each process of SGLang; the first request's opens a log."""
-    if steplog.wanted() is None:
+    if steplog.log_path() is None:
         return
     with steplog.harmless("everything"):
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -30,11 +30,11 @@ def around_request(original, scheduler, request, *args, **kwargs):
     if "log" not in _STATE:
         _STATE.update(log=None, begun={}, end=None, forwards=[], rows=[], by_law=False)
         with steplog.harmless("everything"):
-            _STATE["log"] = steplog.StepLog(steplog.wanted(), header(scheduler))
+            _STATE["log"] = steplog.StepLog(steplog.log_path(), header(scheduler))
     if _STATE["log"] is not None:
         with steplog.harmless("a request"):
-            asked = request.sampling_params.max_new_tokens
-            _STATE["log"].request(request.rid, len(request.input_ids or ()), asked)
+            limit = request.sampling_params.max_new_tokens
+            _STATE["log"].request(request.rid, len(request.input_ids or ()), limit)
     return original(scheduler, request, *args, **kwargs)
 
 
@@ -64,12 +64,12 @@ def around_result(original, scheduler, batch, result, *args, **kwargs):
     before = []
     with log.step_left_out():
         before = [num_tokens(req) for req in batch.reqs]
-    found = original(scheduler, batch, result, *args, **kwargs)
+    outcome = original(scheduler, batch, result, *args, **kwargs)
     end = log.now()
     with log.step_left_out():
         _write_steps(log, end, plan, batch, before)
     _STATE["end"] = end if steplog.read("idle times", lambda: has_work(scheduler, batch)) else None
-    return found
+    return outcome
 
 
 def _write_steps(log, end, plan, batch, before):
@@ -77,16 +77,16 @@ def _write_steps(log, end, plan, batch, before):
     begin, rows, state, forwards = plan
     # The time between steps counts for the later one.
     start = begin if _STATE["end"] is None else _STATE["end"]
-    emitted = {req.rid: num_tokens(req) - had for req, had in zip(batch.reqs, before, strict=True)}
+    emitted = {req.rid: num_tokens(req) - num_before for req, num_before in zip(batch.reqs, before, strict=True)}
     forwards = forwards or [(end, rows, ())]
-    for i, (until, rows, settled) in enumerate(forwards, 1):
+    for i, (forward_end, rows, settled) in enumerate(forwards, 1):
         last = i == len(forwards)  # tokens are emitted after the last forward
-        until = end if last else until
-        told = [(*row, max(0, emitted.get(row[0], 0)) if last else 0) for row in rows]
-        number = write(log, start, until, told, **state)
+        forward_end = end if last else forward_end
+        records = [(*row, max(0, emitted.get(row[0], 0)) if last else 0) for row in rows]
+        number = write(log, start, forward_end, records, **state)
         for name, block_start, positions in settled:
             log.sequence(number, name, block_start, positions)
-        start = until
+        start = forward_end
     for req in batch.reqs:
         if req.finished():
             log.finished(req.rid)
@@ -100,8 +100,8 @@ def num_tokens(req):
 
 def has_work(scheduler, batch):
     blocks = getattr(scheduler, "dllm_manager", None)  # requests whose blocks are decoded
-    known = [*batch.reqs, *(blocks.waiting_queue if blocks is not None else ())]
-    return bool(scheduler.waiting_queue) or not all(req.finished() for req in known)
+    requests = [*batch.reqs, *(blocks.waiting_queue if blocks is not None else ())]
+    return bool(scheduler.waiting_queue) or not all(req.finished() for req in requests)
 
 
 def around_blocks(original, algorithm, *args, **kwargs):
@@ -146,15 +146,15 @@ def blocks_of(algorithm, forward, before):
     settled = masks & (forward.input_ids.view(-1, size) != algorithm.mask_id)
     masks, settled = torch.stack((masks, settled)).tolist()
     prompts = {row[0] for row in _STATE["rows"] if row[1] == "prefill"}
-    rows, found = [], []
-    for name, past, left, now in zip(forward.rids, forward.extend_prefix_lens_cpu, masks, settled, strict=True):
+    rows, blocks = [], []
+    for name, past, masked, now in zip(forward.rids, forward.extend_prefix_lens_cpu, masks, settled, strict=True):
         # In an edited or redrawn block, tokens may change until it is emitted.
-        decoded = any(left) or _STATE["by_law"]
+        decoded = any(masked) or _STATE["by_law"]
         phase = "prefill" if name in prompts else "denoise" if decoded else "flush"
         rows.append((name, phase, size, int(past) + size))
-        if any(left) and not _STATE["by_law"]:
-            found.append((name, int(past), [i for i, yes in enumerate(now) if yes]))
-    return rows, found
+        if any(masked) and not _STATE["by_law"]:
+            blocks.append((name, int(past), [i for i, is_settled in enumerate(now) if is_settled]))
+    return rows, blocks
 
 
 def rows_of(batch):
@@ -167,14 +167,14 @@ def rows_of(batch):
     return [(name, "decode", 1, int(keys)) for name, keys in zip(names, batch.seq_lens_cpu.tolist(), strict=True)]
 
 
-def write(log, begin, end, rows, **more):
+def write(log, begin, end, rows, **info):
     """Returns the step's number."""
-    whole = ("denoise", "flush")  # each query sees the whole block
-    qk_pairs = sum(steplog.pairs(n, keys, phase in whole) for _, phase, n, keys, _ in rows)
-    heads = sum(n if phase in whole else 1 for _, phase, n, _, _ in rows)
+    bidirectional = ("denoise", "flush")  # each query sees the whole block
+    qk_pairs = sum(steplog.pairs(n, keys, phase in bidirectional) for _, phase, n, keys, _ in rows)
+    heads = sum(n if phase in bidirectional else 1 for _, phase, n, _, _ in rows)
     prefill = sum(n for _, phase, n, _, _ in rows if phase == "prefill")
     return log.step(
-        begin, end - begin, rows, sum_q_kv=qk_pairs, prefill_tokens=prefill, head_rows=heads, sampled_rows=heads, **more
+        begin, end - begin, rows, sum_q_kv=qk_pairs, prefill_tokens=prefill, head_rows=heads, sampled_rows=heads, **info
     )
 
 
@@ -212,5 +212,5 @@ def engine():
 def preset_of(dllm):
     """dsim's preset, or None."""
     usual = "sglang-fdfo" if dllm.first_done_first_out_mode else "sglang-sync"
-    known = {"LowConfidence": usual, "JointThreshold": "sglang-joint", "Gemma4Renoise": "sglang-gemma"}
-    return known.get(dllm.algorithm)
+    presets = {"LowConfidence": usual, "JointThreshold": "sglang-joint", "Gemma4Renoise": "sglang-gemma"}
+    return presets.get(dllm.algorithm)

@@ -11,7 +11,7 @@ ASKED = ("diffusion_max_steps",)  # what a request may ask of a diffusion model
 
 def register():
     """Called in each process of vLLM; one with an EngineCore opens a log."""
-    if steplog.wanted() is None:
+    if steplog.log_path() is None:
         return
     with steplog.harmless("everything"):
         from vllm.v1.engine.core import EngineCore
@@ -34,10 +34,10 @@ def _build(engine, original, vllm_config, *args, **kwargs):
 
 def _add(engine, original, request, *args, **kwargs):
     with steplog.harmless("a request"):
-        came = _CAME.pop(request.request_id, None)
+        arrival = _CAME.pop(request.request_id, None)
         hooked = hook(engine, engine.vllm_config)
         if hooked is not None:
-            hooked.request(request, came)
+            hooked.request(request, arrival)
     return original(engine, request, *args, **kwargs)
 
 
@@ -71,20 +71,20 @@ class Hooks:
         self._scheduler = scheduler = engine.scheduler
         self._diffusion = is_diffusion(config.model_config)
         first, self._pages_a_block = header(config, scheduler)
-        self.log = steplog.StepLog(steplog.wanted(), first)
+        self.log = steplog.StepLog(steplog.log_path(), first)
         self._plans = {}  # id of a scheduler's output -> (when, rows, state, events)
         self._end = None  # of the last step, if work was left
         self._device = steplog.read("device", lambda: DeviceTime(engine.model_executor))
         self._schedule, self._update = scheduler.schedule, scheduler.update_from_output
         scheduler.schedule, scheduler.update_from_output = self.schedule, self.update
 
-    def request(self, request, came):
-        """came: at the engine (time.perf_counter), or None."""
+    def request(self, request, arrival):
+        """arrival: at the engine (time.perf_counter), or None."""
         params = request.sampling_params
         extra = getattr(params, "extra_args", None) or {}
         self.log.request(
             request.request_id, request.num_prompt_tokens, None if params is None else params.max_tokens,
-            request.arrival_time, None if came is None else self.log.at(came),
+            request.arrival_time, None if arrival is None else self.log.at(arrival),
             **{name: extra[name] for name in ASKED if name in extra},
         )  # fmt: skip
 
@@ -110,16 +110,16 @@ class Hooks:
         self._plans[id(output)] = begin, rows, self._state(), events
 
     def update(self, output, model_output, *args, **kwargs):
-        found = self._update(output, model_output, *args, **kwargs)
+        outputs = self._update(output, model_output, *args, **kwargs)
         end = self.log.now()
         plan = self._plans.pop(id(output), None)
         if plan is not None:
             with self.log.step_left_out():
-                self._step(end, plan, model_output, found)
+                self._step(end, plan, model_output, outputs)
         self._end = end if steplog.read("idle times", self._scheduler.has_requests) else None
-        return found
+        return outputs
 
-    def _step(self, end, plan, model_output, found):
+    def _step(self, end, plan, model_output, by_client):
         """A step that ends now."""
         begin, rows, state, events = plan
         start = begin if self._end is None else self._end
@@ -130,42 +130,42 @@ class Hooks:
         if device is not None and 0 < device <= end - start:
             state["device"] = device
         # Numbers and names only, for the garbage collector.
-        emitted, over = {}, []
-        for outputs in found.values():
-            for one in outputs.outputs:
-                emitted[one.request_id] = len(one.new_token_ids)
-                if one.finish_reason is not None:
-                    over.append(one.request_id)
-        self.log.step_later(start, end - start, functools.partial(self._columns, rows, state, emitted, over))
+        emitted, ended = {}, []
+        for outputs in by_client.values():
+            for output in outputs.outputs:
+                emitted[output.request_id] = len(output.new_token_ids)
+                if output.finish_reason is not None:
+                    ended.append(output.request_id)
+        self.log.step_later(start, end - start, functools.partial(self._columns, rows, state, emitted, ended))
 
-    def _columns(self, rows, state, emitted, over):
+    def _columns(self, rows, state, emitted, ended):
         """For StepLog.step_later, in the log's thread."""
         names, tokens, keys, drafted = rows
         emitted = [emitted.get(name, 0) for name in names]
         # First as if each row decoded one token.
         phases, prompts, pairs, heads, sampled = ["decode"] * len(names), 0, sum(keys), len(names), len(names)
         for i, (name, n) in enumerate(zip(names, tokens, strict=True)):
-            known, key, phase, logits = self.log.known(name), keys[i], "decode", 1
+            request, key, phase, logits = self.log.entry(name), keys[i], "decode", 1
             new = emitted[i]
             if name in drafted:
                 # The scheduler counts drafts in flight as computed; these keys are exact.
-                keys[i] = known.num_tokens + n - (not self._diffusion)
+                keys[i] = request.num_tokens + n - (not self._diffusion)
                 logits = n
                 if self._diffusion:  # storing a canvas's keys and values emits it
                     phase, new = ("flush", n) if new else ("denoise", 0)
-            elif self._diffusion or n > 1 or key <= known.input_length:
+            elif self._diffusion or n > 1 or key <= request.input_length:
                 # A prompt, or tokens that lost their keys and values. Nothing is sampled before a canvas.
                 phase, logits, prompts = "prefill", 0 if self._diffusion else 1, prompts + n
-            known.num_tokens += new
+            request.num_tokens += new
             if n == 1 and phase == "decode":
                 continue
             phases[i] = phase
-            pairs += steplog.pairs(n, keys[i], whole=phase == "denoise") - key
+            pairs += steplog.pairs(n, keys[i], bidirectional=phase == "denoise") - key
             heads += logits - 1
             # A canvas's last pass discards its logits.
             sampled += (0 if phase == "flush" else logits) - 1
-        more = {"prefill_tokens": prompts, "sum_q_kv": pairs, "head_rows": heads, "sampled_rows": sampled, **state}
-        return names, phases, tokens, keys, emitted, more, over
+        extra = {"prefill_tokens": prompts, "sum_q_kv": pairs, "head_rows": heads, "sampled_rows": sampled, **state}
+        return names, phases, tokens, keys, emitted, extra, ended
 
     def _state(self):
         scheduler = self._scheduler

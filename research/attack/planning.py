@@ -173,8 +173,8 @@ def manifest(chance: Random, folder: Path) -> None:
     out = folder / "out"
     out.mkdir()
     write(out / kind.manifest, mutate.json_text(info, chance))
-    if kind.kept is not None and chance.random() < 0.5:
-        write(out / kind.kept, mutate.damaged(_store(), chance))
+    if kind.store is not None and chance.random() < 0.5:
+        write(out / kind.store, mutate.damaged(_store(), chance))
     if chance.random() < 0.2:
         write(out / chance.choice(("thesis.tex", ".hidden", "report.html", "replays.db")), b"x")
     was = sorted((p.name, p.read_bytes()) for p in out.iterdir())

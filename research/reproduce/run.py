@@ -31,7 +31,7 @@ from .memory import GIB, Sizes, peak, shortage
 SCHEMA, VERSION = "dsim-reproduce", 1
 FILES = ("reproduce.json", STORE, "results.csv", "report.html")
 FOLDER = FolderKind(
-    "reproduced experiments", (*FILES, *STORE_FILES), "reproduce.json", SCHEMA, kept=STORE
+    "reproduced experiments", (*FILES, *STORE_FILES), "reproduce.json", SCHEMA, store=STORE
 )  # fmt: skip
 RECORDED = Path(__file__).parent / "recorded.csv"
 PLACE = ("experiment", "series", "at", "measure")

@@ -49,7 +49,7 @@ def test_a_line_says_what_is_done_of_what_how_long_it_took_and_how_long_it_will(
     assert bar.line() == "sweep: 360 of 1,200 cells, ar; 50 s, about 70 s left"
     bar.update(361, name="other", share=0.2)
     assert bar.line() == "other: 361 of 1,200 cells, ar; 50 s, about 3 min left"
-    bar.update(361, rest=100.0)
+    bar.update(361, eta=100.0)
     clock.now += 30  # a silent compiler
     assert bar.line() == "other: 361 of 1,200 cells, ar; 80 s, about 70 s left"
 

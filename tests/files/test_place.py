@@ -17,7 +17,7 @@ from dsim.files.place import APPLICATION, FolderKind, OpenFolder, Staged, check_
 from dsim.files.write import check_file, write_whole, writing
 from dsim.results.run_folder import RunWriter
 
-KIND = FolderKind("a thing", ("it.json", "page.html", "log-*.txt"), "it.json", "it", kept="log-0.txt")
+KIND = FolderKind("a thing", ("it.json", "page.html", "log-*.txt"), "it.json", "it", store="log-0.txt")
 OURS = {"it.json": '{"schema": "it"}', "page.html": "<p>"}
 
 
