@@ -28,8 +28,8 @@ def digest(question: Any) -> str:
     return hashlib.sha256(json.dumps(question, sort_keys=True, default=_plain).encode()).hexdigest()[:32]
 
 
-def asked_of(world: World, **more: Any) -> Json:
-    """A replay's inputs as plain values, and `more`.
+def asked_of(world: World, **extra: Any) -> Json:
+    """A replay's inputs as plain values, and `extra`.
 
     A file counts by its contents and suffixes (its format), wherever it lies; imports of a policy's code do not.
     """
@@ -40,7 +40,7 @@ def asked_of(world: World, **more: Any) -> Json:
         shipped = SHIPPED.get(without_limit(values[name] or "")[0])
         if shipped is not None:
             values[f"shipped {name}"] = _stamp(str(shipped))
-    return {"dsim": __version__, **values, **more}
+    return {"dsim": __version__, **values, **extra}
 
 
 def _profile(world: World) -> str:

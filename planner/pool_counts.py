@@ -44,9 +44,9 @@ def fewest_of_each_pool(
         chosen = run_of(counts)
         capacity = chosen.finish()
     pools = []
-    for k, part in enumerate(capacity.pools):
+    for k, pool_part in enumerate(capacity.pools):
         readings = fleets.readings.get(_fewer(counts, k))
-        pools.append(replace(part, one_less=means(chosen.search.criteria, readings) if readings else {}))
+        pools.append(replace(pool_part, one_less=means(chosen.search.criteria, readings) if readings else {}))
     return replace(capacity, pools=tuple(pools))
 
 
@@ -116,10 +116,10 @@ class FleetSearch:
             if not any(all(n <= m for n, m in zip(counts, few, strict=True)) for few in self._too_few):
                 yield counts
             for k in range(len(counts)):
-                more = _fewer(counts, k, -1)
-                if more not in pushed and max(more) <= self.most:
-                    pushed.add(more)
-                    heapq.heappush(heap, (self._cost(more), more))
+                larger = _fewer(counts, k, -1)
+                if larger not in pushed and max(larger) <= self.most:
+                    pushed.add(larger)
+                    heapq.heappush(heap, (self._cost(larger), larger))
 
     def _fewest(self, ample: Counts, k: int) -> int:
         """A pool's fewest replicas by short replays, others having plenty."""

@@ -43,9 +43,9 @@ def select_pending_first(status: Status, reach: int, chunk: int, fields: object,
         for k in range(reach):
             if room == 0:
                 break
-            taken = status[k] == kind  # branch-free: a branch would be unpredictable
-            window[k] |= taken
-            room -= taken
+            matches = status[k] == kind  # branch-free: a branch would be unpredictable
+            window[k] |= matches
+            room -= matches
 
 
 @rule
