@@ -31,9 +31,9 @@ def world_at(world: World, point: Point) -> World:
     parts: dict[str, dict[str, Any]] = {}
     plain: dict[str, Any] = {}
     for name, value in point.items():
-        owner, dot, field = name.partition(".")
+        owner, dot, setting = name.partition(".")
         if dot:
-            parts.setdefault(owner, {})[field] = value
+            parts.setdefault(owner, {})[setting] = value
         else:
             plain[name] = value
     if not world.pools:

@@ -279,15 +279,15 @@ def fewest_replicas(
     """
     check_rate(rate, max_replicas)
     runs: dict[int, Run] = {}
-    size = Fewest(most=max_replicas)
+    size = Fewest(limit=max_replicas)
     options = {"memo": Memo(), **options}
     with Pool(jobs, ray) as pool:
         while size.open:
-            fleet = replace(world, replicas=size.at)
-            run = runs[size.at] = Run(fleet, pool, target=rate, **options)
+            fleet = replace(world, replicas=size.trial)
+            run = runs[size.trial] = Run(fleet, pool, target=rate, **options)
             rates = run.start()
             # Capacity is nearly proportional to replicas.
-            size.decide(rates.low >= rate, math.ceil(size.at * rate / rates.value))
+            size.decide(rates.low >= rate, math.ceil(size.trial * rate / rates.value))
         if size.replicas is None:
             largest = runs[max_replicas].interval
             raise DsimError(

@@ -254,7 +254,7 @@ class _Flags:
                     words = on_flag if value else off_flag
                 else:
                     words = f"{flag} {value}"
-                self.write(words, self._why(name, default))
+                self.write(words, self._reason(name, default))
         for option, values in objects.items():
             self.words += [option, json.dumps(values)]
             self.differs[f"{option} {json.dumps(values)}"] = "as replayed; not the release's"
@@ -263,7 +263,7 @@ class _Flags:
                 self.unset.append(f"{name}={_yaml(settings[name])}")
         self.drafts_by_model = "drafter" in preset.flags and settings["drafter"] != "ngram"
 
-    def _why(self, name: str, default: Any) -> str:
+    def _reason(self, name: str, default: Any) -> str:
         if name == "gpus":
             return "GPUs of a replica"
         if not self._engine.defaults_known:

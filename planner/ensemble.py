@@ -90,7 +90,7 @@ def ensemble(
     recommended: ask whether the first world stays best, not the predicted best. options: pool, progress and memo of
     `ask`. Ctrl-C passes through.
     """
-    by_name = worlds if isinstance(worlds, Mapping) else _called(worlds)
+    by_name = worlds if isinstance(worlds, Mapping) else _by_name(worlds)
     metric, higher = judged or deciding(next(iter(by_name.values())))
     uncertain, values = ask(partial(_replay, requests, metric), by_name, num, (metric, higher), **options)
     if len(by_name) == 1:
@@ -111,7 +111,7 @@ def capacities(
     0 if an SLO is met at no rate; if all are met until the queue grows, the rate at which it starts to.
     """
     replay = partial(_capacity, attainment, num_requests)
-    uncertain, values = ask(replay, _called([world]), num, (CAPACITY, True), **options)
+    uncertain, values = ask(replay, _by_name([world]), num, (CAPACITY, True), **options)
     if rate is None:
         return uncertain
     [draws] = values.values()
@@ -134,7 +134,7 @@ def sustained(world: World, **options: Any) -> float:
         return 0.0 if grows is None else float(grows[1])
 
 
-def _called(worlds: Sequence[World]) -> dict[str, World]:
+def _by_name(worlds: Sequence[World]) -> dict[str, World]:
     """By policy, and by replicas if a policy occurs twice."""
     policies = [s.policy for s in worlds]
     return {

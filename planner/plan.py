@@ -154,7 +154,7 @@ class PlanSearch:
                 search = search_of(posed(self.world, setting), PRECISION, self.attainment, self.num_requests)
                 group.append(Entrant(setting, search, whole_search(search, self.attainment)))
             self.groups.append(group)
-        self.named = [group[0].candidate for group in self.groups]
+        self.originals = [group[0].candidate for group in self.groups]
         self.chosen = [group[0] for group in self.groups]  # each candidate's setting
         self.search, self.whole = self.chosen[0].search, self.chosen[0].whole
         self.criteria = self.search.criteria
@@ -188,7 +188,7 @@ class PlanSearch:
             untested=best.untested, context=int((longest.input_length + longest.limit).max()),
         )  # fmt: skip
         note = f"# The SLOs are met without the spare: {self.spare} of the replicas.\n" if self.spare else ""
-        refused = (f"{c.original} cannot run as it is: {c.refused}" for c in self.named if c.refused)
+        refused = (f"{c.original} cannot run as it is: {c.refused}" for c in self.originals if c.refused)
         return Planned(
             rate=self.rate,
             ranking=tuple(ranking),
@@ -199,7 +199,7 @@ class PlanSearch:
             bounds={criterion.text: criterion.bound for criterion in self.criteria},
             share_criteria=tuple(criterion.text for criterion in self.criteria if criterion.share is not None),
             plan_toml=note + policy_toml(policy, bought, code),
-            priced=all(candidate.price is not None for candidate in self.named),
+            priced=all(candidate.price is not None for candidate in self.originals),
             num_replays=self.replays.num_replays,
             num_requests=self.search.num_requests,
             block=self.search.block,
@@ -221,9 +221,9 @@ class PlanSearch:
     def _setup(self) -> Setup:
         """Of all profiles; the workload of a profile is its first by default."""
         world = self.world
-        profiles = {candidate.profile.name: candidate.profile for candidate in self.named}.values()
+        profiles = {candidate.profile.name: candidate.profile for candidate in self.originals}.values()
         workloads = dict.fromkeys(next(iter(profile.workloads), "") for profile in profiles)
-        setup = setup_of(posed(world, self.named[0]), self.command, None, self.currency)
+        setup = setup_of(posed(world, self.originals[0]), self.command, None, self.currency)
         return replace(
             setup,
             profile=", ".join(profile.name for profile in profiles),
@@ -258,7 +258,7 @@ class PlanSearch:
 
     def _choose(self, k: int, best: Entrant, rates: Mapping[Entrant, float], equal: int) -> None:
         """rates: req/s that a replica serves, by setting."""
-        first = self.named[k]
+        first = self.originals[k]
         self.chosen[k] = best
         best.tried = Tried(
             num=len(self.groups[k]),
@@ -419,7 +419,7 @@ class PlanSearch:
         self.phase = "today's fleet"
         today = _with(best, replace(best.candidate, policy=policy, settings={}), policy=policy)
         today.lane = Lane(
-            candidate=0, price=today.candidate.weight, most=replicas, at=replicas, low=replicas - 1, high=replicas
+            candidate=0, price=today.candidate.weight, limit=replicas, trial=replicas, low=replicas - 1, high=replicas
         )
         tasks = [self._replay((today, self.rate, 1.0), replicas, index) for index in range(FIRST)]
         answers = self._answers(tasks, f"today is {policy}: ")
@@ -630,7 +630,7 @@ class PlanSearch:
             if name in best.changing
         ]
         policies: dict[tuple[str, ...], list[str]] = {}
-        for candidate in self.named:
+        for candidate in self.originals:
             if candidate.changing and not candidate.searches_changing:
                 policies.setdefault(candidate.changing, []).append(name_of(candidate.policy))
         for fields, names in policies.items():

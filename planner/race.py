@@ -74,7 +74,7 @@ def race(
     standard deviation between replications, with which one replay may decide. spare: standby replicas.
     """
     lanes = [
-        Lane(candidate=i, price=price, at=min(start, limit), most=limit, stride=STRIDE, spare=spare)
+        Lane(candidate=i, price=price, trial=min(start, limit), limit=limit, stride=STRIDE, spare=spare)
         for i, (price, start) in enumerate(zip(prices, starts, strict=True))
     ]
     while True:
@@ -82,12 +82,12 @@ def race(
         entries: list[Entry] = []
         for lane in lanes:
             while lane.open:
-                replays = lane.severities.setdefault(lane.at, [])
-                matters = lane.cost(lane.at) <= bar
+                replays = lane.severities.setdefault(lane.trial, [])
+                matters = lane.cost(lane.trial) <= bar
                 enough = verdict(replays, MOST if matters else FIRST, spread)
                 if enough is None:
                     num = 1 if not replays else len(replays) + 1 if spread is not None else max(FIRST, len(replays) + 1)
-                    entries += [Entry(lane.candidate, lane.at, i) for i in range(len(replays), num)]
+                    entries += [Entry(lane.candidate, lane.trial, i) for i in range(len(replays), num)]
                     break
                 lane.decide(enough)
                 if drop and lane.cost(lane.low + 1) > bar:

@@ -111,9 +111,9 @@ def sized(model: CapacitySearch, rate: float, memo: Memo, draw: Draw) -> Values:
         math.nan if math.isnan(value) else 1e3 * value if criterion.share is None else 100 * (1 - value)
         for criterion, value in zip(search.criteria, reading.values, strict=True)
     ]
-    size = Fewest(most=MOST_TIMES * world.replicas, at=world.replicas, stride=2.0)
+    size = Fewest(limit=MOST_TIMES * world.replicas, trial=world.replicas, stride=2.0)
     size.decide(reading.holds)
     while index and size.open:
-        size.decide(read(size.at).holds)
+        size.decide(read(size.trial).holds)
     replicas = world.replicas if index == 0 else size.replicas or math.inf
     return {**dict(zip(map(_metric, search.criteria), values, strict=True)), REPLICAS: float(replicas)}

@@ -87,12 +87,12 @@ def _details(planned: "Planned") -> tuple[str, ...]:
     if planned.measured is not None:
         lines.append(f"{log_words(planned.measured)}; the fleet's figures are predictions for other servers.")
     if planned.runner_up is not None:
-        lines.append(f"Runner-up: {why(planned, planned.runner_up)}.")
+        lines.append(f"Runner-up: {runner_up(planned, planned.runner_up)}.")
     lines += [_laws(planned), _lasting(planned), _routed(planned)]
     return tuple(filter(None, lines))
 
 
-def why(planned: "Planned", second: "Fleet") -> str:
+def runner_up(planned: "Planned", second: "Fleet") -> str:
     """The runner-up, and why it lost."""
     best, setup = planned.recommended, planned.setup
     costs = planned.cost(second), planned.cost(best)

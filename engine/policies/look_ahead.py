@@ -296,7 +296,7 @@ def _length(replica: Replica, policy: LookAheadState, index: int) -> int:
 
 
 @rule
-def _came(replica: Replica, policy: LookAheadState, index: int) -> float:
+def _updated(replica: Replica, policy: LookAheadState, index: int) -> float:
     """A place's arrival or last outcome (s)."""
     request, slot = queued(replica, index)
     return float(policy.columns[slot].updated) if slot >= 0 else float(replica.arrival[request])
@@ -318,8 +318,8 @@ def _preempt(replica: Replica, policy: LookAheadState, slot: int, target: int) -
     index = counters.num_waiting
     while index > 0:
         other = queued(replica, index - 1)[1]
-        came = _came(replica, policy, index - 1)
-        later = came > row.updated or (came == row.updated and (other < 0 or policy.columns[other].rank > row.rank))
+        time = _updated(replica, policy, index - 1)
+        later = time > row.updated or (time == row.updated and (other < 0 or policy.columns[other].rank > row.rank))
         if not later:
             break
         move(replica, index - 1, index)
@@ -359,7 +359,7 @@ def _sort(replica: Replica, policy: LookAheadState, turn: int) -> None:
             if turn == LONG:
                 if policy.fields.opt_ttft_policy == BY_SIZE:
                     chunks = min(-(-length // _chunk(replica)), 8191)
-                    age = max(0.0, replica.counters.clock - _came(replica, policy, index))
+                    age = max(0.0, replica.counters.clock - _updated(replica, policy, index))
                     credit = int(min(age // policy.fields.aging, 4096.0 + chunks))
                     key += (chunks - credit + 4096 << 13) + chunks
                 if first < 0 or key < _key(replica, first, turn):
