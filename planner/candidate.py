@@ -245,5 +245,5 @@ class Candidate:
         return changed + FAR * (self.preset != default.preset)
 
     def __str__(self) -> str:
-        alone = bool(self.world.pools) or self.world.replicas == 1
-        return self.spec if alone else f"{self.spec} on {self.replicas} replicas"
+        is_single = bool(self.world.pools) or self.world.replicas == 1
+        return self.spec if is_single else f"{self.spec} on {self.replicas} replicas"

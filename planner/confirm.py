@@ -138,7 +138,7 @@ def _rerank(search: Search) -> list[Candidate]:
             costs[c].append(-search.worth(c, outcome))
             missed[c] += outcome.violation > 0
     order = sorted(few, key=lambda c: (2 * missed[c] > NUM_RERANKS, sum(costs[c])))
-    able = [c for c in order if 2 * missed[c] <= NUM_RERANKS] or order
-    equals = [able[i] for i in best_of([costs[c] for c in able])]
+    feasible = [c for c in order if 2 * missed[c] <= NUM_RERANKS] or order
+    equals = [feasible[i] for i in best_of([costs[c] for c in feasible])]
     best = nearest_first(equals, lambda c: c.num_changes(search.default), lambda c: float(np.mean(costs[c])))[0]
     return [best, *(c for c in order if c != best)][:2]

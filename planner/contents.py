@@ -35,7 +35,7 @@ def asked_of(world: World, **extra: Any) -> Json:
     """
     stamped = world.with_files(_stamp)
     values = {f.name: getattr(stamped, f.name) for f in fields(stamped) if f.name not in (*NOT_ASKED, *OBJECTS)}
-    values["profile"] = [_profile(alone) for alone in world.of_each_pool()]
+    values["profile"] = [_profile(pool_world) for pool_world in world.of_each_pool()]
     for name in ("trace", "lengths"):
         shipped = SHIPPED.get(without_limit(values[name] or "")[0])
         if shipped is not None:

@@ -155,13 +155,13 @@ def ask(
     metric, higher = judged
     check_num(num)
     unknowns = {name: known_causes(s) for name, s in worlds.items()}
-    alone = dict(list(unknowns.items())[:moving])
+    varied = dict(list(unknowns.items())[:moving])
     work: dict[str, Draw] = {}
     for policy, world in worlds.items():
         work[f"{policy}|0"] = world, 0
         for i in range(1, num + 1):
             work[f"{policy}|{i}"] = moved(world, drawn(unknowns[policy], i, world.seed)), i
-        for cause in alone.get(policy, ()):
+        for cause in varied.get(policy, ()):
             for sign in (-1, 1):
                 work[f"{policy}|{cause.name}|{sign}"] = moved(world, ((cause.name, float(sign)),)), 0
     answers: dict[str, Values] = {}
@@ -172,7 +172,7 @@ def ask(
             answers[outcome.key] = outcome.result()
             progress(len(answers), len(work))
     values, effects = {p: [answers[f"{p}|{i}"] for i in range(num + 1)] for p in worlds}, {}
-    for policy, causes_alone in alone.items():
+    for policy, causes_alone in varied.items():
         moves = []
         for c in causes_alone:
             low, high = (answers[f"{policy}|{c.name}|{sign}"][metric] for sign in (-1, 1))

@@ -87,15 +87,15 @@ def read_plan(config: str | Path | Mapping[str, Any], allow_code: AllowedCode = 
     for i, point in enumerate((base | point for point in points), 1):
         try:
             world = world_of(folder, point, allow_code)
-            service, which = (tuple(getattr(world, name) for name in names) for names in (of_service, OF_REQUESTS))
+            service, trace = (tuple(getattr(world, name) for name in names) for names in (of_service, OF_REQUESTS))
             if service not in services:
                 for _, setting in world.each_pool():
                     setting.check()
                 services[service] = world
             check_values(world)
-            if which not in ready:
+            if trace not in ready:
                 world.requests()
-                ready.add(which)
+                ready.add(trace)
             key = key_of(world)
         except DsimError as error:
             summary = ", ".join(f"{name}={cut(_shown(point[name]))}" for name in varied if name in point)

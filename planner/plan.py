@@ -77,8 +77,8 @@ def inputs_of(
     del inputs["policy"]
     entries = []
     for candidate in candidates:
-        asks = asked_of(posed(world, candidate))
-        entries.append((str(candidate), candidate.price, [*candidate.settings], asks["policy"], asks["profile"]))
+        fields = asked_of(posed(world, candidate))
+        entries.append((str(candidate), candidate.price, [*candidate.settings], fields["policy"], fields["profile"]))
     size = {"attainment": attainment, "max_replicas": max_replicas, "num_requests": num_requests}
     return {**inputs, **size, "candidates": digest(entries), "rate": _rate(world, rate)}
 

@@ -117,19 +117,19 @@ def quality_of(policy: Policy, model: str, table: QualityTable | None = None) ->
     if not points:
         return Quality(None, "", (f"no score is {place} for {name_of(policy.name)} on {model}",))
     closest = min(points, key=lambda p: len(_distance(p, factors)))
-    along = _distance(closest, factors)
-    if not along:
+    distance = _distance(closest, factors)
+    if not distance:
         notes: tuple[str, ...] = ()
         if len(closest.benchmarks) > 1:
             worst, share = closest.worst
             notes = (f"mean of {', '.join(closest.benchmarks)}; the worst is {worst}, {100 * share:.1f} %",)
         return Quality(closest.relative, closest.source, notes)
-    if len(along) == 1:
-        (name,) = along
-        line = [p for p in points if _distance(p, factors) <= along and name in p.factors]
+    if len(distance) == 1:
+        (name,) = distance
+        line = [p for p in points if _distance(p, factors) <= distance and name in p.factors]
         if len(line) > 1 and all(_number(p.factors[name]) for p in line) and _number(factors[name]):
             return _between(line, name, factors[name], place)
-    name = min(along, key=list(factors).index)
+    name = min(distance, key=list(factors).index)
     return Quality(None, "", (f"{name} is {factors[name]}, and no score is {place} for that on {model}",))
 
 

@@ -122,8 +122,8 @@ def best_of(severities: Sequence[Sequence[float]]) -> list[int]:
     n = min(map(len, severities))
     values = [np.array(series[:n]) for series in severities]
     leader = min(range(len(values)), key=lambda i: float(values[i].mean()))
-    behind = [series - values[leader] for series in values]
-    return [i for i, gap in enumerate(behind) if i == leader or gap.mean() - student(gap) <= 0]
+    gaps = [series - values[leader] for series in values]
+    return [i for i, gap in enumerate(gaps) if i == leader or gap.mean() - student(gap) <= 0]
 
 
 def _second_price(lanes: Sequence[Lane]) -> float:

@@ -52,7 +52,7 @@ def record(
     summaries: list[Summary] = []
     tables = {}
     failure = None
-    policies = [alone.parsed_policy() for world in worlds for alone in world.of_each_pool()]
+    policies = [pool_world.parsed_policy() for world in worlds for pool_world in world.of_each_pool()]
     links = worlds[0].links
     extra_columns: list[str] = []
     if any(map(caches_prefixes, policies)):

@@ -128,8 +128,8 @@ class Search:
         points = {c: tuple(np.array(self.signs) * self.outcomes[c].values) for c in self.feasible()}
         front: dict[tuple[float, ...], Candidate] = {}
         for candidate, point in points.items():
-            beaten = any(q != point and all(b >= a for a, b in zip(point, q, strict=True)) for q in points.values())
-            if not beaten:
+            worse = any(q != point and all(b >= a for a, b in zip(point, q, strict=True)) for q in points.values())
+            if not worse:
                 front.setdefault(point, candidate)
         return list(front.values())
 

@@ -216,10 +216,10 @@ def _default_table(world: World, check: Check, also: Sequence[str]) -> dict[str,
     full = [name for name in names if PRESETS[name].policy.family == "full-sequence"]
     names = [name for name in names if name not in full] + full[::-1] + [name for name in also if name not in PRESETS]
     presets = {name: preset_of(name, allow_code=world.allow_code) for name in names}
-    able = {name: preset for name, preset in presets.items() if refusal(check, preset.policy) is None}
-    if not able:
+    usable = {name: preset for name, preset in presets.items() if refusal(check, preset.policy) is None}
+    if not usable:
         check(PRESETS[BASELINES[profile.family]].policy)
-    return {POLICY: list(able), **{name: _own_space(preset, fitted) or {} for name, preset in able.items()}}
+    return {POLICY: list(usable), **{name: _own_space(preset, fitted) or {} for name, preset in usable.items()}}
 
 
 def fitted_at(profile: Profile, workload: str | None) -> dict[str, list[Any]]:

@@ -88,8 +88,8 @@ def _found(tuned: "Tuned", name: str) -> str:
     else:
         gained = f"a gain in {name} of {gain_text(gain)} over {today}"
         if gain is None:  # the default's value is zero
-            had, has = (f"{finalist.values[name].value:.4g}" for finalist in (default, winner))
-            gained = f"{name} {has} {_unit(tuned, name)} against {had} of {today}"
+            before, after = (f"{finalist.values[name].value:.4g}" for finalist in (default, winner))
+            gained = f"{name} {after} {_unit(tuned, name)} against {before} of {today}"
         gained += ", on traffic that the search never saw" + priced_apart(tuned.implementations)
         text = f"{winner}: {gained}."
         if not tuned.confirmed:
@@ -97,9 +97,9 @@ def _found(tuned: "Tuned", name: str) -> str:
             text = f"Keep {today}: {best} has {gained}."
     text += "".join(f" {line}." for line in (*recommended.untested, *tuned.doubted))
     if tuned.equal:
-        does = "does" if tuned.equal == 1 else "do"
+        predicate = "does" if tuned.equal == 1 else "do"
         text += (
-            f" {counted(tuned.equal, 'other setting')} {does} as well within 1 %; this one changes the fewest of the "
+            f" {counted(tuned.equal, 'other setting')} {predicate} as well within 1 %; this one changes the fewest of the "
             "engine's own settings."
         )
     if default.meets_run_slos < 0.5:
@@ -375,20 +375,20 @@ def _curve(
     numeric = all(map(_is_number, xs))
     values: list[float] = []
     for i, setting in enumerate(settings):
-        along = {value: places[*setting, value] for value in xs if (*setting, value) in places}
-        along = {value: place for value, place in along.items() if not math.isnan(place.value)}
-        y = [place.value * spec.scale for place in along.values()]
+        points = {value: places[*setting, value] for value in xs if (*setting, value) in places}
+        points = {value: place for value, place in points.items() if not math.isnan(place.value)}
+        y = [place.value * spec.scale for place in points.values()]
         values += y
         pairs = zip(fields, setting, strict=True)
         name = ", ".join(_label(v) if isinstance(v, str) else f"{field} {_label(v)}" for field, v in pairs)
         shade = colour(i)
         chart.add(
-            "scatter", x=[value if numeric else _label(value) for value in along], y=y, name=name or spec.title,
+            "scatter", x=[value if numeric else _label(value) for value in points], y=y, name=name or spec.title,
             mode="lines+markers" if numeric else "markers", legendgroup=name,
             line={"color": shade, "width": 2, "dash": LINES[i // len(COLOURS)]},
             marker={
-                "color": shade, "size": [7 if place.stable else 10 for place in along.values()],
-                "symbol": ["circle" if place.stable else "x-thin" for place in along.values()],
+                "color": shade, "size": [7 if place.stable else 10 for place in points.values()],
+                "symbol": ["circle" if place.stable else "x-thin" for place in points.values()],
                 "line": {"width": 2, "color": shade},
             },
         )  # fmt: skip

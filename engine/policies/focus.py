@@ -248,8 +248,8 @@ def retain(
     mean = total / num
     total = 0.0
     for j in range(num):
-        off = np.float64(delta[spots[j]]) - mean
-        total += off * off
+        deviation = np.float64(delta[spots[j]]) - mean
+        total += deviation * deviation
     high = mean + np.sqrt(total / num)
     num_kept = 0
     for j in range(num):

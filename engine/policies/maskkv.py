@@ -101,11 +101,11 @@ def divided(total: int, shares: Floats, limit: int) -> Ints:
     while open_.any():
         remaining, weights = total - limit * int((~open_).sum()), shares[open_]
         amounts[open_] = remaining * (weights / weights.sum() if weights.sum() > 0 else 1 / len(weights))
-        over = open_ & (amounts >= limit)
-        if not over.any():
+        capped = open_ & (amounts >= limit)
+        if not capped.any():
             break
-        amounts[over] = limit
-        open_ &= ~over
+        amounts[capped] = limit
+        open_ &= ~capped
     parts = amounts.astype(np.int64)
     order = np.argsort(np.where(open_, -shares, np.inf), kind="stable")
     parts[order[: total - int(parts.sum())]] += 1

@@ -292,8 +292,8 @@ def _take_on(replica: Replica, policy: RoundState) -> None:
         prompt = int(replica.asked.input_length[request])
         pop(replica)
         if slot < 0:
-            behind = prompt // block * block if policy.fields.grid else prompt
-            slot = place(replica, request, slot, behind + block, 0)
+            start = prompt // block * block if policy.fields.grid else prompt
+            slot = place(replica, request, slot, start + block, 0)
             placed(replica, policy, slot)
         let_in(replica, slot)
 
@@ -450,7 +450,7 @@ def _is_begun(replica: Replica, slot: int) -> bool:
 
 @rule
 def _enter(replica: Replica, policy: RoundState, slot: int) -> bool:
-    """Admit a request if the pool has room for all it asks; True if others may follow (add_one_req).
+    """Admit a request if the pool has room for all it needs; True if others may follow (add_one_req).
 
     With `ignore_eos` room for the prompt is enough, and a round's last prompt may be cut (add_one_req_ignore_eos). A
     skipped request joins the next round unchecked, as in SGLang.
@@ -467,17 +467,17 @@ def _enter(replica: Replica, policy: RoundState, slot: int) -> bool:
     cached, shared_pages = reusable(replica, policy, int(sequence.request), goal)
     touched = (cached // page - shared_pages) * page  # idle pages that it would take are no room
     limit = min(int(sequence.end) - int(sequence.prompt) - int(sequence.emitted), CLIP_MAX_NEW_TOKENS)
-    asks = length - cached + (block if fields.grid else 0)
+    needed = length - cached + (block if fields.grid else 0)
     columns.entry = PASSED_OVER
     columns.computed = cached
-    padded = -(-asks // page) * page
+    padded = -(-needed // page) * page
     if fields.ignore_eos:
         room = record.room - max(int(record.promised), int(record.taken))
-        if padded + page > room or _in_window(fixed, asks, limit) > record.window_room:
+        if padded + page > room or _in_window(fixed, needed, limit) > record.window_room:
             return False
     else:
         if (
-            asks + limit + page >= record.room - touched - record.promised
+            needed + limit + page >= record.room - touched - record.promised
             or _in_window(fixed, padded, limit) >= record.window_room
         ):
             return False

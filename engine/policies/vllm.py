@@ -290,15 +290,15 @@ def _fill(replica: Replica, policy: BudgetState, target: int) -> int:
         window_pages = in_sight(fixed, columns.settled, needed * fixed.page)
         leave_sight(replica, policy, slot, int(columns.settled))
         extra = needed - sequence.pages + window_pages - sequence.window_pages
-        gone = False
-        while not gone and extra > fixed.num_pages - counters.pages_held:
+        is_preempted = False
+        while not is_preempted and extra > fixed.num_pages - counters.pages_held:
             some_preempted = True
             youngest = replica.lists[RUNNING, counters.num_running - 1]
             unseat(replica, policy, youngest)
             push_front(replica, int(replica.sequences[youngest].request), youngest)
             preempted(replica, policy, youngest)
-            gone = youngest == slot
-        if gone:
+            is_preempted = youngest == slot
+        if is_preempted:
             break
         counters.pages_held += extra
         sequence.pages = needed

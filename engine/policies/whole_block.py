@@ -19,8 +19,8 @@ class FixedBlock(Granularity):
 
     def answers(self, policy: Policy) -> Answers:
         # A delayed cache leaves out cached positions.
-        which = select_pending_first if policy.eviction.delayed else select_whole
-        return {select: which} if select in policy.rows.asks else {}
+        selection = select_pending_first if policy.eviction.delayed else select_whole
+        return {select: selection} if select in policy.rows.asks else {}
 
 
 @dataclass(frozen=True)
