@@ -97,9 +97,9 @@ def _found(tuned: "Tuned", name: str) -> str:
             text = f"Keep {today}: {best} has {gained}."
     text += "".join(f" {line}." for line in (*recommended.untested, *tuned.doubted))
     if tuned.equal:
-        predicate = "does" if tuned.equal == 1 else "do"
+        does = "does" if tuned.equal == 1 else "do"
         text += (
-            f" {counted(tuned.equal, 'other setting')} {predicate} as well within 1 %; this one changes the fewest of the "
+            f" {counted(tuned.equal, 'other setting')} {does} as well within 1 %; this one changes the fewest of the "
             "engine's own settings."
         )
     if default.meets_run_slos < 0.5:
