@@ -31,16 +31,16 @@ def world_at(world: World, point: Point) -> World:
     parts: dict[str, dict[str, Any]] = {}
     plain: dict[str, Any] = {}
     for name, value in point.items():
-        part, dot, of_part = name.partition(".")
+        owner, dot, setting = name.partition(".")
         if dot:
-            parts.setdefault(part, {})[of_part] = value
+            parts.setdefault(owner, {})[setting] = value
         else:
             plain[name] = value
     if not world.pools:
         policy = with_fields(plain.get(POLICY, world.policy), parts.pop(POLICY, {}))
-        for part, values in parts.items():
+        for owner, values in parts.items():
             name, value = next(iter(values.items()))
-            raise DsimError(f"{part}.{name} is {cut(value)} and there is no fleet, expected a file with its pools")
+            raise DsimError(f"{owner}.{name} is {cut(value)} and there is no fleet, expected a file with its pools")
         return replace(world, **{**plain, POLICY: policy})
     specs = PoolSpec.parse_all(world.pools)
     _check_parts(parts, [spec.name for spec in specs], bool(world.links))
@@ -60,15 +60,15 @@ def world_at(world: World, point: Point) -> World:
 
 
 def _check_parts(parts: Mapping[str, Mapping[str, Any]], pools: list[str], has_links: bool) -> None:
-    for part, values in parts.items():
+    for owner, values in parts.items():
         for name, value in values.items():
-            if part not in pools and not (part == LINK and name in LINK_FIELDS and has_links):
+            if owner not in pools and not (owner == LINK and name in LINK_FIELDS and has_links):
                 raise DsimError(
-                    f"{part}.{name} is {quoted(value)}{did_you_mean(part, pools)}, expected a field of "
+                    f"{owner}.{name} is {quoted(value)}{did_you_mean(owner, pools)}, expected a field of "
                     f"{', '.join(pools)}"
                 )
             if name == REPLICAS and not (type(value) is int and 1 <= value <= MAX_REPLICAS):
-                raise DsimError(f"{part}.{REPLICAS} is {quoted(value)}, expected whole numbers of at least 1")
+                raise DsimError(f"{owner}.{REPLICAS} is {quoted(value)}, expected whole numbers of at least 1")
 
 
 def grid(choices: Mapping[str, Iterable[Any]]) -> list[dict[str, Any]]:
@@ -219,8 +219,8 @@ class Candidate:
         """Options of `dsim replay`."""
         world = self.world
         if not world.pools:
-            more = ["--replicas", str(world.replicas)] if world.replicas > 1 else []
-            return ["--policy", world.policy, *more]
+            replicas = ["--replicas", str(world.replicas)] if world.replicas > 1 else []
+            return ["--policy", world.policy, *replicas]
         options = [word for pool in world.pools for word in ("--pool", pool)]
         options += [word for link in world.links for word in ("--link", link)]
         for name in ("router", DECIDER):
@@ -245,5 +245,5 @@ class Candidate:
         return changed + FAR * (self.preset != default.preset)
 
     def __str__(self) -> str:
-        alone = bool(self.world.pools) or self.world.replicas == 1
-        return self.spec if alone else f"{self.spec} on {self.replicas} replicas"
+        is_single = bool(self.world.pools) or self.world.replicas == 1
+        return self.spec if is_single else f"{self.spec} on {self.replicas} replicas"

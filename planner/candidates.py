@@ -120,7 +120,7 @@ def candidates_of(
         spec, model = plain_spec(text, code) if text.endswith(".toml") else text, profile.model.name
         quality = quality_of(policy, model, quality_table)
         qualities = {setting: quality_of(parse(setting, code), model, quality_table) for setting in specs}
-        settings = {setting: each for setting, each in qualities.items() if not each.shortfall(min_quality)}
+        settings = {setting: score for setting, score in qualities.items() if not score.shortfall(min_quality)}
         candidate = PlanCandidate(
             policy=spec, profile=profile, place=place, quality=quality, price=prices(profile),
             changing=tuple(answers), searches_changing=change_answers, is_research=not (policies or preset.engine),

@@ -224,10 +224,10 @@ def search_of(world: World, precision: float, attainment: float, num_requests: i
         raise DsimError(f"number of requests is {num_requests}, expected {least} to {MAX_REQUESTS} a replay")
     if num_requests is None:
         longer = max(1.0, USUAL_PRECISION / precision)
-        whole, limit = len(source), MANY
+        length, limit = len(source), MANY
         if world.arrival == "trace":
-            whole, limit = replicate.to_judge(whole), WHOLE
-        num_requests = min(max(whole, int(FEWEST * longer)), int(limit * longer))
+            length, limit = replicate.to_judge(length), WHOLE
+        num_requests = min(max(length, int(FEWEST * longer)), int(limit * longer))
         num_requests = max(num_requests, PER_REPLICA * world.num_replicas, least)
     judged = replicate.judged(num_requests)
     block = -(-min(judged.stop - judged.start, len(source)) // PARTS)
@@ -279,15 +279,15 @@ def fewest_replicas(
     """
     check_rate(rate, max_replicas)
     runs: dict[int, Run] = {}
-    size = Fewest(most=max_replicas)
+    size = Fewest(limit=max_replicas)
     options = {"memo": Memo(), **options}
     with Pool(jobs, ray) as pool:
         while size.open:
-            fleet = replace(world, replicas=size.at)
-            run = runs[size.at] = Run(fleet, pool, target=rate, **options)
+            fleet = replace(world, replicas=size.trial)
+            run = runs[size.trial] = Run(fleet, pool, target=rate, **options)
             rates = run.start()
             # Capacity is nearly proportional to replicas.
-            size.decide(rates.low >= rate, math.ceil(size.at * rate / rates.value))
+            size.decide(rates.low >= rate, math.ceil(size.trial * rate / rates.value))
         if size.replicas is None:
             largest = runs[max_replicas].interval
             raise DsimError(
@@ -397,9 +397,9 @@ class Run:
             bounds.append(_at_bound(criterion.text, judged, curve))
         settings = list(self.world.each_pool())
         pools = []
-        for part, (spec, setting) in zip(first["pools"], settings, strict=False):  # none without pools
+        for facts, (spec, setting) in zip(first["pools"], settings, strict=False):  # none without pools
             profile, gpus = setting.profile, spec.count * setting.profile.device.count
-            pools.append(PoolPart(spec.name, spec.count, gpus, policy=spec.policy, profile=profile.name, **part))
+            pools.append(PoolPart(spec.name, spec.count, gpus, policy=spec.policy, profile=profile.name, **facts))
         profiles = {setting.profile.name: setting.profile for _, setting in settings}
         cost = None
         if self.gpu_hour is not None:
@@ -508,8 +508,8 @@ def _at_capacity(search: CapacitySearch, rate: float) -> Json:
     limit, pools = limits[busiest], []
     if world.pools:
         limit = replace(limit, name=f"{limit.name} of pool {shares.pools[busiest].name}")
-        for k, each in enumerate(limits):
-            pools.append({"busy": shares.busy(k, end), "limited_by": each.name, "limiting_setting": each.setting})
+        for k, bound in enumerate(limits):
+            pools.append({"busy": shares.busy(k, end), "limited_by": bound.name, "limiting_setting": bound.setting})
     return {
         "shares": shares.by_pool[busiest].shares(), "limit": asdict(limit), "reading": vars(reading), "pools": pools,
         "latency": latency_ms(window, CLIENT_METRICS), "doubted": shares.doubted(),

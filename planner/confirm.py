@@ -44,7 +44,7 @@ def confirm(search: Search, candidates: Sequence[Candidate]) -> dict[Candidate, 
         values: dict[str, Interval] = {}
         gains: dict[str, Interval | None] = {}
         for i, (name, sign) in enumerate(zip(search.objectives, search.signs, strict=True)):
-            measured, base = ([outcome.values[i] for outcome in outcomes[each]] for each in (c, search.default))
+            measured, base = ([outcome.values[i] for outcome in outcomes[setting]] for setting in (c, search.default))
             values[name], gains[name] = estimate(measured), gain(measured, base, sign)
         attainment = float(np.mean([outcome.attainment for outcome in replays]))
         finalists[c] = Finalist(
@@ -124,9 +124,9 @@ def _rerank(search: Search) -> list[Candidate]:
     Among the best setting and others of the best, those first that are as good and nearer to the engine's default. A
     setting beyond the engine's tested range must be a tenth better.
     """
-    first, *rest = sorted(search.feasible(), key=lambda c: -search.worth(c, search.outcomes[c]))  # stable
-    equal = nearest_first(search.equals(first, rest), lambda c: c.num_changes(search.default))
-    few = [first, *equal, *(c for c in rest if c not in equal)][:NUM_RERANKED]
+    first, *rivals = sorted(search.feasible(), key=lambda c: -search.worth(c, search.outcomes[c]))  # stable
+    equal = nearest_first(search.equals(first, rivals), lambda c: c.num_changes(search.default))
+    few = [first, *equal, *(c for c in rivals if c not in equal)][:NUM_RERANKED]
     if len(few) < 2:
         return few
     costs: dict[Candidate, list[float]] = {c: [] for c in few}
@@ -138,7 +138,7 @@ def _rerank(search: Search) -> list[Candidate]:
             costs[c].append(-search.worth(c, outcome))
             missed[c] += outcome.violation > 0
     order = sorted(few, key=lambda c: (2 * missed[c] > NUM_RERANKS, sum(costs[c])))
-    able = [c for c in order if 2 * missed[c] <= NUM_RERANKS] or order
-    equals = [able[i] for i in best_of([costs[c] for c in able])]
+    feasible = [c for c in order if 2 * missed[c] <= NUM_RERANKS] or order
+    equals = [feasible[i] for i in best_of([costs[c] for c in feasible])]
     best = nearest_first(equals, lambda c: c.num_changes(search.default), lambda c: float(np.mean(costs[c])))[0]
     return [best, *(c for c in order if c != best)][:2]

@@ -28,19 +28,19 @@ def digest(question: Any) -> str:
     return hashlib.sha256(json.dumps(question, sort_keys=True, default=_plain).encode()).hexdigest()[:32]
 
 
-def asked_of(world: World, **more: Any) -> Json:
-    """A replay's inputs as plain values, and `more`.
+def asked_of(world: World, **extra: Any) -> Json:
+    """A replay's inputs as plain values, and `extra`.
 
     A file counts by its contents and suffixes (its format), wherever it lies; imports of a policy's code do not.
     """
     stamped = world.with_files(_stamp)
     values = {f.name: getattr(stamped, f.name) for f in fields(stamped) if f.name not in (*NOT_ASKED, *OBJECTS)}
-    values["profile"] = [_profile(alone) for alone in world.of_each_pool()]
+    values["profile"] = [_profile(pool_world) for pool_world in world.of_each_pool()]
     for name in ("trace", "lengths"):
         shipped = SHIPPED.get(without_limit(values[name] or "")[0])
         if shipped is not None:
             values[f"shipped {name}"] = _stamp(str(shipped))
-    return {"dsim": __version__, **values, **more}
+    return {"dsim": __version__, **values, **extra}
 
 
 def _profile(world: World) -> str:

@@ -83,8 +83,8 @@ def engine_of_profile(profile: Profile) -> str:
 
 def times_another(profile: Profile, preset: Preset) -> bool:
     """Whether preset and step times are of different engines."""
-    mine, timed = engine_of_preset(preset), engine_of_profile(profile)
-    return bool(mine and timed) and mine != timed
+    engine, timed = engine_of_preset(preset), engine_of_profile(profile)
+    return bool(engine and timed) and engine != timed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,12 +126,12 @@ class Deployment:
             "gpus": self.gpus, "replicas": self.replicas, "on_host": on_host, "hosts": -(-self.replicas // on_host),
             "product": self.product,
         }  # fmt: skip
-        world = jinja2.Environment(
+        environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(Path(__file__).with_name("deploy_templates")), autoescape=False,
             undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True,
         )  # fmt: skip
-        world.filters["json"] = json.dumps
-        texts = {name: world.get_template(name).render(values) for name in LAUNCH_FILES}
+        environment.filters["json"] = json.dumps
+        texts = {name: environment.get_template(name).render(values) for name in LAUNCH_FILES}
         return texts | ({CONFIG: self.config_file} if self.config else {})
 
     def _head(self) -> str:
@@ -139,7 +139,7 @@ class Deployment:
         lines = [f"{self.engine}, {self.model} ({self.weights}): {fleet}"]
         if self.spare:
             lines.append(f"spare replicas: {self.spare}; the SLOs are met without them")
-        lines += [*self.untested, *(f"{flag}: {why}" for flag, why in self.differs.items())]
+        lines += [*self.untested, *(f"{flag}: {reason}" for flag, reason in self.differs.items())]
         lines += [f"no flag sets: {text}" for text in self.unset]
         # One line each: these files are executed, and model names may hold line breaks.
         return "\n".join(f"# {' '.join(line.split())}" for line in lines)
@@ -226,10 +226,10 @@ class _Flags:
         on_card = replace(preset.policy, batching=preset.policy.batching.on(device))
         self._defaults = {**settings_of(on_card), "gpus": 1, **engine.defaults}
 
-    def write(self, flag: str, why: str) -> None:
+    def write(self, flag: str, reason: str) -> None:
         if flag:
             self.words += flag.split()
-            self.differs[flag] = why
+            self.differs[flag] = reason
 
     def add_settings(self, spec: str, allow_code: AllowedCode, gpus: int) -> None:
         """A SPEC's fields, but those that the release has by default."""
@@ -250,11 +250,11 @@ class _Flags:
                     objects.setdefault(option, {})[key] = value
             elif value != default or not self._engine.defaults_known:
                 if isinstance(value, bool):
-                    on, _, off = flag.partition("/")
-                    words = on if value else off
+                    on_flag, _, off_flag = flag.partition("/")
+                    words = on_flag if value else off_flag
                 else:
                     words = f"{flag} {value}"
-                self.write(words, self._why(name, default))
+                self.write(words, self._reason(name, default))
         for option, values in objects.items():
             self.words += [option, json.dumps(values)]
             self.differs[f"{option} {json.dumps(values)}"] = "as replayed; not the release's"
@@ -263,7 +263,7 @@ class _Flags:
                 self.unset.append(f"{name}={_yaml(settings[name])}")
         self.drafts_by_model = "drafter" in preset.flags and settings["drafter"] != "ngram"
 
-    def _why(self, name: str, default: Any) -> str:
+    def _reason(self, name: str, default: Any) -> str:
         if name == "gpus":
             return "GPUs of a replica"
         if not self._engine.defaults_known:

@@ -81,19 +81,19 @@ def ensemble(
     *,
     judged: tuple[str, bool] | None = None,
     recommended: bool = False,
-    **where: Any,
+    **options: Any,
 ) -> Uncertain:
     """Replay each world under `num` drawn profiles, and with each cause at ±1 standard deviation.
 
     Worlds differ in policy and replicas only, or have names; they share each draw's luck and profile. requests: by
     default each world's own. judged: the deciding metric, and whether more is better; default: `deciding`.
-    recommended: ask whether the first world stays best, not the predicted best. where: pool, progress and memo of
+    recommended: ask whether the first world stays best, not the predicted best. options: pool, progress and memo of
     `ask`. Ctrl-C passes through.
     """
-    named = worlds if isinstance(worlds, Mapping) else _called(worlds)
-    metric, higher = judged or deciding(next(iter(named.values())))
-    uncertain, values = ask(partial(_replay, requests, metric), named, num, (metric, higher), **where)
-    if len(named) == 1:
+    by_name = worlds if isinstance(worlds, Mapping) else _by_name(worlds)
+    metric, higher = judged or deciding(next(iter(by_name.values())))
+    uncertain, values = ask(partial(_replay, requests, metric), by_name, num, (metric, higher), **options)
+    if len(by_name) == 1:
         return uncertain
     ranked = [_ranked({name: v[i][metric] for name, v in values.items()}, higher) for i in range(num + 1)]
     best = next(iter(values)) if recommended else ranked[0][0]
@@ -104,14 +104,14 @@ def ensemble(
 
 
 def capacities(
-    world: World, num: int, *, attainment: float, num_requests: int, rate: float | None = None, **where: Any
+    world: World, num: int, *, attainment: float, num_requests: int, rate: float | None = None, **options: Any
 ) -> Uncertain:
-    """A fleet's capacity under drawn profiles, each within about 5 %; rate: req/s to sustain. where: see `ensemble`.
+    """A fleet's capacity under drawn profiles, each within about 5 %; rate: req/s to sustain. options: see `ensemble`.
 
     0 if an SLO is met at no rate; if all are met until the queue grows, the rate at which it starts to.
     """
     replay = partial(_capacity, attainment, num_requests)
-    uncertain, values = ask(replay, _called([world]), num, (CAPACITY, True), **where)
+    uncertain, values = ask(replay, _by_name([world]), num, (CAPACITY, True), **options)
     if rate is None:
         return uncertain
     [draws] = values.values()
@@ -122,10 +122,10 @@ def capacities(
     return replace(uncertain, answer=answer, survives=survives, best=fleet, ratios=ratios)
 
 
-def sustained(world: World, **how: Any) -> float:
-    """`capacities` of one world, in this process; how: options of `capacity`."""
+def sustained(world: World, **options: Any) -> float:
+    """`capacities` of one world, in this process; options: of `capacity`."""
     try:
-        return capacity(world, precision=ROUGH, jobs=1, curve=False, **how).rate.value
+        return capacity(world, precision=ROUGH, jobs=1, curve=False, **options).rate.value
     except DsimError as error:
         # Pools pass on only an error's text.
         never, grows = "holds at no rate" in str(error), re.search(r"the (\S+) req/s at which the queue", str(error))
@@ -134,7 +134,7 @@ def sustained(world: World, **how: Any) -> float:
         return 0.0 if grows is None else float(grows[1])
 
 
-def _called(worlds: Sequence[World]) -> dict[str, World]:
+def _by_name(worlds: Sequence[World]) -> dict[str, World]:
     """By policy, and by replicas if a policy occurs twice."""
     policies = [s.policy for s in worlds]
     return {
@@ -155,13 +155,13 @@ def ask(
     metric, higher = judged
     check_num(num)
     unknowns = {name: known_causes(s) for name, s in worlds.items()}
-    alone = dict(list(unknowns.items())[:moving])
+    varied = dict(list(unknowns.items())[:moving])
     work: dict[str, Draw] = {}
     for policy, world in worlds.items():
         work[f"{policy}|0"] = world, 0
         for i in range(1, num + 1):
             work[f"{policy}|{i}"] = moved(world, drawn(unknowns[policy], i, world.seed)), i
-        for cause in alone.get(policy, ()):
+        for cause in varied.get(policy, ()):
             for sign in (-1, 1):
                 work[f"{policy}|{cause.name}|{sign}"] = moved(world, ((cause.name, float(sign)),)), 0
     answers: dict[str, Values] = {}
@@ -172,7 +172,7 @@ def ask(
             answers[outcome.key] = outcome.result()
             progress(len(answers), len(work))
     values, effects = {p: [answers[f"{p}|{i}"] for i in range(num + 1)] for p in worlds}, {}
-    for policy, causes_alone in alone.items():
+    for policy, causes_alone in varied.items():
         moves = []
         for c in causes_alone:
             low, high = (answers[f"{policy}|{c.name}|{sign}"][metric] for sign in (-1, 1))
@@ -210,10 +210,10 @@ def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def paired(values: Sequence[Values], others: Sequence[Values]) -> dict[str, Spread]:
+def paired(values: Sequence[Values], rival: Sequence[Values]) -> dict[str, Spread]:
     """The ratio of two policies by metric, draw by draw; infinite where the other is 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = {name: np.divide([v[name] for v in values], [v[name] for v in others]) for name in others[0]}
+        ratios = {name: np.divide([v[name] for v in values], [v[name] for v in rival]) for name in rival[0]}
     return {name: interval(list(draws)) for name, draws in ratios.items()}
 
 
@@ -254,8 +254,8 @@ def _replay(requests: Trace | None, metric: str, memo: Memo, draw: Draw) -> Valu
 
 
 def _capacity(attainment: float, num_requests: int, memo: Memo, draw: Draw) -> Values:
-    how = {"attainment": attainment, "num_requests": num_requests, "max_replications": 2, "memo": memo}
-    return {CAPACITY: sustained(draw[0], **how)}
+    options = {"attainment": attainment, "num_requests": num_requests, "max_replications": 2, "memo": memo}
+    return {CAPACITY: sustained(draw[0], **options)}
 
 
 def _ranked(values: dict[str, float], higher: bool) -> list[str]:

@@ -59,24 +59,24 @@ class Plan:
 def read_plan(config: str | Path | Mapping[str, Any], allow_code: AllowedCode = NO_CODE) -> Plan:
     """The cells; DsimError names the first invalid field or value. allow_code: files that policies may name."""
     if isinstance(config, Mapping):
-        title, where, folder, content = "sweep", "config", Path.cwd(), dict(config)
+        title, source, folder, content = "sweep", "config", Path.cwd(), dict(config)
     else:
-        title, where, folder = Path(config).stem, str(config), Path(config).absolute().parent
+        title, source, folder = Path(config).stem, str(config), Path(config).absolute().parent
         content = read_toml(config)
-    whole = FileObject(where, "", content, (), optional={"title": title, "base": {}, "grid": {}, "list": []})
-    base = _values(whole.section("base"), f"{where}: base.")
+    file = FileObject(source, "", content, (), optional={"title": title, "base": {}, "grid": {}, "list": []})
+    base = _values(file.section("base"), f"{source}: base.")
     choices: dict[str, list[Any]] = {}
-    for name, values in _flat(whole.section("grid")).items():
-        place = f"{where}: grid.{name}"
+    for name, values in _flat(file.section("grid")).items():
+        place = f"{source}: grid.{name}"
         if not isinstance(values, list) or not values:
             raise DsimError(f"{place} is {quoted(values)}, expected a list of values; a single one belongs in [base]")
         choices[name] = [value_of(place, name, value) for value in values]
-    listed = [_values(cell, f"{where}: list {i}, ") for i, cell in enumerate(whole.sections("list"), 1)]
+    listed = [_values(cell, f"{source}: list {i}, ") for i, cell in enumerate(file.sections("list"), 1)]
     if not choices and not listed:
-        raise DsimError(f"{where}: there is nothing to vary, expected fields in [grid] or cells in [[list]]")
+        raise DsimError(f"{source}: there is nothing to vary, expected fields in [grid] or cells in [[list]]")
     num_cells = math.prod(map(len, choices.values())) + len(listed)
     if num_cells > MOST_CELLS:
-        raise DsimError(f"{where}: asks for {num_cells} cells, expected at most {MOST_CELLS}")
+        raise DsimError(f"{source}: asks for {num_cells} cells, expected at most {MOST_CELLS}")
     points = [*(grid(choices) if choices else ()), *listed]
     varied = tuple(dict.fromkeys([*choices, *(name for point in listed for name in point)]))
     # Every cell is checked before any runs.
@@ -87,26 +87,26 @@ def read_plan(config: str | Path | Mapping[str, Any], allow_code: AllowedCode = 
     for i, point in enumerate((base | point for point in points), 1):
         try:
             world = world_of(folder, point, allow_code)
-            how, which = (tuple(getattr(world, name) for name in names) for names in (of_service, OF_REQUESTS))
-            if how not in services:
+            service, trace = (tuple(getattr(world, name) for name in names) for names in (of_service, OF_REQUESTS))
+            if service not in services:
                 for _, setting in world.each_pool():
                     setting.check()
-                services[how] = world
+                services[service] = world
             check_values(world)
-            if which not in ready:
+            if trace not in ready:
                 world.requests()
-                ready.add(which)
+                ready.add(trace)
             key = key_of(world)
         except DsimError as error:
-            shown = ", ".join(f"{name}={cut(_shown(point[name]))}" for name in varied if name in point)
-            raise type(error)(f"{where}: cell {i} ({shown}): {error}") from None
+            summary = ", ".join(f"{name}={cut(_shown(point[name]))}" for name in varied if name in point)
+            raise type(error)(f"{source}: cell {i} ({summary}): {error}") from None
         labels = {}
-        settings = settings_of(services[how].parsed_policy())
+        settings = settings_of(services[service].parsed_policy())
         for name in varied:
             value = point.get(name, getattr(world, name, None))
             labels[name] = _shown(settings.get(name.removeprefix(POLICY)) if name.startswith(POLICY) else value)
         cells.setdefault(key, Cell(key, labels, world))  # equal cells run once
-    return Plan(whole.text("title"), varied, tuple(cells.values()), content, tuple(services.values()))
+    return Plan(file.text("title"), varied, tuple(cells.values()), content, tuple(services.values()))
 
 
 def key_of(world: World) -> str:

@@ -27,7 +27,7 @@ C = TypeVar("C")
 R = TypeVar("R")
 
 STORE = "replays.db"
-FILES = (STORE, *(f"{STORE}-{part}" for part in ("wal", "shm", "journal")))  # the last during a write or after a kill
+FILES = (STORE, *(f"{STORE}-{kind}" for kind in ("wal", "shm", "journal")))  # the last during a write or after a kill
 VERSION = 1
 OF_THE_MACHINE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_BUSY)
 OF_THE_PATH = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)
@@ -132,7 +132,7 @@ class Memo:
         """The values in the cells' order, until the first failure."""
         return in_order(self.run(pool, function, {str(i): cell for i, cell in enumerate(cells)}))
 
-    def claim(self, what: str, question: Json) -> None:
+    def claim(self, kind: str, question: Json) -> None:
         """Reserve the store for a search; DsimError names the difference to the one it holds."""
         new = json.loads(json.dumps(question, default=repr))
         with self._named():
@@ -148,7 +148,7 @@ class Memo:
             if stored.get(name) != new.get(name):
                 before, now = (cut(json.dumps(search.get(name)), 60) for search in (stored, new))
                 raise DsimError(
-                    f"{self.path} holds another {what}: its {name.replace('_', ' ')} is {before}, "
+                    f"{self.path} holds another {kind}: its {name.replace('_', ' ')} is {before}, "
                     f"this one's is {now}; choose another folder or pass --force"
                 )
 
@@ -247,7 +247,7 @@ class StoreFolder:
             if folder.is_dir() and not force:
                 self.begin()
 
-    def begin(self, what: str = "", question: Json | None = None) -> None:
+    def begin(self, kind: str = "", question: Json | None = None) -> None:
         """Make the folder; question: the only search it may hold."""
         if self.folder is None:
             return
@@ -262,7 +262,7 @@ class StoreFolder:
                 raise
             self._new = None if extends else new
         if question is not None:
-            self.memo.claim(what, question)
+            self.memo.claim(kind, question)
 
     def finish(
         self, pool: Pool, function: Callable[[Memo, C], R], cells: Mapping[str, C],

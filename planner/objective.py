@@ -110,10 +110,10 @@ def split(trace: Trace) -> tuple[Trace, Trace]:
     """The first part by time, and the rest."""
     cut = int(np.searchsorted(trace.arrival, TRAIN * trace.duration, side="right"))
     parts = trace.take(np.arange(cut)), trace.take(np.arange(cut, len(trace))) if cut < len(trace) else None
-    for part, what in zip(parts, ("the search", "confirmation"), strict=True):
-        if part is None or len(part) < MIN_REQUESTS:
-            num = 0 if part is None else len(part)
-            raise TraceError(f"{trace.name} leaves {num} requests for {what}, expected at least {MIN_REQUESTS}")
+    for requests, purpose in zip(parts, ("the search", "confirmation"), strict=True):
+        if requests is None or len(requests) < MIN_REQUESTS:
+            num = 0 if requests is None else len(requests)
+            raise TraceError(f"{trace.name} leaves {num} requests for {purpose}, expected at least {MIN_REQUESTS}")
     assert parts[1] is not None
     return parts[0], parts[1]
 

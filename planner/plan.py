@@ -75,12 +75,12 @@ def inputs_of(
     """Of a plan's replays."""
     inputs = asked_of(replace(world, policy=World.policy))
     del inputs["policy"]
-    named = []
+    entries = []
     for candidate in candidates:
-        asks = asked_of(posed(world, candidate))
-        named.append((str(candidate), candidate.price, [*candidate.settings], asks["policy"], asks["profile"]))
+        fields = asked_of(posed(world, candidate))
+        entries.append((str(candidate), candidate.price, [*candidate.settings], fields["policy"], fields["profile"]))
     size = {"attainment": attainment, "max_replicas": max_replicas, "num_requests": num_requests}
-    return {**inputs, **size, "candidates": digest(named), "rate": _rate(world, rate)}
+    return {**inputs, **size, "candidates": digest(entries), "rate": _rate(world, rate)}
 
 
 def _rate(world: World, rate: float | None) -> float:
@@ -154,7 +154,7 @@ class PlanSearch:
                 search = search_of(posed(self.world, setting), PRECISION, self.attainment, self.num_requests)
                 group.append(Entrant(setting, search, whole_search(search, self.attainment)))
             self.groups.append(group)
-        self.named = [group[0].candidate for group in self.groups]
+        self.originals = [group[0].candidate for group in self.groups]
         self.chosen = [group[0] for group in self.groups]  # each candidate's setting
         self.search, self.whole = self.chosen[0].search, self.chosen[0].whole
         self.criteria = self.search.criteria
@@ -166,18 +166,18 @@ class PlanSearch:
 
     def result(self, left_out: Sequence[Fleet]) -> Planned:
         self._choose_settings()
-        entrants, dropped = self._settle([each for each in self.chosen if not each.candidate.is_research])
+        entrants, dropped = self._settle([entrant for entrant in self.chosen if not entrant.candidate.is_research])
         order, tied, failed = self._decide(entrants)
         order = self._as_named_if_enough(order)
-        research = self._research([each for each in self.chosen if each.candidate.is_research])
+        research = self._research([entrant for entrant in self.chosen if entrant.candidate.is_research])
         best = order[0]
         heads = order[:1]
         if self.horizon is not None:  # of each GPU's best: what a request a second costs at the limit
-            heads = list({each.candidate.profile.device.name: each for each in reversed(order)}.values())
+            heads = list({entrant.candidate.profile.device.name: entrant for entrant in reversed(order)}.values())
         capacities = self._headroom(heads)
-        ranking = [self._fleet(each, capacities.get(each, ())) for each in order]
+        ranking = [self._fleet(entrant, capacities.get(entrant, ())) for entrant in order]
         recommended = ranking[0]
-        self.spread = max(float(np.std(each.lane.settled, ddof=1)) for each in order[:2])
+        self.spread = max(float(np.std(entrant.lane.settled, ddof=1)) for entrant in order[:2])
         today = None if self.today is None else self._today(best, *fleet_of_today(self.today))
         laws, routed, risks = self._under_laws(best), self._with_router(best), self._risks(best, order[:2][-1])
         bought = (recommended.gpus or 0) // recommended.gpus_per_replica
@@ -188,18 +188,18 @@ class PlanSearch:
             untested=best.untested, context=int((longest.input_length + longest.limit).max()),
         )  # fmt: skip
         note = f"# The SLOs are met without the spare: {self.spare} of the replicas.\n" if self.spare else ""
-        refused = (f"{c.original} cannot run as it is: {c.refused}" for c in self.named if c.refused)
+        refused = (f"{c.original} cannot run as it is: {c.refused}" for c in self.originals if c.refused)
         return Planned(
             rate=self.rate,
             ranking=tuple(ranking),
             left_out=(*failed, *dropped, *left_out),
-            tied=tuple(str(each.candidate) for each in tied),
+            tied=tuple(str(entrant.candidate) for entrant in tied),
             risks=risks,
             criteria=tuple(criterion.text for criterion in self.criteria),
             bounds={criterion.text: criterion.bound for criterion in self.criteria},
             share_criteria=tuple(criterion.text for criterion in self.criteria if criterion.share is not None),
             plan_toml=note + policy_toml(policy, bought, code),
-            priced=all(candidate.price is not None for candidate in self.named),
+            priced=all(candidate.price is not None for candidate in self.originals),
             num_replays=self.replays.num_replays,
             num_requests=self.search.num_requests,
             block=self.search.block,
@@ -207,7 +207,7 @@ class PlanSearch:
             notes=(
                 *_missed(self.search, self.whole, min(2, len(order))),
                 *self._notes_on_answers(best.candidate),
-                *_notes_on_gpus([each.candidate for each in (*order, *self.chosen)], self.search),
+                *_notes_on_gpus([entrant.candidate for entrant in (*order, *self.chosen)], self.search),
                 *dict.fromkeys(refused),
             ),
             growth=None if self.horizon is None else growth_of(self.horizon, recommended),
@@ -221,9 +221,9 @@ class PlanSearch:
     def _setup(self) -> Setup:
         """Of all profiles; the workload of a profile is its first by default."""
         world = self.world
-        profiles = {candidate.profile.name: candidate.profile for candidate in self.named}.values()
+        profiles = {candidate.profile.name: candidate.profile for candidate in self.originals}.values()
         workloads = dict.fromkeys(next(iter(profile.workloads), "") for profile in profiles)
-        setup = setup_of(posed(world, self.named[0]), self.command, None, self.currency)
+        setup = setup_of(posed(world, self.originals[0]), self.command, None, self.currency)
         return replace(
             setup,
             profile=", ".join(profile.name for profile in profiles),
@@ -239,14 +239,14 @@ class PlanSearch:
         """Choose each policy's best setting."""
         self.phase = "settings"
         halvings = {
-            k: halve(group, {each for each in group if each.untested})
+            k: halve(group, {entrant for entrant in group if entrant.untested})
             for k, group in enumerate(self.groups) if len(group) > 1
         }  # fmt: skip
         rounds = {k: next(halving) for k, halving in halvings.items()}
         while rounds:  # all policies at once, to fill the pool
             tasks = [
-                Task(plan_replays.setting_rate, each, self.rate, index=rung, start=start)
-                for settings, rung, start in rounds.values() for each in settings
+                Task(plan_replays.setting_rate, entrant, self.rate, index=rung, start=start)
+                for settings, rung, start in rounds.values() for entrant in settings
             ]  # fmt: skip
             scores = iter([float(answer.get("rate", 0.0)) for answer in self.replays(tasks)])
             for k, (settings, _, _) in list(rounds.items()):
@@ -258,7 +258,7 @@ class PlanSearch:
 
     def _choose(self, k: int, best: Entrant, rates: Mapping[Entrant, float], equal: int) -> None:
         """rates: req/s that a replica serves, by setting."""
-        first = self.named[k]
+        first = self.originals[k]
         self.chosen[k] = best
         best.tried = Tried(
             num=len(self.groups[k]),
@@ -274,14 +274,14 @@ class PlanSearch:
         if not entrants:
             return []
         try:
-            return [self._fleet(each) for each in self._rank(self._settle(entrants)[0])[0]]
+            return [self._fleet(entrant) for entrant in self._rank(self._settle(entrants)[0])[0]]
         except _NoFleetError:
             return []
 
     def _settle(self, entrants: Sequence[Entrant]) -> tuple[list[Entrant], list[Fleet]]:
         """The entrants that a race finds fleets for, and the dropped rows."""
         self.phase = "pilot"
-        answers = self.replays(Task(plan_replays.pilot, each, self.rate, self.max_replicas) for each in entrants)
+        answers = self.replays(Task(plan_replays.pilot, entrant, self.rate, self.max_replicas) for entrant in entrants)
         guesses: dict[Entrant, int] = {}
         dropped: dict[Entrant, Fleet] = {}
         for entrant, answer in zip(entrants, answers, strict=True):
@@ -307,7 +307,7 @@ class PlanSearch:
                 dropped[entrant] = self._row(entrant, about=guess, dropped=reason)
         self.phase = "racing"
         self._race(guesses)
-        rows = [dropped[each] for each in entrants if each in dropped]
+        rows = [dropped[entrant] for entrant in entrants if entrant in dropped]
         for entrant in guesses:
             lane = entrant.lane
             if lane.replicas is None:
@@ -317,7 +317,7 @@ class PlanSearch:
         return self._enough(guesses), rows
 
     def _enough(self, entrants: Iterable[Entrant]) -> list[Entrant]:
-        enough = [each for each in entrants if each.replicas]
+        enough = [entrant for entrant in entrants if entrant.replicas]
         if not enough:
             limit = f"{self.max_replicas} replicas"
             raise _NoFleetError(f"no fleet of up to {limit} surely meets the SLOs at {self.rate:g} req/s")
@@ -334,15 +334,15 @@ class PlanSearch:
         while order and (len(best) < 2 or self._cost(order[0]) < max(map(self._cost, best))):
             num = max(1, 2 - len(best))
             head, order = order[:num], order[num:]
-            for each in head:
-                each.on_whole = True
-            self._race({each: each.replicas for each in head})
-            for each in head:
-                if each.replicas:
-                    best.append(each)
+            for entrant in head:
+                entrant.on_whole = True
+            self._race({entrant: entrant.replicas for entrant in head})
+            for entrant in head:
+                if entrant.replicas:
+                    best.append(entrant)
                     continue
-                reason = f"even {counted(each.lane.low, 'replica')}: not enough on the whole trace"
-                failed.append(self._row(each, least=each.lane.low + 1, dropped=reason))
+                reason = f"even {counted(entrant.lane.low, 'replica')}: not enough on the whole trace"
+                failed.append(self._row(entrant, least=entrant.lane.low + 1, dropped=reason))
         first, tied = self._rank(self._enough(best))
         return first + order, tied, failed
 
@@ -352,37 +352,37 @@ class PlanSearch:
         Where they are beyond the engine's tested range, costing no more is enough.
         """
         best = order[0]
-        named = next(group[0] for group in self.groups if best in group)
-        if named is best:
+        original = next(group[0] for group in self.groups if best in group)
+        if original is best:
             return order
-        named.on_whole = best.on_whole
-        self._race({named: best.replicas}, best.replicas if self.horizon is None else None)
-        if not named.replicas or self._cost(named) > self._cost(best):
+        original.on_whole = best.on_whole
+        self._race({original: best.replicas}, best.replicas if self.horizon is None else None)
+        if not original.replicas or self._cost(original) > self._cost(best):
             return order
-        named.tried = best.tried
-        return [named if best.untested else self._rank([named, best])[0][0], *order[1:]]
+        original.tried = best.tried
+        return [original if best.untested else self._rank([original, best])[0][0], *order[1:]]
 
     def _rank(self, entrants: Sequence[Entrant]) -> tuple[list[Entrant], list[Entrant]]:
         """By cost, known quality and distance from the SLOs' bounds; and those tied with the best."""
         cheapest = min(map(self._cost, entrants))
-        equal = _best_answers([each for each in entrants if math.isclose(self._cost(each), cheapest)])
+        equal = _best_answers([entrant for entrant in entrants if math.isclose(self._cost(entrant), cheapest)])
         while len(equal) > 1:
             equal = _nearest(equal)
-            num = min(len(each.lane.settled) for each in equal)
+            num = min(len(entrant.lane.settled) for entrant in equal)
             if len(equal) == 1 or num >= MOST:
                 break
-            short = [each for each in equal if len(each.lane.settled) == num]
-            tasks = [self._replay((each, self.rate, 1.0), each.replicas, num) for each in short]
-            for each, answer in zip(short, self.replays(tasks), strict=True):
-                each.lane.settled.append(float(answer["severity"]))
+            short = [entrant for entrant in equal if len(entrant.lane.settled) == num]
+            tasks = [self._replay((entrant, self.rate, 1.0), entrant.replicas, num) for entrant in short]
+            for entrant, answer in zip(short, self.replays(tasks), strict=True):
+                entrant.lane.settled.append(float(answer["severity"]))
 
         def mean(entrant: Entrant) -> float:
             return float(np.mean(entrant.lane.settled))
 
         code = self.world.allow_code
-        best = nearest_first(_nearest(equal), lambda each: len(changed_fields(each.candidate.policy, code)), mean)[0]
-        order = sorted(entrants, key=lambda each: (self._cost(each), each is not best, each not in equal, mean(each)))
-        return order, [each for each in equal if each is not order[0]]
+        best = nearest_first(_nearest(equal), lambda e: len(changed_fields(e.candidate.policy, code)), mean)[0]
+        order = sorted(entrants, key=lambda e: (self._cost(e), e is not best, e not in equal, mean(e)))
+        return order, [entrant for entrant in equal if entrant is not order[0]]
 
     # The recommendation in other cases
 
@@ -419,7 +419,7 @@ class PlanSearch:
         self.phase = "today's fleet"
         today = _with(best, replace(best.candidate, policy=policy, settings={}), policy=policy)
         today.lane = Lane(
-            candidate=0, price=today.candidate.weight, most=replicas, at=replicas, low=replicas - 1, high=replicas
+            candidate=0, price=today.candidate.weight, limit=replicas, trial=replicas, low=replicas - 1, high=replicas
         )
         tasks = [self._replay((today, self.rate, 1.0), replicas, index) for index in range(FIRST)]
         answers = self._answers(tasks, f"today is {policy}: ")
@@ -436,14 +436,12 @@ class PlanSearch:
             return replace(task, work=plan_replays.fleet_capacity, severity=severity, start=start)
 
         # The first rates are the others' starts; the risks fill the pool meanwhile.
-        first = [capacity(each, 0, None) for each in entrants]
-        risks = [self._replay((each, *case), each.replicas, 0) for each in entrants for case in self.changes.values()]
+        first = [capacity(entrant, 0, None) for entrant in entrants]
+        risks = [self._replay((e, *case), e.replicas, 0) for e in entrants for case in self.changes.values()]
         starts = [answer.get("rate") for answer in self.replays([*first, *risks])]
-        tasks = [
-            capacity(each, i, start) for each, start in zip(entrants, starts, strict=False) for i in range(HEADROOM)
-        ]
+        tasks = [capacity(e, i, start) for e, start in zip(entrants, starts, strict=False) for i in range(HEADROOM)]
         answers = iter(self._answers(tasks))
-        return {each: list(islice(answers, HEADROOM)) for each in entrants}
+        return {entrant: list(islice(answers, HEADROOM)) for entrant in entrants}
 
     def _risks(self, first: Entrant, second: Entrant) -> tuple[Risk, ...]:
         """More traffic, a lost replica and a slower profile, for the best two (perhaps the same)."""
@@ -453,16 +451,16 @@ class PlanSearch:
         costs = [{} if lane.replicas is None else {str(first.candidate): lane.cost(lane.replicas)} for lane in after]
         # No change makes the runner-up cheaper, so it is replayed only where the recommendation then costs more.
         dearer = [
-            (each, case) for each, case in zip(costs, cases, strict=True)
-            if second is not first and min(each.values(), default=math.inf) > second.lane.cost(second.replicas)
+            (prices, case) for prices, case in zip(costs, cases, strict=True)
+            if second is not first and min(prices.values(), default=math.inf) > second.lane.cost(second.replicas)
         ]  # fmt: skip
         rivals = self._raced([(second, *case) for _, case in dearer], [second.replicas] * len(dearer))
-        for (each, _), lane in zip(dearer, rivals, strict=True):
+        for (prices, _), lane in zip(dearer, rivals, strict=True):
             if lane.replicas is not None:
-                each[str(second.candidate)] = lane.cost(lane.replicas)
+                prices[str(second.candidate)] = lane.cost(lane.replicas)
         risks = []
-        for (change, case), lane, each in zip(self.changes.items(), after, costs, strict=True):
-            cheapest = min(each, key=each.__getitem__, default="")
+        for (change, case), lane, prices in zip(self.changes.items(), after, costs, strict=True):
+            cheapest = min(prices, key=prices.__getitem__, default="")
             risks.append(self._risk(change, lane, replicas, (first, *case), lane.replicas, cheapest))
         remaining = replicas - (0 if self.spare else 1)
         today, name = (first, self.rate, 1.0), str(first.candidate)
@@ -524,7 +522,7 @@ class PlanSearch:
             **charge,
             per_million_tokens=tokens,
             values=values,
-            attained={slo: sum(each) / len(each) for slo, each in shares.items()},
+            attained={slo: sum(runs) / len(runs) for slo, runs in shares.items()},
             replications=len(answers),
             judged=_judged(answers),
             headroom=room,
@@ -580,27 +578,27 @@ class PlanSearch:
         """Factors of the rate: today, and at each date of the horizon."""
         return [1.0] if self.horizon is None else [self.horizon.yearly**years for years in self.horizon.dates]
 
-    def _race(self, starts: Mapping[Entrant, int], most: int | None = None) -> None:
+    def _race(self, starts: Mapping[Entrant, int], limit: int | None = None) -> None:
         """Race at the plan's rate, and at those of the horizon. starts: first replicas."""
         growths = self._growths
-        cases = [(each, self.rate * growth, 1.0) for each in starts for growth in growths]
+        cases = [(entrant, self.rate * growth, 1.0) for entrant in starts for growth in growths]
         firsts = [math.ceil(replicas * growth) for replicas in starts.values() for growth in growths]
-        lanes = iter(self._raced(cases, firsts, drop=self.horizon is None, most=most))
+        lanes = iter(self._raced(cases, firsts, drop=self.horizon is None, limit=limit))
         for entrant in starts:
             entrant.lane, *entrant.later = islice(lanes, len(growths))
             if any(lane.replicas is None for lane in entrant.later):
                 entrant.lane.low, entrant.lane.high = self.max_replicas, None
 
     def _raced(
-        self, cases: Sequence[Case], starts: Sequence[int], *, drop: bool = False, most: int | None = None
+        self, cases: Sequence[Case], starts: Sequence[int], *, drop: bool = False, limit: int | None = None
     ) -> list[Lane]:
         def severities(entries: Sequence[Entry]) -> list[float]:
             tasks = [self._replay(cases[entry.candidate], entry.replicas, entry.index) for entry in entries]
             return [LIMIT if "error" in answer else float(answer["severity"]) for answer in self.replays(tasks)]
 
         prices = [entrant.candidate.weight for entrant, _, _ in cases]
-        most = most or self.max_replicas
-        return race(prices, starts, most, severities, drop=drop, spread=self.spread, spare=self.spare)
+        limit = limit or self.max_replicas
+        return race(prices, starts, limit, severities, drop=drop, spread=self.spread, spare=self.spare)
 
     def _raced_answers(self, case: Case, lane: Lane, replicas: int) -> list[Json]:
         """The race's replays of a fleet."""
@@ -613,12 +611,12 @@ class PlanSearch:
             plan_replays.fleet_replay, entrant, rate, replicas, slower=slower, index=index, whole=entrant.on_whole
         )
 
-    def _answers(self, tasks: Sequence[Task], where: str = "") -> list[Json]:
+    def _answers(self, tasks: Sequence[Task], prefix: str = "") -> list[Json]:
         """DsimError for a refused task."""
         answers = self.replays(tasks)
         for answer in answers:
             if "error" in answer:
-                raise DsimError(f"{where}{answer['error']}")
+                raise DsimError(f"{prefix}{answer['error']}")
         return answers
 
     def _report(self) -> None:
@@ -632,7 +630,7 @@ class PlanSearch:
             if name in best.changing
         ]
         policies: dict[tuple[str, ...], list[str]] = {}
-        for candidate in self.named:
+        for candidate in self.originals:
             if candidate.changing and not candidate.searches_changing:
                 policies.setdefault(candidate.changing, []).append(name_of(candidate.policy))
         for fields, names in policies.items():
@@ -649,19 +647,19 @@ def _with(model: Entrant, candidate: PlanCandidate, **changed: Any) -> Entrant:
 
 def _nearest(entrants: Sequence[Entrant]) -> list[Entrant]:
     """Those that are not surely further from the SLOs' bounds than another one."""
-    return [entrants[i] for i in best_of([each.lane.settled for each in entrants])]
+    return [entrants[i] for i in best_of([entrant.lane.settled for entrant in entrants])]
 
 
 def _best_answers(entrants: Sequence[Entrant]) -> list[Entrant]:
     """Entrants whose model is not known to answer better in another one."""
     best: dict[str, float] = {}
-    for candidate in (each.candidate for each in entrants):
+    for candidate in (entrant.candidate for entrant in entrants):
         name, relative = candidate.profile.model.name, candidate.quality.relative
         if relative is not None:
             best[name] = max(relative, best.get(name, relative))
     return [
-        each for each in entrants
-        if each.candidate.quality.relative in (None, best.get(each.candidate.profile.model.name))
+        entrant for entrant in entrants
+        if entrant.candidate.quality.relative in (None, best.get(entrant.candidate.profile.model.name))
     ]  # fmt: skip
 
 
@@ -700,22 +698,22 @@ def _missed(search: CapacitySearch, whole: CapacitySearch, num_settled: int) -> 
     short, long = (min(total, len(range(s.num_requests)[judged(s.num_requests)])) for s in (search, whole))
     if short == total:
         return ()
-    part = f"{short:,} of the trace's {total:,} requests, in {PARTS} stretches"
+    sample = f"{short:,} of the trace's {total:,} requests, in {PARTS} stretches"
     if search is whole:
-        return (f"each replay judges {part}: a busier stretch between them is missed",)
+        return (f"each replay judges {sample}: a busier stretch between them is missed",)
     settled = "the recommendation and the runner-up were" if num_settled > 1 else "the recommendation was"
-    where = "the whole trace" if long >= total else f"replays that judge {long:,}"
+    scope = "the whole trace" if long >= total else f"replays that judge {long:,}"
     return (
-        f"replays of {search.num_requests:,} requests judge {part}. They sorted out the other policies; only "
-        f"{settled} settled on {where}, with headroom and risks. Another policy may need fewer or more "
+        f"replays of {search.num_requests:,} requests judge {sample}. They sorted out the other policies; only "
+        f"{settled} settled on {scope}, with headroom and risks. Another policy may need fewer or more "
         "replicas than is said here",
     )
 
 
 def _slack(criterion: Criterion, spread: Spread) -> float:
     """A value's relative distance from its bound; above 0 is good."""
-    beyond = (spread.value or 0.0) - criterion.bound
-    return (beyond if criterion.share is not None else -beyond) / criterion.bound
+    excess = (spread.value or 0.0) - criterion.bound
+    return (excess if criterion.share is not None else -excess) / criterion.bound
 
 
 def _of_count(share: float, num: int) -> tuple[float, float]:

@@ -116,15 +116,15 @@ def _do(memo: Memo, cell: tuple[CapacitySearch, Task]) -> Json:
 def pilot(memo: Memo, search: CapacitySearch, task: Task) -> Json:
     """Approximate replicas for the rate; null above `task.replicas`."""
     value = math.nan
-    size = Fewest(most=task.replicas, stride=2.0)
+    size = Fewest(limit=task.replicas, stride=2.0)
     while size.open:
-        short = search.shortened(max(search.shortened().num_requests, PILOT_PER_REPLICA * size.at))
-        short = replace(short, world=replace(search.world, replicas=size.at))
+        short = search.shortened(max(search.shortened().num_requests, PILOT_PER_REPLICA * size.trial))
+        short = replace(short, world=replace(search.world, replicas=size.trial))
         reading = short.requests(PILOT, memo)(task.rate)
         value = reading.values[int(np.argmax(reading.severities))]
         # A growing queue shows what one replica serves.
         growing = size.high is None and not reading.stable
-        size.decide(reading.holds, math.ceil(size.at * task.rate / reading.throughput) if growing else None)
+        size.decide(reading.holds, math.ceil(size.trial * task.rate / reading.throughput) if growing else None)
     return {"replicas": size.replicas, "value": None if math.isnan(value) else value}
 
 

@@ -44,9 +44,9 @@ def fewest_of_each_pool(
         chosen = run_of(counts)
         capacity = chosen.finish()
     pools = []
-    for k, part in enumerate(capacity.pools):
+    for k, pool_part in enumerate(capacity.pools):
         readings = fleets.readings.get(_fewer(counts, k))
-        pools.append(replace(part, one_less=means(chosen.search.criteria, readings) if readings else {}))
+        pools.append(replace(pool_part, one_less=means(chosen.search.criteria, readings) if readings else {}))
     return replace(capacity, pools=tuple(pools))
 
 
@@ -62,7 +62,7 @@ def severity_of(reading: Reading) -> float:
 
 @dataclass
 class FleetSearch:
-    """The cheapest counts, at most `most` per pool, whose runs meet the SLOs at a rate. prices: of a replica, by pool.
+    """The cheapest counts, at most `limit` per pool, whose runs meet the SLOs at a rate. prices: of a replica, by pool.
 
     `run_of` returns the same run for the same counts.
     """
@@ -70,25 +70,25 @@ class FleetSearch:
     run_of: Callable[[Counts], Run]
     prices: Sequence[float]
     rate: float
-    most: int
+    limit: int
     readings: dict[Counts, list[Reading]] = field(default_factory=dict)  # of fleets raced
     _short: dict[Counts, bool] = field(default_factory=dict)
     _too_few: list[Counts] = field(default_factory=list)  # too small, or of a capacity that is not surely enough
 
     def cheapest(self, start: Counts) -> Counts:
-        """start: a guess. DsimError if `most` per pool are too few."""
+        """start: a guess. DsimError if `limit` per pool are too few."""
         ample = start
         while not self._meets_shortly(ample):
-            if min(ample) == self.most:
+            if min(ample) == self.limit:
                 raise DsimError(
-                    f"{self.most} replicas of each pool do not meet the SLOs at {self.rate:g} req/s, expected fewer "
+                    f"{self.limit} replicas of each pool do not meet the SLOs at {self.rate:g} req/s, expected fewer "
                     "to do: allow more, or relax the SLOs"
                 )
-            ample = tuple(min(2 * n, self.most) for n in ample)
+            ample = tuple(min(2 * n, self.limit) for n in ample)
         least = tuple(self._fewest(ample, k) for k in range(len(ample)))
         counts = next(filter(self._is_enough, self._by_cost(least)), None)
         if counts is None:
-            raise DsimError(f"no fleet of up to {self.most} replicas of a pool surely meets the SLOs")
+            raise DsimError(f"no fleet of up to {self.limit} replicas of a pool surely meets the SLOs")
         # Short replays may have misjudged the fewest.
         while True:
             smaller = (_fewer(counts, k) for k, num in enumerate(counts) if num > 1)
@@ -116,10 +116,10 @@ class FleetSearch:
             if not any(all(n <= m for n, m in zip(counts, few, strict=True)) for few in self._too_few):
                 yield counts
             for k in range(len(counts)):
-                more = _fewer(counts, k, -1)
-                if more not in pushed and max(more) <= self.most:
-                    pushed.add(more)
-                    heapq.heappush(heap, (self._cost(more), more))
+                larger = _fewer(counts, k, -1)
+                if larger not in pushed and max(larger) <= self.limit:
+                    pushed.add(larger)
+                    heapq.heappush(heap, (self._cost(larger), larger))
 
     def _fewest(self, ample: Counts, k: int) -> int:
         """A pool's fewest replicas by short replays, others having plenty."""

@@ -113,24 +113,24 @@ def quality_of(policy: Policy, model: str, table: QualityTable | None = None) ->
     points = [
         p for p in _points(table, model) if set(p.factors) <= set(factors) and p.factors["family"] == factors["family"]
     ]
-    where = PUBLISHED if table.name == PUBLISHED else f"in {table.name}"
+    place = PUBLISHED if table.name == PUBLISHED else f"in {table.name}"
     if not points:
-        return Quality(None, "", (f"no score is {where} for {name_of(policy.name)} on {model}",))
+        return Quality(None, "", (f"no score is {place} for {name_of(policy.name)} on {model}",))
     closest = min(points, key=lambda p: len(_distance(p, factors)))
-    along = _distance(closest, factors)
-    if not along:
+    distance = _distance(closest, factors)
+    if not distance:
         notes: tuple[str, ...] = ()
         if len(closest.benchmarks) > 1:
             worst, share = closest.worst
             notes = (f"mean of {', '.join(closest.benchmarks)}; the worst is {worst}, {100 * share:.1f} %",)
         return Quality(closest.relative, closest.source, notes)
-    if len(along) == 1:
-        (name,) = along
-        line = [p for p in points if _distance(p, factors) <= along and name in p.factors]
+    if len(distance) == 1:
+        (name,) = distance
+        line = [p for p in points if _distance(p, factors) <= distance and name in p.factors]
         if len(line) > 1 and all(_number(p.factors[name]) for p in line) and _number(factors[name]):
-            return _between(line, name, factors[name], where)
-    name = min(along, key=list(factors).index)
-    return Quality(None, "", (f"{name} is {factors[name]}, and no score is {where} for that on {model}",))
+            return _between(line, name, factors[name], place)
+    name = min(distance, key=list(factors).index)
+    return Quality(None, "", (f"{name} is {factors[name]}, and no score is {place} for that on {model}",))
 
 
 def quality_factors(policy: Policy) -> dict[str, Any]:
@@ -153,13 +153,13 @@ def parse_share(text: str | float | None) -> float | None:
     return share
 
 
-def factors_of_row(score: Score, where: str, allow_code: AllowedCode) -> dict[str, Any]:
+def factors_of_row(score: Score, place: str, allow_code: AllowedCode) -> dict[str, Any]:
     """The preset's fields, replaced by the row's cells; blank cells mean any value."""
     spec = ",".join([score.preset, *(f"{name}={value}" for name, value in score.parameters.items() if value)])
     try:
         factors = quality_factors(parse(spec, allow_code))
     except (CodeError, PolicyError) as error:
-        raise DsimError(f"{where}: {error}") from None
+        raise DsimError(f"{place}: {error}") from None
     return {name: value for name, value in factors.items() if score.parameters.get(name, "-")}
 
 
@@ -228,13 +228,13 @@ def _points(table: QualityTable, model: str) -> tuple[_Point, ...]:
     return tuple(points)
 
 
-def _between(line: list[_Point], name: str, value: float, where: str) -> Quality:
+def _between(line: list[_Point], name: str, value: float, place: str) -> Quality:
     """On the line between the nearest two settings."""
     line = sorted(line, key=lambda p: float(p.factors[name]))
     values = [float(p.factors[name]) for p in line]
     if not values[0] < value < values[-1]:
         scored = ", ".join(f"{v:g}" for v in values)
-        return Quality(None, "", (f"{name} is {value:g}, and scores are {where} at {scored}: none is extrapolated",))
+        return Quality(None, "", (f"{name} is {value:g}, and scores are {place} at {scored}: none is extrapolated",))
     i = next(i for i, v in enumerate(values) if v > value)
     low, high = line[i - 1], line[i]
     share = (value - values[i - 1]) / (values[i] - values[i - 1])

@@ -60,7 +60,7 @@ class Lane(Fewest):
 def race(
     prices: Sequence[float],
     starts: Sequence[int],
-    most: int,
+    limit: int,
     severities: Severities,
     *,
     drop: bool = True,
@@ -74,7 +74,7 @@ def race(
     standard deviation between replications, with which one replay may decide. spare: standby replicas.
     """
     lanes = [
-        Lane(candidate=i, price=price, at=min(start, most), most=most, stride=STRIDE, spare=spare)
+        Lane(candidate=i, price=price, trial=min(start, limit), limit=limit, stride=STRIDE, spare=spare)
         for i, (price, start) in enumerate(zip(prices, starts, strict=True))
     ]
     while True:
@@ -82,12 +82,12 @@ def race(
         entries: list[Entry] = []
         for lane in lanes:
             while lane.open:
-                replays = lane.severities.setdefault(lane.at, [])
-                matters = lane.cost(lane.at) <= bar
+                replays = lane.severities.setdefault(lane.trial, [])
+                matters = lane.cost(lane.trial) <= bar
                 enough = verdict(replays, MOST if matters else FIRST, spread)
                 if enough is None:
                     num = 1 if not replays else len(replays) + 1 if spread is not None else max(FIRST, len(replays) + 1)
-                    entries += [Entry(lane.candidate, lane.at, i) for i in range(len(replays), num)]
+                    entries += [Entry(lane.candidate, lane.trial, i) for i in range(len(replays), num)]
                     break
                 lane.decide(enough)
                 if drop and lane.cost(lane.low + 1) > bar:
@@ -98,7 +98,7 @@ def race(
             lanes[entry.candidate].severities[entry.replicas].append(severity)
 
 
-def verdict(severities: Sequence[float], most: int, spread: float | None = None) -> bool | None:
+def verdict(severities: Sequence[float], limit: int, spread: float | None = None) -> bool | None:
     """Whether a fleet meets the SLOs; None: more replays are needed."""
     n = len(severities)
     if n and severities[0] >= CLEAR:
@@ -108,7 +108,7 @@ def verdict(severities: Sequence[float], most: int, spread: float | None = None)
     mean, half = float(np.mean(severities)), half_width(severities, spread)
     if mean + half <= 0:
         return True
-    return False if mean - half > 0 or n >= most else None
+    return False if mean - half > 0 or n >= limit else None
 
 
 def half_width(severities: Sequence[float], spread: float | None = None) -> float:
@@ -120,13 +120,13 @@ def half_width(severities: Sequence[float], spread: float | None = None) -> floa
 def best_of(severities: Sequence[Sequence[float]]) -> list[int]:
     """The fleet of least mean severity and those it does not surely beat, paired by common replications."""
     n = min(map(len, severities))
-    values = [np.array(own[:n]) for own in severities]
+    values = [np.array(series[:n]) for series in severities]
     leader = min(range(len(values)), key=lambda i: float(values[i].mean()))
-    behind = [own - values[leader] for own in values]
-    return [i for i, gap in enumerate(behind) if i == leader or gap.mean() - student(gap) <= 0]
+    gaps = [series - values[leader] for series in values]
+    return [i for i, gap in enumerate(gaps) if i == leader or gap.mean() - student(gap) <= 0]
 
 
 def _second_price(lanes: Sequence[Lane]) -> float:
     """The second cheapest cost known to be enough; infinite if there is none."""
-    known = sorted(lane.cost(lane.high) for lane in lanes if lane.high is not None)
-    return known[1] if len(known) > 1 else math.inf
+    costs = sorted(lane.cost(lane.high) for lane in lanes if lane.high is not None)
+    return costs[1] if len(costs) > 1 else math.inf

@@ -52,20 +52,20 @@ def record(
     summaries: list[Summary] = []
     tables = {}
     failure = None
-    policies = [alone.parsed_policy() for world in worlds for alone in world.of_each_pool()]
+    policies = [pool_world.parsed_policy() for world in worlds for pool_world in world.of_each_pool()]
     links = worlds[0].links
-    more: list[str] = []
+    extra_columns: list[str] = []
     if any(map(caches_prefixes, policies)):
-        more += CACHED_COLUMNS
+        extra_columns += CACHED_COLUMNS
     if not links and any(policy.batching.orders for policy in policies):
-        more += ORDER_COLUMNS
+        extra_columns += ORDER_COLUMNS
     if links:
-        more += MOVE_COLUMNS
+        extra_columns += MOVE_COLUMNS
     if links and worlds[0].fleet().shares_where_decoded:
-        more += SENT_COLUMNS
+        extra_columns += SENT_COLUMNS
     chosen = CHOICE_COLUMNS if any(policy.unmasking.varies for policy in policies) else ()
     room = len(requests) * len(worlds) if keeps else None
-    with _writer(out, force=force, more=more, chosen=chosen, room_for=room) as writer:
+    with _writer(out, force=force, more=extra_columns, chosen=chosen, room_for=room) as writer:
         for world in worlds:
             name = world.label
             with watch(name) as progress:
@@ -78,8 +78,8 @@ def record(
             tables[name] = arrived(result)
             if writer is not None:
                 columns = tables[name]
-                none = {column: np.zeros(len(columns["request"])) for column in more}  # without a cache
-                order = {"passed": passed(columns)} if "passed" in more else {}
+                none = {column: np.zeros(len(columns["request"])) for column in extra_columns}  # without a cache
+                order = {"passed": passed(columns)} if "passed" in extra_columns else {}
                 writer.requests(name, {**none, **columns, **order})
             if result.interrupted:
                 break

@@ -72,8 +72,8 @@ class Search:
         self.study = optuna.create_study(directions=directions, pruner=pruner)
         for preset in self.space.presets or ("",):
             start = self.default if self.default.preset == preset else self.space.candidate(preset, {})
-            named = {"policy": preset} if len(self.space.presets) > 1 else {}
-            self.study.enqueue_trial(named | self.space.values_of(start))
+            choice = {"policy": preset} if len(self.space.presets) > 1 else {}
+            self.study.enqueue_trial(choice | self.space.values_of(start))
 
     def run(self, trials: int, refuse: Refuse, prune: float | None) -> None:
         """Try `trials` settings, or all of a smaller space."""
@@ -111,11 +111,11 @@ class Search:
         value = self.signs[0] * outcome.values[0]
         return value - (UNTESTED - 1) * abs(value) if candidate.untested else value
 
-    def equals(self, best: Candidate, others: Sequence[Candidate]) -> list[Candidate]:
+    def equals(self, best: Candidate, rivals: Sequence[Candidate]) -> list[Candidate]:
         """The settings that are as good in the search, within NEAR."""
         least = self.worth(best, self.outcomes[best])
         least -= (NEAR - 1) * abs(least)
-        return [c for c in others if self.worth(c, self.outcomes[c]) >= least]
+        return [c for c in rivals if self.worth(c, self.outcomes[c]) >= least]
 
     def best_text(self) -> str:
         """For a progress line."""
@@ -128,8 +128,8 @@ class Search:
         points = {c: tuple(np.array(self.signs) * self.outcomes[c].values) for c in self.feasible()}
         front: dict[tuple[float, ...], Candidate] = {}
         for candidate, point in points.items():
-            beaten = any(q != point and all(b >= a for a, b in zip(point, q, strict=True)) for q in points.values())
-            if not beaten:
+            worse = any(q != point and all(b >= a for a, b in zip(point, q, strict=True)) for q in points.values())
+            if not worse:
                 front.setdefault(point, candidate)
         return list(front.values())
 
@@ -168,8 +168,8 @@ class Search:
         if prune is not None:
             firsts = self.measure([a.candidate for a in new], Part("search", share=prune))
             new = [a for a, first in zip(new, firsts, strict=True) if self._is_promising(a, first)]
-        whole = self.measure([a.candidate for a in new], Part("search"))
-        for attempt, outcome in zip(new, whole, strict=True):
+        outcomes = self.measure([a.candidate for a in new], Part("search"))
+        for attempt, outcome in zip(new, outcomes, strict=True):
             self.outcomes[attempt.candidate] = attempt.outcome = outcome
             attempt.reason = outcome.missed
             self._tell(attempt, "complete", list(outcome.values))

@@ -113,8 +113,8 @@ def halve(settings: Sequence[T], untested: Collection[T] = ()) -> Halving[T]:
     for rung in range(len(RUNGS)):
         first = yield running[:1], rung, start
         start = first[0] or start
-        rest = yield running[1:], rung, start
-        rates = dict(zip(running, [*first, *rest], strict=True))
+        remainder = yield running[1:], rung, start
+        rates = dict(zip(running, [*first, *remainder], strict=True))
         worth = {i: rate / (UNTESTED if i in untested else 1.0) for i, rate in rates.items()}
         order = sorted(running[1:], key=lambda i: -worth[i])  # stable
         running = [running[0], *order[: max(1, round(GOES_ON * len(order)))]]

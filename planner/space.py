@@ -155,7 +155,7 @@ class _Part:
         elif not (isinstance(value, int) and value > 0):
             raise DsimError(f"replicas is {quoted(value)}, expected a whole number of at least 1")
 
-    def vary(self, fields: Mapping[str, Any], where: str, refusals: "Refusals | None" = None) -> dict[str, Dimension]:
+    def vary(self, fields: Mapping[str, Any], source: str, refusals: "Refusals | None" = None) -> dict[str, Dimension]:
         """Dimensions by dotted name, without values that the part cannot run.
 
         refusals: collects the fate of each value; without it a refused value or an unknown field raises DsimError.
@@ -164,14 +164,14 @@ class _Part:
         for name, values in fields.items():
             if name not in self.fields:
                 if refusals is None:
-                    raise _no_field(f"{where}: [{self.spec}] has no field", name, self.fields)
+                    raise _no_field(f"{source}: [{self.spec}] has no field", name, self.fields)
                 continue
-            dimension = dimension_of(name, values, where)
+            dimension = dimension_of(name, values, source)
             faults = [(value, refusal(self.check_value, name, value)) for value in dimension.probes()]
             fitting = tuple(value for value, fault in faults if fault is None)
             for value, fault in faults:
                 if refusals is None and fault is not None:
-                    raise DsimError(f"{where}: {fault}")
+                    raise DsimError(f"{source}: {fault}")
                 if refusals is not None:
                     refusals[name, spelt(value)] = fault and refusals.get((name, spelt(value)), fault)
             if isinstance(dimension, Choice) and fitting:
@@ -192,13 +192,13 @@ def space_of(
     own. by_cost: include fleets that leave GPUs free. DsimError for unknown fields, for values that every preset
     refuses, and for a budget below the pools'.
     """
-    where = "space" if isinstance(table, Mapping) else str(table or "the default space")
+    source = "space" if isinstance(table, Mapping) else str(table or "the default space")
     content = table if table is None or isinstance(table, Mapping) else read_toml(table)
     if world.pools:
-        return _of_pools(world, content, where, gpus, by_cost)
+        return _of_pools(world, content, source, gpus, by_cost)
     if gpus is not None:
         raise DsimError(f"gpus is {gpus} and no pool is given, expected --pool, or replicas in a space file")
-    return _of_presets(world, content, where, also)
+    return _of_presets(world, content, source, also)
 
 
 def _default_table(world: World, check: Check, also: Sequence[str]) -> dict[str, Any]:
@@ -216,10 +216,10 @@ def _default_table(world: World, check: Check, also: Sequence[str]) -> dict[str,
     full = [name for name in names if PRESETS[name].policy.family == "full-sequence"]
     names = [name for name in names if name not in full] + full[::-1] + [name for name in also if name not in PRESETS]
     presets = {name: preset_of(name, allow_code=world.allow_code) for name in names}
-    able = {name: preset for name, preset in presets.items() if refusal(check, preset.policy) is None}
-    if not able:
+    usable = {name: preset for name, preset in presets.items() if refusal(check, preset.policy) is None}
+    if not usable:
         check(PRESETS[BASELINES[profile.family]].policy)
-    return {POLICY: list(able), **{name: _own_space(preset, fitted) or {} for name, preset in able.items()}}
+    return {POLICY: list(usable), **{name: _own_space(preset, fitted) or {} for name, preset in usable.items()}}
 
 
 def fitted_at(profile: Profile, workload: str | None) -> dict[str, list[Any]]:
@@ -233,11 +233,11 @@ def fitted_at(profile: Profile, workload: str | None) -> dict[str, list[Any]]:
     return {name: values for name, values in fitted.items() if len(values) > 1}
 
 
-def _of_presets(world: World, table: Mapping[str, Any] | None, where: str, also: Sequence[str]) -> Space:
+def _of_presets(world: World, table: Mapping[str, Any] | None, source: str, also: Sequence[str]) -> Space:
     check = searchable(world.loaded_profile(), world.workload)
     is_default = table is None
     table = _default_table(world, check, also) if table is None else table
-    names = _presets(table, where, check)
+    names = _presets(table, source, check)
     tables = {
         name: value for name, value in table.items()
         # `[chunk]` is the preset, `chunk = ...` the field.
@@ -246,7 +246,7 @@ def _of_presets(world: World, table: Mapping[str, Any] | None, where: str, also:
     shared = {name: value for name, value in table.items() if name not in tables and name != POLICY}
     for name in tables:
         if name not in names:
-            raise DsimError(f"{where}: [{name}] is given, and policy is {', '.join(names)}: expected it among them")
+            raise DsimError(f"{source}: [{name}] is given, and policy is {', '.join(names)}: expected it among them")
     dimensions: dict[str, Dimension] = {POLICY: Choice(tuple(names))}
     refusals: Refusals = {}
     known_fields: dict[str, None] = {}
@@ -255,24 +255,24 @@ def _of_presets(world: World, table: Mapping[str, Any] | None, where: str, also:
         try:
             check(part.policy)
         except DsimError as error:
-            place = where if isinstance(error, CodeError) else f"{where}: {name}"
+            place = source if isinstance(error, CodeError) else f"{source}: {name}"
             raise type(error)(f"{place}: {error}") from None
         fields = tables.get(name)
         if fields is None and name not in PRESETS:  # it declares its values
             fields = _own_space(preset_of(name, allow_code=part.code), {})
         fields = fields or {}
-        dimensions |= part.vary({n: v for n, v in shared.items() if n not in fields}, where, refusals)
-        dimensions |= part.vary(fields, where, {} if is_default else None)
+        dimensions |= part.vary({n: v for n, v in shared.items() if n not in fields}, source, refusals)
+        dimensions |= part.vary(fields, source, {} if is_default else None)
         known_fields |= dict.fromkeys(part.fields)
     for name in shared:
         if name not in known_fields:
-            raise _no_field(f"{where}: there is no field", name, list(known_fields))
+            raise _no_field(f"{source}: there is no field", name, list(known_fields))
     for fault in filter(None, refusals.values()):
-        raise DsimError(f"{where}: {fault}")
+        raise DsimError(f"{source}: {fault}")
     return Space(world, dimensions)
 
 
-def _presets(table: Mapping[str, Any], where: str, check: Check) -> list[str]:
+def _presets(table: Mapping[str, Any], source: str, check: Check) -> list[str]:
     """The presets that a table names; without names all that declare a space and can run."""
     if POLICY not in table:
         spaced = [name for name, preset in PRESETS.items() if preset.space is not None]
@@ -280,15 +280,15 @@ def _presets(table: Mapping[str, Any], where: str, check: Check) -> list[str]:
     names = table[POLICY]
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, list) or not names:
-        raise DsimError(f"{where}: policy is {quoted(names)}, expected a list of presets")
+        raise DsimError(f"{source}: policy is {quoted(names)}, expected a list of presets")
     for name in names:
         if not isinstance(name, str) or (name not in PRESETS and not is_file(name)):
             hint = did_you_mean(str(name), PRESETS)
-            raise DsimError(f"{where}: no preset is named {quoted(name)}{hint}; there are {', '.join(PRESETS)}")
+            raise DsimError(f"{source}: no preset is named {quoted(name)}{hint}; there are {', '.join(PRESETS)}")
     return names
 
 
-def _of_pools(world: World, table: Mapping[str, Any] | None, where: str, gpus: int | None, by_cost: bool) -> Space:
+def _of_pools(world: World, table: Mapping[str, Any] | None, source: str, gpus: int | None, by_cost: bool) -> Space:
     own_gpus = world.num_gpus
     if gpus is not None and gpus < own_gpus:
         raise DsimError(f"gpus is {gpus} and the pools as given have {own_gpus}, expected at least as many")
@@ -297,7 +297,7 @@ def _of_pools(world: World, table: Mapping[str, Any] | None, where: str, gpus: i
     for name in table or ():
         if name not in names:
             hint = did_you_mean(name, names)
-            raise DsimError(f"{where}: there is no {quoted(name)}{hint}, expected {', '.join(names)}")
+            raise DsimError(f"{source}: there is no {quoted(name)}{hint}, expected {', '.join(names)}")
     dimensions: dict[str, Dimension] = {}
     counts: list[Sequence[int]] = []
     gpus_of_replicas: list[int] = []
@@ -306,21 +306,21 @@ def _of_pools(world: World, table: Mapping[str, Any] | None, where: str, gpus: i
             raise DsimError(f"pool {spec.name} has the name of a part of the space, expected another one")
         check = searchable(setting.profile, world.workload)
         part = _Part(spec.name, name_of(spec.policy), check, world.allow_code)
-        fields = _worth_moving(world, part, setting) if table is None else _section(table, spec.name, where)
-        counts.append(_counts(fields.pop(REPLICAS), f"{where}: {spec.name}") if REPLICAS in fields else ())
+        fields = _worth_moving(world, part, setting) if table is None else _section(table, spec.name, source)
+        counts.append(_counts(fields.pop(REPLICAS), f"{source}: {spec.name}") if REPLICAS in fields else ())
         gpus_of_replicas.append(setting.profile.device.count)
-        dimensions |= part.vary(fields, f"{where}: pool {spec.name}", {} if table is None else None)
+        dimensions |= part.vary(fields, f"{source}: pool {spec.name}", {} if table is None else None)
     if world.links:
         deciders = list(dict.fromkeys([world.decider, *DECIDERS]))
-        dimensions |= _of_links(world, {DECIDER: deciders} if table is None else table, where)
-    named = any(counts)
-    if table is None or gpus is not None or named:
-        budget = gpus if gpus is not None or named else own_gpus
-        if named:
+        dimensions |= _of_links(world, {DECIDER: deciders} if table is None else table, source)
+    has_counts = any(counts)
+    if table is None or gpus is not None or has_counts:
+        budget = gpus if gpus is not None or has_counts else own_gpus
+        if has_counts:
             counts = [few or [spec.count] for spec, few in zip(specs, counts, strict=True)]
         else:
-            counts = [range(1, max(2, (budget or 0) // each + 1)) for each in gpus_of_replicas]
-        dimensions[REPLICAS] = Choice(_fleets(counts, gpus_of_replicas, budget, by_cost or named))
+            counts = [range(1, max(2, (budget or 0) // size + 1)) for size in gpus_of_replicas]
+        dimensions[REPLICAS] = Choice(_fleets(counts, gpus_of_replicas, budget, by_cost or has_counts))
     world.fleet().check()
     return Space(world, dimensions)
 
@@ -337,36 +337,36 @@ def _worth_moving(world: World, part: _Part, setting: Setting) -> dict[str, Any]
     return {name: values for name, values in fields.items() if name in of_prefills}
 
 
-def _of_links(world: World, table: Mapping[str, Any], where: str) -> dict[str, Dimension]:
+def _of_links(world: World, table: Mapping[str, Any], source: str) -> dict[str, Dimension]:
     dimensions: dict[str, Dimension] = {}
     if DECIDER in table:
-        dimensions[DECIDER] = dimension_of(DECIDER, table[DECIDER], where)
-    for name, value in _section(table, LINK, where).items():
+        dimensions[DECIDER] = dimension_of(DECIDER, table[DECIDER], source)
+    for name, value in _section(table, LINK, source).items():
         if name not in LINK_FIELDS:
-            raise _no_field(f"{where}: [{LINK}] has no field", name, LINK_FIELDS)
-        dimensions[f"{LINK}.{name}"] = dimension = dimension_of(name, value, where)
+            raise _no_field(f"{source}: [{LINK}] has no field", name, LINK_FIELDS)
+        dimensions[f"{LINK}.{name}"] = dimension = dimension_of(name, value, source)
         for probe in dimension.probes():
             try:
                 Link.parse(world_at(world, {f"{LINK}.{name}": probe}).links[0])
             except PolicyError as error:
-                raise PolicyError(f"{where}: {error}") from None
+                raise PolicyError(f"{source}: {error}") from None
     return dimensions
 
 
-def _section(table: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
+def _section(table: Mapping[str, Any], name: str, source: str) -> dict[str, Any]:
     section = table.get(name, {})
     if not isinstance(section, Mapping):
-        raise DsimError(f"{where}: {name} is {quoted(section)}, expected a table of fields")
+        raise DsimError(f"{source}: {name} is {quoted(section)}, expected a table of fields")
     return dict(section)
 
 
-def _counts(values: Any, where: str) -> Sequence[int]:
-    dimension = dimension_of(REPLICAS, values, where)
+def _counts(values: Any, source: str) -> Sequence[int]:
+    dimension = dimension_of(REPLICAS, values, source)
     counts: Sequence[Any] = dimension.probes()
     if isinstance(dimension, Range) and dimension.whole:
         counts = range(int(dimension.low), min(int(dimension.high), MAX_REPLICAS) + 1)
     if any(type(n) is not int or not 1 <= n <= MAX_REPLICAS for n in counts):
-        raise DsimError(f"{where}.{REPLICAS} is {quoted(values)}, expected whole numbers of at least 1")
+        raise DsimError(f"{source}.{REPLICAS} is {quoted(values)}, expected whole numbers of at least 1")
     return counts
 
 
@@ -376,7 +376,7 @@ def _fleets(counts: Sequence[Sequence[int]], gpus: Sequence[int], budget: int | 
         raise DsimError(f"gpus is {budget}, expected at most {MAX_REPLICAS}")
     fleets: list[str] = []
     for fleet in itertools.product(*counts):
-        used = sum(n * each for n, each in zip(fleet, gpus, strict=True))
+        used = sum(n * size for n, size in zip(fleet, gpus, strict=True))
         if budget is not None and (used > budget or (not small and used + min(gpus) <= budget)):
             continue
         fleets.append("+".join(map(str, fleet)))
@@ -447,7 +447,7 @@ def guarded(space: Space, judge: Judge, minimum: float) -> Space:
     return Space(space.world, {POLICY: Choice(tuple(presets)), **dimensions}, tuple(notes))
 
 
-def dimension_of(name: str, value: Any, where: str) -> Dimension:
+def dimension_of(name: str, value: Any, place: str) -> Dimension:
     """From plain values; DsimError if they are invalid."""
     values = [value] if isinstance(value, str | int | float) else value
     if isinstance(values, list) and values:
@@ -462,7 +462,7 @@ def dimension_of(name: str, value: Any, where: str) -> Dimension:
             if values["low"] < values["high"] and values.get("step", 1) > 0 and is_scale:
                 return Range(values["low"], values["high"], values.get("step"), log)
     raise DsimError(
-        f"{where}: {name} is {quoted(value)}, expected values, or numbers low and high, with a step above 0 or, from a "
+        f"{place}: {name} is {quoted(value)}, expected values, or numbers low and high, with a step above 0 or, from a "
         "low above 0, log = true"
     )
 

@@ -206,8 +206,8 @@ def _alike(values: list[Any]) -> list[Any]:
     kinds = {type(value) for value in values if value is not None}
     if len(kinds) < 2:
         return values
-    to: Callable[[Any], Any] = float if kinds == {int, float} else spelt
-    return [None if value is None else to(value) for value in values]
+    convert: Callable[[Any], Any] = float if kinds == {int, float} else spelt
+    return [None if value is None else convert(value) for value in values]
 
 
 def _arrow(rows: tuple[Json, ...]) -> Any:

@@ -122,7 +122,7 @@ def tune(
                 judged=of_objective(objectives[0]),
                 progress=lambda done, total: progress("asking drawn profiles", done, total, ""),
             )  # fmt: skip
-    pools = [alone for fleet in compared for alone in fleet.of_each_pool()]
+    pools = [pool_world for fleet in compared for pool_world in fleet.of_each_pool()]
     setup = setup_of(world, command, gpu_hour, currency)
     front = [] if len(objectives) == 1 else best
     value, value_today = (search.outcomes[candidate].values[0] for candidate in (winner, default))
@@ -142,7 +142,7 @@ def tune(
         trials=search.trials(),
         notes=(*varied.notes, *notes, *profile_notes(pools)),
         setup=replace(setup, traffic=f"{setup.traffic}; used: {len(requests):,}, at {requests.rate:.3g} req/s"),
-        implementations=tuple(alone.base_profile().implementation for alone in pools),
+        implementations=tuple(pool_world.base_profile().implementation for pool_world in pools),
         run=shlex.join(["dsim", "replay", world.trace, *recommended.arguments, *traffic_words]),
         ensemble=uncertain,
         doubted=doubts_of(recommended.world, requests),

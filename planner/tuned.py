@@ -34,8 +34,8 @@ class Finalist:
     attainment: float | None  # mean share of good arrivals
 
     def __str__(self) -> str:
-        alone = bool(self.pools) or self.replicas == 1
-        return self.policy if alone else f"{self.policy} on {self.replicas} replicas"
+        is_single = bool(self.pools) or self.replicas == 1
+        return self.policy if is_single else f"{self.policy} on {self.replicas} replicas"
 
 
 @dataclass(frozen=True, kw_only=True)

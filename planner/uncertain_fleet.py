@@ -24,25 +24,25 @@ MOST_TIMES = 4  # the planned replicas, where a draw's search ends
 
 
 def plan_ensemble(
-    planned: Planned, world: World, candidates: Sequence[PlanCandidate], num: int, **how: Any
+    planned: Planned, world: World, candidates: Sequence[PlanCandidate], num: int, **options: Any
 ) -> Uncertain:
-    """The recommendation and its rivals under `num` drawn profiles. how: see `uncertain_fleets`."""
+    """The recommendation and its rivals under `num` drawn profiles. options: see `uncertain_fleets`."""
     fleets = rivals(planned)
     posed = posed_fleets(replace(world, rate=planned.rate), candidates, list(fleets.values()))
     return uncertain_fleets(
         dict(zip(fleets, posed, strict=True)), [replica_cost(planned, row) for row in fleets.values()], num,
         num_requests=planned.num_requests, spare=planned.recommended.spare, cost=COST if planned.priced else GPUS,
-        **how,
+        **options,
     )  # fmt: skip
 
 
 def rivals(planned: Planned) -> dict[str, Fleet]:
     """The recommendation, the runner-up, and the next GPU's cheapest fleet; dropped ones of an estimated size."""
-    best, *others = planned.ranking
+    best, *runners_up = planned.ranking
     dropped = [replace(row, replicas=row.about or row.least) for row in planned.left_out if row.about or row.least]
-    others += sorted(dropped, key=lambda row: (row.replicas or 0) * replica_cost(planned, row))
-    another_gpu = [row for row in others if row.device != best.device]
-    chosen = (best, *others[:1], *another_gpu[:1])
+    runners_up += sorted(dropped, key=lambda row: (row.replicas or 0) * replica_cost(planned, row))
+    another_gpu = [row for row in runners_up if row.device != best.device]
+    chosen = (best, *runners_up[:1], *another_gpu[:1])
     return {f"{counted(row.replicas or 0, 'replica')} of {row.name}": row for row in chosen}
 
 
@@ -60,19 +60,19 @@ def uncertain_fleets(
     num_requests: int,
     spare: int = 0,
     cost: str = COST,
-    **where: Any,
+    **options: Any,
 ) -> Uncertain:
     """Search each fleet's size under `num` drawn profiles, one replication each, and move each cause of the first.
 
     fleets: by name, at one rate, the recommended one first. weights: the cost of a replica of each. cost: its name. The
-    first criterion decides. where: pool, progress and memo of `ask`.
+    first criterion decides. options: pool, progress and memo of `ask`.
     """
-    best, *others = fleets
+    best, *runners_up = fleets
     first, rate = fleets[best].replicas, fleets[best].rate or 0.0
     unpaced = {name: replace(posed.located(), rate=None) for name, posed in fleets.items()}
     search = whole_search(search_of(unpaced[best], PRECISION, attainment, num_requests), attainment)
     judged = _metric(search.criteria[0]), False
-    drawn, values = ask(partial(sized, search, rate), unpaced, num, judged, moving=1, **where)
+    drawn, values = ask(partial(sized, search, rate), unpaced, num, judged, moving=1, **options)
     costs = {
         name: [{cost: (draw[REPLICAS] + spare) * weight} for draw in values[name]]
         for name, weight in zip(fleets, weights, strict=True)
@@ -84,7 +84,7 @@ def uncertain_fleets(
         answer=f"{best} {'meets' if first == 1 else 'meet'} the SLOs at {rate:g} req/s",
         survives=sum(draw[REPLICAS] <= first for draw in values[best][1:]) / num,
         best=best,
-        ratios={name: paired(costs[best], costs[name]) for name in others},
+        ratios={name: paired(costs[best], costs[name]) for name in runners_up},
     )
 
 
@@ -111,9 +111,9 @@ def sized(model: CapacitySearch, rate: float, memo: Memo, draw: Draw) -> Values:
         math.nan if math.isnan(value) else 1e3 * value if criterion.share is None else 100 * (1 - value)
         for criterion, value in zip(search.criteria, reading.values, strict=True)
     ]
-    size = Fewest(most=MOST_TIMES * world.replicas, at=world.replicas, stride=2.0)
+    size = Fewest(limit=MOST_TIMES * world.replicas, trial=world.replicas, stride=2.0)
     size.decide(reading.holds)
     while index and size.open:
-        size.decide(read(size.at).holds)
+        size.decide(read(size.trial).holds)
     replicas = world.replicas if index == 0 else size.replicas or math.inf
     return {**dict(zip(map(_metric, search.criteria), values, strict=True)), REPLICAS: float(replicas)}

@@ -49,25 +49,25 @@ class Chart:
         """A Plotly trace: `add("bar", x=..., y=...)`."""
         self.data.append({"type": kind, **trace})
 
-    def line(self, x: Any, y: Any, name: str, index: int = 0, *, hover: str = "", **more: Any) -> None:
+    def line(self, x: Any, y: Any, name: str, index: int = 0, *, hover: str = "", **extra: Any) -> None:
         """In policy `index`'s colour and dash."""
         dash = LINES[index // len(COLOURS) % len(LINES)]
         trace = {
             "x": x, "y": y, "mode": "lines", "name": name, "legendgroup": name, "hovertemplate": hover,
             "line": {"color": colour(index), "width": 2, "dash": dash},
         }  # fmt: skip
-        self.add("scatter", **{**trace, **more})
+        self.add("scatter", **{**trace, **extra})
 
-    def vline(self, at: Any, label: str = "", dash: str = "dash", side: str = "center") -> None:
+    def vline(self, x: Any, label: str = "", dash: str = "dash", side: str = "center") -> None:
         """side: the label's end at the line: "left", "right" or "center"."""
-        self._shape(x0=at, x1=at, y0=0, y1=1, yref="paper", line={"color": INK, "width": 1.2, "dash": dash})
+        self._shape(x0=x, x1=x, y0=0, y1=1, yref="paper", line={"color": INK, "width": 1.2, "dash": dash})
         if label:
-            self._note(x=at, y=1, yref="paper", xanchor=side, yanchor="bottom", text=label)
+            self._note(x=x, y=1, yref="paper", xanchor=side, yanchor="bottom", text=label)
 
-    def hline(self, at: float, label: str = "", dash: str = "dash") -> None:
-        self._shape(y0=at, y1=at, x0=0, x1=1, xref="paper", line={"color": INK, "width": 1.2, "dash": dash})
+    def hline(self, y: float, label: str = "", dash: str = "dash") -> None:
+        self._shape(y0=y, y1=y, x0=0, x1=1, xref="paper", line={"color": INK, "width": 1.2, "dash": dash})
         if label:
-            self._note(y=at, x=0, xref="paper", xanchor="left", yanchor="bottom", text=label)
+            self._note(y=y, x=0, xref="paper", xanchor="left", yanchor="bottom", text=label)
 
     def band(self, low: float, high: float) -> None:
         shade = {"fillcolor": COLOURS[2], "opacity": 0.15, "line": {"width": 0}}

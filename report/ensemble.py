@@ -36,7 +36,7 @@ def decided(answer: str, ensemble: Uncertain | None) -> str:
         return answer
     rivals = list(ensemble.ratios.items())[:MOST_NAMED]
     metric = next(iter(rivals[0][1]))
-    parts = [f"{times(of[metric])} {name if name == ASKED_RATE else f'that of {name}'}" for name, of in rivals]
+    parts = [f"{times(ratio[metric])} {name if name == ASKED_RATE else f'that of {name}'}" for name, ratio in rivals]
     level = f"in {100 * ensemble.level:.0f} % of {ensemble.num} drawn profiles"
     comparison = f"The {metric} of {ensemble.best} is {' and '.join(parts)}, {level}."
     return f"{answer.removesuffix('.')}. {comparison}" if answer else comparison
@@ -78,10 +78,10 @@ def _moving(effects: Sequence[Effect]) -> list[Effect]:
 def _measure_next(effects: Sequence[Effect], level: float) -> str:
     """The largest cause, how to measure it, and the interval without it."""
     first = effects[0]
-    rest = math.sqrt(1 - first.swing**2 / sum(effect.swing**2 for effect in effects))
+    remaining = math.sqrt(1 - first.swing**2 / sum(effect.swing**2 for effect in effects))
     command = next(text for name, text in COMMANDS.items() if first.cause.startswith(name))
     return (
-        f"Measure this next: {first.cause} ({command}). Known, it would leave about {100 * rest:.0f} % of the "
+        f"Measure this next: {first.cause} ({command}). Known, it would leave about {100 * remaining:.0f} % of the "
         f"{100 * level:.0f} % interval's width."
     )
 

@@ -18,18 +18,18 @@ def to_html(page: Page) -> str:
     """With style, script and Plotly's basic bundle."""
     import jinja2  # only pages need it
 
-    here = files(__package__) / "templates"
-    world = jinja2.Environment(
+    templates = files(__package__) / "templates"
+    environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         keep_trailing_newline=True,
     )  # fmt: skip
-    template = world.from_string((here / "page.html").read_text(encoding="utf-8"))
+    template = environment.from_string((templates / "page.html").read_text(encoding="utf-8"))
     figures = {figure.name: figure.chart for figure in page.figures}
     return template.render(
         page=page,
-        style=(here / "style.css").read_text(encoding="utf-8"),
-        script=(here / "page.js").read_text(encoding="utf-8"),
-        plotly=b64encode((here / "plotly-basic.min.js.gz").read_bytes()).decode(),
+        style=(templates / "style.css").read_text(encoding="utf-8"),
+        script=(templates / "page.js").read_text(encoding="utf-8"),
+        plotly=b64encode((templates / "plotly-basic.min.js.gz").read_bytes()).decode(),
         figures=script_json(figures),
         swatch=_swatch,
         described=described,
@@ -65,8 +65,8 @@ def described(figure: Figure) -> str:
 
 def _loud(line: str) -> tuple[str, str]:
     """Leading words in capitals, and the rest."""
-    loud, rest = re.findall(r"(?s)((?:[A-Z]{2,}:? )*)(.*)", line)[0]
-    return loud.rstrip(), rest
+    loud, text = re.findall(r"(?s)((?:[A-Z]{2,}:? )*)(.*)", line)[0]
+    return loud.rstrip(), text
 
 
 def _breakable(cell: str) -> str:

@@ -115,8 +115,8 @@ def numbers(rows: Sequence[tuple[str, str, str]]) -> tuple[Number, ...]:
     return tuple(Number(label, ((None, text),), about) for label, text, about in rows[:4])
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], **how: Any) -> Table:
-    return Table(tuple(head), tuple(Row(tuple(cells)) for cells in rows), **how)
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], **options: Any) -> Table:
+    return Table(tuple(head), tuple(Row(tuple(cells)) for cells in rows), **options)
 
 
 def priced_apart(implementations: Iterable[str]) -> str:
@@ -125,7 +125,7 @@ def priced_apart(implementations: Iterable[str]) -> str:
     return f"; steps are priced by different implementations ({' and '.join(names)})" if len(names) > 1 else ""
 
 
-def estimate(profile: str, of: str = "policies") -> tuple[str, str]:
-    named = f"profiles {profile} were" if ", " in profile or " and " in profile else f"profile {profile} was"
-    why = f"The {named} not measured on this device: trust the order of {of} more than the numbers."
-    return ESTIMATED, why
+def estimate(profile: str, order: str = "policies") -> tuple[str, str]:
+    subject = f"profiles {profile} were" if ", " in profile or " and " in profile else f"profile {profile} was"
+    reason = f"The {subject} not measured on this device: trust the order of {order} more than the numbers."
+    return ESTIMATED, reason

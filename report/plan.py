@@ -87,12 +87,12 @@ def _details(planned: "Planned") -> tuple[str, ...]:
     if planned.measured is not None:
         lines.append(f"{log_words(planned.measured)}; the fleet's figures are predictions for other servers.")
     if planned.runner_up is not None:
-        lines.append(f"Runner-up: {why(planned, planned.runner_up)}.")
+        lines.append(f"Runner-up: {runner_up(planned, planned.runner_up)}.")
     lines += [_laws(planned), _lasting(planned), _routed(planned)]
     return tuple(filter(None, lines))
 
 
-def why(planned: "Planned", second: "Fleet") -> str:
+def runner_up(planned: "Planned", second: "Fleet") -> str:
     """The runner-up, and why it lost."""
     best, setup = planned.recommended, planned.setup
     costs = planned.cost(second), planned.cost(best)
@@ -105,8 +105,8 @@ def why(planned: "Planned", second: "Fleet") -> str:
         gap = f"{_met(planned, second)} against {_met(planned, best)}"
         return f"{second.name}, at the same cost, but nearer to the SLOs' bounds ({gap})"
     if second.mean_cost is not None and planned.priced:
-        mine, other = (money(cost, setup) for cost in costs)
-        return f"{second.name} costs {mine} an hour on average over the horizon, against {other}"
+        second_cost, best_cost = (money(cost, setup) for cost in costs)
+        return f"{second.name} costs {second_cost} an hour on average over the horizon, against {best_cost}"
     price = "" if second.per_hour is None else f", {money(second.per_hour, setup)} an hour"
     return f"{second.name} needs {_fleet(second)}{price}"
 
@@ -142,13 +142,13 @@ def _lasting(planned: "Planned") -> str:
     growth, cost = planned.growth, planned.recommended.mean_cost
     if growth is None:
         return ""
-    when = "there is no room to grow"
+    outlook = "there is no room to grow"
     if growth.high > 0:
         unit, of_year = next((unit, of_year) for unit, of_year, end in UNITS if (growth.low or growth.high) < end)
-        when = f"it runs out after {math.floor(growth.low * of_year)} to {math.ceil(growth.high * of_year)} {unit}"
+        outlook = f"it runs out after {math.floor(growth.low * of_year)} to {math.ceil(growth.high * of_year)} {unit}"
     if planned.priced and cost is not None:
-        when += f"; over {_years(growth.horizon)} it costs {money(cost * HOURS * growth.horizon, planned.setup)}"
-    return f"If traffic grows by {100 * growth.share:g} % a {growth.per}, {when}."
+        outlook += f"; over {_years(growth.horizon)} it costs {money(cost * HOURS * growth.horizon, planned.setup)}"
+    return f"If traffic grows by {100 * growth.share:g} % a {growth.per}, {outlook}."
 
 
 def _numbers(planned: "Planned") -> tuple[Number, ...]:
@@ -196,9 +196,9 @@ def _gpus(fleet: "Fleet") -> str:
 
 
 def _fleet(fleet: "Fleet") -> str:
-    each = f" of {fleet.gpus_per_replica}" if fleet.gpus_per_replica > 1 else ""
+    size = f" of {fleet.gpus_per_replica}" if fleet.gpus_per_replica > 1 else ""
     spare = f" and {fleet.spare} spare" if fleet.spare else ""
-    replicas = f" ({counted(_bought(fleet), 'replica')}{each}{spare})" if each or spare else ""
+    replicas = f" ({counted(_bought(fleet), 'replica')}{size}{spare})" if size or spare else ""
     return f"{fleet.gpus:,} {fleet.device}{replicas}"
 
 
@@ -273,18 +273,18 @@ def _ranking(planned: "Planned") -> Section | None:
         "traffic the fleet serves before it misses an SLO, as a 95 % interval. Binds first: the SLO that most "
         "requests miss. Quality: of answers, compared with the full cache."
     )
-    left, spare = ("policy", "on", "binds first", "limited by"), ("quality", "limited by")
-    return _section("The ranking", rows, caption, left, spare)
+    words, spare = ("policy", "on", "binds first", "limited by"), ("quality", "limited by")
+    return _section("The ranking", rows, caption, words, spare)
 
 
 def _section(
-    title: str, rows: Sequence[Mapping[str, str]], caption: str, left: Collection[str], spare: tuple[str, ...] = ()
+    title: str, rows: Sequence[Mapping[str, str]], caption: str, words: Collection[str], spare: tuple[str, ...] = ()
 ) -> Section | None:
-    """A table without empty columns; none without rows. left: columns of words."""
+    """A table without empty columns; none without rows. words: columns of text."""
     if not rows:
         return None
     head = [name for name in rows[0] if any(row[name] for row in rows)]
-    columns = frozenset(i for i, name in enumerate(head) if name in left)
+    columns = frozenset(i for i, name in enumerate(head) if name in words)
     cells = [[row[name] for name in head] for row in rows]
     return Section(title, (table(head, cells, caption=caption, left=columns, spare=spare),), spoken=True)
 
@@ -298,7 +298,7 @@ def _left_out(planned: "Planned") -> Section | None:
     names: dict[str, list[str]] = {}
     for fleet in planned.left_out:
         names.setdefault(fleet.dropped, []).append(fleet.name)
-    rows = [{"left out": ", ".join(each), "why": reason} for reason, each in names.items()]
+    rows = [{"left out": ", ".join(fleets), "why": reason} for reason, fleets in names.items()]
     return _section("Left out", rows, "", ("left out", "why"))
 
 
@@ -321,8 +321,8 @@ def _clients(planned: "Planned") -> Section | None:
     if today is not None:
         rows.append(["meet the SLOs", *attained])
     about = "One replay each, at the plan's rate; what runs today is replayed on the recommended GPUs."
-    named = [dict(zip(["", *latencies], row, strict=True)) for row in rows]
-    return _section("What clients see", named, about, ("",))
+    records = [dict(zip(["", *latencies], row, strict=True)) for row in rows]
+    return _section("What clients see", records, about, ("",))
 
 
 def _research(planned: "Planned") -> Section | None:
@@ -344,7 +344,7 @@ def _settings(planned: "Planned") -> Section | None:
         if tried is None:
             continue
         before = set(tried.given.split(",")[1:])
-        changed = [part for part in tried.best.split(",")[1:] if part not in before]
+        changed = [setting for setting in tried.best.split(",")[1:] if setting not in before]
         rates = [f"{rate:.3g} req/s" if rate else "at no rate" for rate in (tried.given_rate, tried.rate)]
         rows.append({
             "policy": tried.given, "on": fleet.place, "settings tried": str(tried.num), "as given": rates[0],
@@ -478,10 +478,10 @@ def _over_time(planned: "Planned") -> Section | None:
             row["in all"] = money((fleet.mean_cost or 0.0) * HOURS * growth.horizon, setup)
             row["an hour for each req/s at the limit"] = money((fleet.per_hour or 0.0) / limit, setup)
         rows.append(row)
-    when = "all GPUs bought today" if growth.buy_now else "GPUs bought when they are needed"
+    purchase = "all GPUs bought today" if growth.buy_now else "GPUs bought when they are needed"
     caption = (
         f"GPUs and cost an hour as traffic grows to {planned.recommended.due[-1].rate:.4g} req/s, each date by "
-        f"replays at its rate; the sum is with {when}. The last column is today's fleet at the most that it takes."
+        f"replays at its rate; the sum is with {purchase}. The last column is today's fleet at the most that it takes."
     )
     return _section("As traffic grows", rows, caption, ("",))
 

@@ -54,13 +54,13 @@ class Profiled(Result):
             Section("What a step costs", tuple(figures[1:])),
             Section("In numbers", (*tables, _provenance(profile))),
         ]
-        why = f"{profile.description}: no device ran these steps."
+        reason = f"{profile.description}: no device ran these steps."
         return Page(
             name=f"dsim profile: {profile.name}",
             question="What does a step cost, and what does it yield?",
             answer=_answer(profile),
             alarms=tuple(f"DOUBTED {line}" for line in profile.doubts),
-            cautions=((ESTIMATED, why),) if profile.is_estimate else (),
+            cautions=((ESTIMATED, reason),) if profile.is_estimate else (),
             chart=figures[0] if figures else None,
             facts=tuple(_of_fit(profile) if self.sheet is None else _of_sheet(profile, self.sheet)),
             sections=tuple(section for section in sections if section.blocks),
@@ -181,9 +181,9 @@ def _of_steps(profile: Profile, evidence: Evidence) -> list[Figure]:
     prefill = every.column("prefill_tokens") > 0
     curves = _chart("query tokens a step", "ms")
     residuals = _chart("predicted, ms", "predicted / measured - 1")
-    how = "held out" if served is None else "served"
+    origin = "held out" if served is None else "served"
     for name, of_kind, colour in (("decode", ~prefill, COLOURS[0]), ("prefill", prefill, COLOURS[1])):
-        for rows, symbol, label in ((~judging, "circle", name), (judging, "circle-open", f"{name}, {how}")):
+        for rows, symbol, label in ((~judging, "circle", name), (judging, "circle-open", f"{name}, {origin}")):
             which = of_kind & rows
             if not which.any():
                 continue
@@ -253,8 +253,8 @@ def _chart(x: str, y: str) -> Chart:
 
 def _cache_overhead(profile: Profile) -> Table:
     rows = [
-        [part.cache, part.phase, f"{part.row * 1e3:.3g}", f"{part.token * 1e6:.3g}"]
-        for part in profile.latency.cache_overhead
+        [cost.cache, cost.phase, f"{cost.row * 1e3:.3g}", f"{cost.token * 1e6:.3g}"]
+        for cost in profile.latency.cache_overhead
     ]
     caption = "The cost of a request in this phase beyond the coefficients above: median of measured less predicted."
     head = ("cache", "phase", "ms a row", "us a token of its prompt and output")

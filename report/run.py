@@ -165,19 +165,19 @@ def alarms(info: RunInfo) -> list[str]:
 
 def answer(info: RunInfo) -> str:
     """By SLOs, else by the median time a token; empty if nothing completed."""
-    apart = priced_apart(info.profiles[p.policy].implementation for p in info.policies if p.policy in info.profiles)
+    remark = priced_apart(info.profiles[p.policy].implementation for p in info.policies if p.policy in info.profiles)
     shares = [(p.slo_attainment, p.policy) for p in info.policies if p.slo_attainment is not None]
     shares.sort(key=lambda pair: -round(pair[0], 3))
     texts = [f"{100 * share:.1f} %" for share, _ in shares]
     if not shares:
         times = sorted((p.norm_latency_ms.p50, p.policy) for p in info.policies if p.norm_latency_ms.p50 is not None)
         listed = ", ".join(f"{policy} {number(ms)} ms" for ms, policy in times)
-        return f"The median request's time a token: {listed}{apart}." if times else ""
+        return f"The median request's time a token: {listed}{remark}." if times else ""
     if len(shares) > 1 and texts[0] == texts[-1]:
-        return f"Every policy meets the SLOs for {texts[0]} of requests{apart}."
+        return f"Every policy meets the SLOs for {texts[0]} of requests{remark}."
     words = [f"{shares[0][1]} meets the SLOs for {texts[0]} of requests"]
     words += [f"{policy} for {text}" for (_, policy), text in zip(shares[1:], texts[1:], strict=True)]
-    return f"{', '.join(words)}{apart}."
+    return f"{', '.join(words)}{remark}."
 
 
 def _facts(info: RunInfo) -> list[tuple[str, str]]:
@@ -238,8 +238,8 @@ def _fleet(fleet: FleetInfo) -> list[str]:
     if fleet.links:
         moved = sum(run.moved for run in fleet.runs)
         parts += [f"links {' and '.join(fleet.links)}", f"decider {fleet.decider}", f"{moved:,} requests moved"]
-        sent = [run.sent for run in fleet.runs if run.sent is not None]
-        parts += [f"{percent(share)} % of their keys and values travelled" for share in sent]
+        shares = [run.sent for run in fleet.runs if run.sent is not None]
+        parts += [f"{percent(share)} % of their keys and values travelled" for share in shares]
     if fleet.scaler:
         hours = [f"{number(run.replica_hours)} replica-hours" for run in fleet.runs if run.replica_hours]
         parts += [f"scaler {fleet.scaler}", f"{fleet.startup} s to start one", *hours]
@@ -305,9 +305,9 @@ def _trace_notes(info: RunInfo) -> list[str]:
         (trace.sorted_rows, "{were} out of order and {were} sorted by timestamp"),
     ]
     lines = []
-    for count, what in notes:
+    for count, note in notes:
         if count:
-            lines.append(f"{counted(count, 'row')} {what.format(were='was' if count == 1 else 'were')}")
+            lines.append(f"{counted(count, 'row')} {note.format(were='was' if count == 1 else 'were')}")
     without = [p.policy for p in info.policies if p.prefix_cache is None]
     if trace.hash_ids and (without or not info.policies):
         subject = f"{', '.join(without)} {'reuse' if len(without) > 1 else 'reuses'} no"
@@ -382,13 +382,13 @@ def _beside(measured: MeasuredLog | None) -> tuple[tuple[str, ...], tuple[Sectio
             difference = predicted / log - 1
             cells[policy] = f"{number(predicted)} ms ({100 * difference:+.1f} %)"
             largest = (furthest[policy], (difference, f"{row.metric} {row.stat}"))
-            furthest[policy] = max(largest, key=lambda each: abs(each[0]))
+            furthest[policy] = max(largest, key=lambda item: abs(item[0]))
         rows.append((f"{row.metric} {row.stat}", f"{number(log)} ms", *cells.values()))
-    named = ", ".join(f"{policy} {100 * difference:+.1f} % ({name})" for policy, (difference, name) in furthest.items())
+    gaps = ", ".join(f"{policy} {100 * difference:+.1f} % ({name})" for policy, (difference, name) in furthest.items())
     counts = ", ".join({row.metric: f"{row.metric} of {row.num_timed:,}" for row in measured.beside}.values())
     about = f"Both sides: {counts} of {measured.num_requests:,} requests, which have it in the log."
     sentence = (
-        f"{log_words(measured)}. Largest difference from it for the same requests: {named}; the prediction's error "
+        f"{log_words(measured)}. Largest difference from it for the same requests: {gaps}; the prediction's error "
         "where the log's server ran that policy."
     )
     beside = table(("", "measured", *policies), rows, caption=about)
@@ -414,13 +414,13 @@ def run_page(run: Run) -> Page:
     first = "slo-time" if missed else f"cdf-{slos[0].metric if slos else 'e2el'}"
     figures.sort(key=lambda figure: figure.name != first)
     estimates = dict.fromkeys(profile.name for profile in info.profiles.values() if profile.estimated)
-    numbers, *rest = words.sections or (Section("Every number", ()),)
+    numbers, *remainder = words.sections or (Section("Every number", ()),)
     sections = [
         Section("Latency and SLOs", tuple(figures[1:])),
         _replicas(info.fleet, float(edges[-1])),
         Section("Timeline", tuple(_timeline(run, requests, edges))),
         Section("Slowest requests", _slowest(requests, judging)),
-        *rest,
+        *remainder,
         replace(numbers, fold=numbers.title),
     ]
     return replace(
@@ -537,9 +537,9 @@ def _slowest(requests: Mapping[str, Columns], judging: Sequence[Slo]) -> tuple[T
                 *(f"{number(times[name][i])} s" for name in ("queue_time", "ttft", "e2el")),
                 f"{number(1e3 * times['norm_latency'][i])} ms", f"{columns['num_preemptions'][i]:,}",
             ])  # fmt: skip
-    how = f"that miss {' and '.join(map(str, judging))} by most" if judging else "that took longest"
+    criterion = f"that miss {' and '.join(map(str, judging))} by most" if judging else "that took longest"
     head = ["request", "policy", "arrived", "prompt", "tokens", "queued", "ttft", "e2el", "a token", "preempted"]
-    about = f"For each policy the requests {how}."
+    about = f"For each policy the requests {criterion}."
     return (table(head, rows, title="The slowest requests", caption=about, left=frozenset({0, 1})),) if rows else ()
 
 
@@ -570,10 +570,10 @@ def _over_time(runs: Sequence[FleetRun], end: float) -> Figure:
         changes = [change for change in run.changes if change[1] == pool]
         times = [change[0] for change in changes] + [max(end, changes[-1][0])]
         name = f"{run.policy}, {pool}" if len(lines) > len(runs) else run.policy
-        for column, dash, what in ((2, "solid", "taking requests"), (3, "dot", "paid for")):
+        for column, dash, state in ((2, "solid", "taking requests"), (3, "dot", "paid for")):
             replicas = [change[column] for change in changes]
             chart.line(
-                times, [*replicas, replicas[-1]], f"{name}: {what}", i, hover="%{y} at %{x:.1f} s",
+                times, [*replicas, replicas[-1]], f"{name}: {state}", i, hover="%{y} at %{x:.1f} s",
                 line={"color": colour(i), "width": 2, "dash": dash, "shape": "hv"},
             )  # fmt: skip
     caption = (

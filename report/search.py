@@ -41,10 +41,10 @@ def tune_page(tuned: "Tuned") -> Page:
     cautions = [estimate(setup.profile)] if setup.estimated else []
     quality = tuned.winner.quality
     if quality.relative is None and not quality.same:
-        why = f"There is no published score for the answers of {tuned.winner.policy}: {' '.join(quality.notes)}."
-        cautions.append(("Quality unknown.", why))
+        reason = f"There is no published score for the answers of {tuned.winner.policy}: {' '.join(quality.notes)}."
+        cautions.append(("Quality unknown.", reason))
     roles = Words(tuple(f"  {role}: {finalist}" for role, finalist in _finalists(tuned)), loud=True)
-    chart, *rest = _figures(tuned)
+    chart, *figures = _figures(tuned)
     facts = {
         "Trace": setup.traffic,
         "Profile": setup.profile + (": estimated, not measured" if setup.estimated else ""),
@@ -67,7 +67,7 @@ def tune_page(tuned: "Tuned") -> Page:
         sections=(
             Section("Confirmed", (roles, _confirmed(tuned), Words((f"Run it: {tuned.run}",)))),
             *of_ensemble(tuned.ensemble),
-            Section("The search", tuple(rest)),
+            Section("The search", tuple(figures)),
         ),
         notes=tuned.notes,
         command=setup.command,
@@ -88,8 +88,8 @@ def _found(tuned: "Tuned", name: str) -> str:
     else:
         gained = f"a gain in {name} of {gain_text(gain)} over {today}"
         if gain is None:  # the default's value is zero
-            had, has = (f"{finalist.values[name].value:.4g}" for finalist in (default, winner))
-            gained = f"{name} {has} {_unit(tuned, name)} against {had} of {today}"
+            before, after = (f"{finalist.values[name].value:.4g}" for finalist in (default, winner))
+            gained = f"{name} {after} {_unit(tuned, name)} against {before} of {today}"
         gained += ", on traffic that the search never saw" + priced_apart(tuned.implementations)
         text = f"{winner}: {gained}."
         if not tuned.confirmed:
@@ -147,8 +147,8 @@ def _finalists(tuned: "Tuned") -> "list[tuple[str, Finalist]]":
         rows = [("winner", tuned.winner)]
         if tuned.runner_up is not None:
             rows.append(("runner-up", tuned.runner_up))
-    named = [(f"{role}, default" if _same(f, tuned.default) else role, f) for role, f in rows]
-    return named if named != rows else [*rows, ("default", tuned.default)]
+    finalists = [(f"{role}, default" if _same(f, tuned.default) else role, f) for role, f in rows]
+    return finalists if finalists != rows else [*rows, ("default", tuned.default)]
 
 
 def _confirmed(tuned: "Tuned") -> Table:
@@ -188,53 +188,53 @@ def _numbers_of(tuned: "Tuned", name: str, best: "Finalist") -> tuple[Number, ..
 
 def _figures(tuned: "Tuned") -> list[Figure]:
     """The answer's first."""
-    first, *rest = tuned.objectives
-    whole = [trial for trial in tuned.trials if trial.state == "complete"]
+    first, *secondary = tuned.objectives
+    trials = [trial for trial in tuned.trials if trial.state == "complete"]
     about = f"In {first}, on held-out traffic, with 95 % intervals. {GAIN}"
     figures = [Figure("gains", "Confirmed gain", about, _gains(tuned, first))]
-    if rest:
+    if secondary:
         about = "Each point is a setting; those on the line are not beaten in both objectives by any other."
-        figures.insert(0, Figure("front", "The front", about, _front(tuned, whole, first, rest[0])))
+        figures.insert(0, Figure("front", "The front", about, _front(tuned, trials, first, secondary[0])))
     grouped = "replicas of each pool" if tuned.default.pools else "policy"
     about = (
         f"{first} of each setting, in the colour of its {grouped}: ● meets every SLO with a statistic, ✕ misses one. "
         "The line shows the best so far that meets them."
     )
-    return [*figures, Figure("history", "Trials", about, _history(tuned, whole, first))]
+    return [*figures, Figure("history", "Trials", about, _history(tuned, trials, first))]
 
 
 def _axis(tuned: "Tuned", name: str) -> str:
     return f"{name} ({_unit(tuned, name)})"
 
 
-def _history(tuned: "Tuned", whole: "Sequence[Trial]", name: str) -> Chart:
+def _history(tuned: "Tuned", trials: "Sequence[Trial]", name: str) -> Chart:
     chart = Chart("trial", _axis(tuned, name), legend=True, from_zero=False)
-    _add_trials(chart, tuned, whole, lambda trial: trial.trial, name)
+    _add_trials(chart, tuned, trials, lambda trial: trial.trial, name)
     better = max if name in ("goodput", "throughput") else min
     best: list[float | None] = []
-    for trial in whole:
+    for trial in trials:
         reached = [value for value in (*best[-1:], trial.values[name] if _meets(trial) else None) if value is not None]
         best.append(better(reached, default=None))
-    chart.add("scatter", x=[trial.trial for trial in whole], y=best, mode="lines", name="best so far", line=STAIRS)
+    chart.add("scatter", x=[trial.trial for trial in trials], y=best, mode="lines", name="best so far", line=STAIRS)
     return chart
 
 
 def _add_trials(
-    chart: Chart, tuned: "Tuned", whole: "Sequence[Trial]", x: "Callable[[Trial], float]", objective: str
+    chart: Chart, tuned: "Tuned", trials: "Sequence[Trial]", x: "Callable[[Trial], float]", objective: str
 ) -> None:
     """Points in the colour of their preset, or of a fleet's replicas."""
     groups: dict[str, list[Trial]] = {}
-    for trial in whole:
+    for trial in trials:
         name = str(trial.replicas) if tuned.default.pools else trial.policy.split(",")[0]
         groups.setdefault(name, []).append(trial)
     presets = getattr(tuned.space.get("policy"), "values", ())
     names = list(map(str, presets)) if presets else sorted(groups)
     shades = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
-    for name, trials in groups.items():
-        symbols = ["circle" if _meets(trial) else "x-thin-open" for trial in trials]
+    for name, group in groups.items():
+        symbols = ["circle" if _meets(trial) else "x-thin-open" for trial in group]
         chart.add(
-            "scatter", x=list(map(x, trials)), y=[trial.values[objective] for trial in trials], mode="markers",
-            name=name, text=[trial.policy for trial in trials],
+            "scatter", x=list(map(x, group)), y=[trial.values[objective] for trial in group], mode="markers",
+            name=name, text=[trial.policy for trial in group],
             marker={"color": shades.get(name, INK), "symbol": symbols, "size": 7},
         )  # fmt: skip
 
@@ -243,9 +243,9 @@ def _meets(trial: "Trial") -> bool:
     return (trial.violation or 0.0) <= 0
 
 
-def _front(tuned: "Tuned", whole: "Sequence[Trial]", x: str, y: str) -> Chart:
+def _front(tuned: "Tuned", trials: "Sequence[Trial]", x: str, y: str) -> Chart:
     chart = Chart(_axis(tuned, x), _axis(tuned, y), legend=True, from_zero=False)
-    _add_trials(chart, tuned, whole, lambda trial: trial.values[x], y)
+    _add_trials(chart, tuned, trials, lambda trial: trial.values[x], y)
     points = sorted((f.searched[x], f.searched[y], str(f)) for f in tuned.front)
     xs, ys, names = (list(column) for column in zip(*points, strict=True))
     chart.add(
@@ -303,10 +303,10 @@ def sweep_page(sweep: "Sweep") -> Page:
         best = max(places, key=lambda place: places[place].value, default=None)
         answer = "No cell is stable: every one is overloaded or failed."
         if best is not None:
-            where = ", ".join(f"{name} = {_label(value)}" for name, value in zip(names, best, strict=True))
+            setting = ", ".join(f"{name} = {_label(value)}" for name, value in zip(names, best, strict=True))
             value = f"{number(places[best].value)} {metrics[judge].axis}"
-            where += priced_apart(sweep.implementations)
-            answer = f"Highest stable {metrics[judge].title.lower()}: {value} at {where}."
+            setting += priced_apart(sweep.implementations)
+            answer = f"Highest stable {metrics[judge].title.lower()}: {value} at {setting}."
     means = []
     for name, metric in metrics.items() if best is not None else ():
         mean = _places(rows, names, name)[best or ()].value
@@ -364,31 +364,31 @@ def _curves(sweep: "Sweep", metrics: Mapping[str, Metric]) -> tuple[str, list[Fi
 
 
 def _curve(
-    rows: Sequence[Json], metric: str, shown: Metric, x: str, fields: Sequence[str], xs: Sequence[Any]
+    rows: Sequence[Json], metric: str, spec: Metric, x: str, fields: Sequence[str], xs: Sequence[Any]
 ) -> Figure | None:
     """One line per setting of the other fields; None if too many."""
     places = _places(rows, [*fields, x], metric)
     settings = list(dict.fromkeys(place[:-1] for place in places))
     if len(settings) > MAX_CURVES:
         return None
-    chart = Chart(f"{x} ({UNITS[x]})" if x in UNITS else x, shown.axis)
+    chart = Chart(f"{x} ({UNITS[x]})" if x in UNITS else x, spec.axis)
     numeric = all(map(_is_number, xs))
     values: list[float] = []
     for i, setting in enumerate(settings):
-        along = {value: places[*setting, value] for value in xs if (*setting, value) in places}
-        along = {value: place for value, place in along.items() if not math.isnan(place.value)}
-        y = [place.value * shown.scale for place in along.values()]
+        points = {value: places[*setting, value] for value in xs if (*setting, value) in places}
+        points = {value: place for value, place in points.items() if not math.isnan(place.value)}
+        y = [place.value * spec.scale for place in points.values()]
         values += y
         pairs = zip(fields, setting, strict=True)
         name = ", ".join(_label(v) if isinstance(v, str) else f"{field} {_label(v)}" for field, v in pairs)
         shade = colour(i)
         chart.add(
-            "scatter", x=[value if numeric else _label(value) for value in along], y=y, name=name or shown.title,
+            "scatter", x=[value if numeric else _label(value) for value in points], y=y, name=name or spec.title,
             mode="lines+markers" if numeric else "markers", legendgroup=name,
             line={"color": shade, "width": 2, "dash": LINES[i // len(COLOURS)]},
             marker={
-                "color": shade, "size": [7 if place.stable else 10 for place in along.values()],
-                "symbol": ["circle" if place.stable else "x-thin" for place in along.values()],
+                "color": shade, "size": [7 if place.stable else 10 for place in points.values()],
+                "symbol": ["circle" if place.stable else "x-thin" for place in points.values()],
                 "line": {"width": 2, "color": shade},
             },
         )  # fmt: skip
@@ -399,11 +399,11 @@ def _curve(
         chart.layout |= {"showlegend": True, "legend": {"orientation": "h", "y": -0.28, "font": {"size": 11}}}
     chart.layout["height"] = 300 + 18 * legend_rows
     chart.layout["margin"]["b"] = 50 + 18 * legend_rows
-    if shown.better != "high" and min(values) > 0 and max(values) > 30 * min(values):
+    if spec.better != "high" and min(values) > 0 and max(values) > 30 * min(values):
         logarithmic(chart.y)
         del chart.y["rangemode"]
-    better = "" if metric == "busy_share" else f"{'Higher' if shown.better == 'high' else 'Lower'} is better; "
-    return Figure(f"curve-{metric}", shown.title, f"{better}✕ is overloaded.", chart)
+    better = "" if metric == "busy_share" else f"{'Higher' if spec.better == 'high' else 'Lower'} is better; "
+    return Figure(f"curve-{metric}", spec.title, f"{better}✕ is overloaded.", chart)
 
 
 def _places(rows: Sequence[Json], names: Sequence[str], metric: str) -> dict[tuple[Any, ...], Place]:

@@ -131,8 +131,8 @@ def percent_span(share: float, low: float, high: float, least: float | None = No
     side = 0.0 if least is None or low < least else 100 * least * (1 - 1e-12)
     places = _enough(1, lambda n: outward(100 * low, n) >= side)  # rounding must not move the end below
     ends = [outward(100 * low, places), outward(100 * high, places, up=True)]
-    shown = [f"{end:.0f}" if end in (0, 100) else f"{end:.{places}f}" for end in ends]
-    return f"{percent(share, least)} % ({' to '.join(shown)})"
+    texts = [f"{end:.0f}" if end in (0, 100) else f"{end:.{places}f}" for end in ends]
+    return f"{percent(share, least)} % ({' to '.join(texts)})"
 
 
 def _enough(places: int, agrees: Callable[[int], bool]) -> int:

@@ -63,15 +63,15 @@ def grid(table: Table, console: Console) -> Grid:
         if _width(table, keep) <= console.width:
             break
         keep = [i for i in keep if table.head[i] != name]
-    shown = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
+    view = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
     for i in keep:
-        shown.add_column(Text(table.head[i]), justify="left" if i in table.left else "right", no_wrap=True)
+        view.add_column(Text(table.head[i]), justify="left" if i in table.left else "right", no_wrap=True)
     for row, after in zip_longest(table.rows, table.rows[1:]):
         cells = (Text(row.cells[i], style="bold green" if i in row.best else "") for i in keep)
-        shown.add_row(*cells, end_section=after is not None and after.group != row.group)
-    return shown
+        view.add_row(*cells, end_section=after is not None and after.group != row.group)
+    return view
 
 
 def _width(table: Table, columns: "range | list[int]") -> int:
     lines = [table.head, *(row.cells for row in table.rows)]
-    return sum(max(len(part) for line in lines for part in line[i].split("\n")) + 3 for i in columns)
+    return sum(max(len(text) for line in lines for text in line[i].split("\n")) + 3 for i in columns)

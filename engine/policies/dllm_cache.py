@@ -36,14 +36,14 @@ def periodic(
     """Prompt and response, each whole when due; else the response's most changed tokens."""
     response = length - prompt
     changed = int(np.floor(fields.transfer * response))
-    seen = min(prompt, int(fields.prompt_keys)) if fields.prompt_keys >= 0 else prompt
+    keys = min(prompt, int(fields.prompt_keys)) if fields.prompt_keys >= 0 else prompt
     if step % fields.prompt_refresh == 0:
         if step % fields.response_refresh == 0:
             return FULL, length, length
         return REFRESH_PROMPT, prompt + changed, length
     if step % fields.response_refresh == 0:
-        return REFRESH_RESPONSE, response, seen + response
-    return PARTIAL, changed, seen + response
+        return REFRESH_RESPONSE, response, keys + response
+    return PARTIAL, changed, keys + response
 
 
 @rule

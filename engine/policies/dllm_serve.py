@@ -65,8 +65,8 @@ class PhaseMultiplexed(PassScheduler):
         return length <= self.max_batched_tokens
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
-        each = policy.unmasking.denoising_steps or policy.block_length
-        return {"loads": np.zeros(MAX_BLOCK, np.int64), "num_loads": each}
+        num_loads = policy.unmasking.denoising_steps or policy.block_length
+        return {"loads": np.zeros(MAX_BLOCK, np.int64), "num_loads": num_loads}
 
     def answers(self, policy: Policy) -> Answers:
         return {decide: decide_multiplexed}
@@ -77,7 +77,7 @@ def decide_multiplexed(replica: Replica, policy: MultiplexedState) -> int:
     """Select the next step's rows under the token budget (dLLM-Serve, section 4)."""
     counters, fields = replica.counters, policy.fields
     budget = fields.max_batched_tokens
-    most = replica.fixed.max_batch
+    limit = replica.fixed.max_batch
     used = 0
     for slot in running_slots(replica):
         tokens = tokens_of_row(replica, policy, slot)
@@ -85,14 +85,14 @@ def decide_multiplexed(replica: Replica, policy: MultiplexedState) -> int:
         used += tokens
     num = counters.num_running
     first_stalled = num
-    if used > budget or num > most:
+    if used > budget or num > limit:
         used = 0
         num = 0
         first_stalled = -1
         for i in range(counters.num_running):
             slot = replica.lists[RUNNING, i]
             tokens = replica.sequences[slot].num_tokens
-            if used + tokens <= budget and num < most:
+            if used + tokens <= budget and num < limit:
                 replica.lists[ROWS, num] = slot
                 used += tokens
                 num += 1
@@ -105,13 +105,13 @@ def decide_multiplexed(replica: Replica, policy: MultiplexedState) -> int:
             first_stalled = counters.num_running
     else:
         copy_list(replica, RUNNING, ROWS, num)
-    new = _let_in(replica, policy, num, used, budget, most)
+    new = _let_in(replica, policy, num, used, budget, limit)
     if new > 0:
-        at = first_stalled
-        for i in range(counters.num_running - 1, at - 1, -1):
+        start = first_stalled
+        for i in range(counters.num_running - 1, start - 1, -1):
             replica.lists[RUNNING, i + new] = replica.lists[RUNNING, i]
         for i in range(new):
-            replica.lists[RUNNING, at + i] = replica.lists[SCRATCH, i]
+            replica.lists[RUNNING, start + i] = replica.lists[SCRATCH, i]
             replica.lists[ROWS, num + i] = replica.lists[SCRATCH, i]
         counters.num_running += new
     counters.num_rows = num + new
@@ -128,14 +128,14 @@ def length_of_head(replica: Replica) -> int:
 
 
 @rule
-def _let_in(replica: Replica, policy: MultiplexedState, num: int, used: int, budget: int, most: int) -> int:
+def _let_in(replica: Replica, policy: MultiplexedState, num: int, used: int, budget: int, limit: int) -> int:
     """Admit waiting requests after `num` rows of `used` tokens; lists them in SCRATCH."""
     counters, fields, record = replica.counters, policy.fields, policy.record
     loads = record.loads[: record.num_loads]
     new = 0
     if fields.look_ahead:
         _count_loads(replica, policy, loads)
-    while counters.num_waiting > 0 and num + new < most:
+    while counters.num_waiting > 0 and num + new < limit:
         request, _ = head(replica)
         length = length_of_head(replica)
         if used + length > budget or not can_let_in(replica, policy):
@@ -151,17 +151,17 @@ def _let_in(replica: Replica, policy: MultiplexedState, num: int, used: int, bud
 @rule
 def _count_loads(replica: Replica, policy: MultiplexedState, loads: npt.NDArray[np.int64]) -> None:
     """Running requests' query tokens in each step of the next block, if none stalls."""
-    block, each = replica.fixed.block, len(loads)
+    block, steps = replica.fixed.block, len(loads)
     loads[:] = 0
     for slot in running_slots(replica):
         sequence = replica.sequences[slot]
         prompt = int(sequence.prompt)
         length = prompt + canvas(int(sequence.end) - prompt, block)
-        for h in range(each):
+        for h in range(steps):
             ahead = h + int(sequence.block_steps)
-            start = int(sequence.start) + ahead // each * block
+            start = int(sequence.start) + ahead // steps * block
             if start < length:
-                _, tokens, _ = work(prompt, length, start, int(sequence.steps) + h, ahead % each, block, policy.fields)
+                _, tokens, _ = work(prompt, length, start, int(sequence.steps) + h, ahead % steps, block, policy.fields)
                 loads[h] += tokens
 
 

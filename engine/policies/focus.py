@@ -117,8 +117,8 @@ def retained_rows(
     delta, spots, selected = np.zeros(width, np.float32), np.zeros(width, np.int64), np.zeros(width, np.uint8)
     for i in range(len(window)):
         delta_row(status[i], evaluations[i], window[i], decodable[i], int(start[i]), int(requests[i]), draws, delta)
-        wanted = budget(num_decoded[i], num_steps[i], alpha)
-        retain(status[i], window[i], delta, wanted, progress[i], keep[i], spots, selected)
+        budgeted = budget(num_decoded[i], num_steps[i], alpha)
+        retain(status[i], window[i], delta, budgeted, progress[i], keep[i], spots, selected)
     return keep
 
 
@@ -131,8 +131,8 @@ def retained_by_growth(
     keep = np.zeros(window.shape, np.bool_)
     spots, selected = np.zeros(window.shape[1], np.int64), np.zeros(window.shape[1], np.uint8)
     for i in range(len(window)):
-        wanted = budget(num_decoded[i], num_steps[i], alpha)
-        retain(status[i], window[i], delta[i], wanted, progress[i], keep[i], spots, selected)
+        budgeted = budget(num_decoded[i], num_steps[i], alpha)
+        retain(status[i], window[i], delta[i], budgeted, progress[i], keep[i], spots, selected)
     return keep
 
 
@@ -149,14 +149,14 @@ def plan_focus(replica: Replica, policy: FocusState) -> None:
     plan_block(replica, policy)
     counters, fields = replica.counters, policy.fields
     for slot in step_slots(replica):
-        own = policy.columns[slot]
+        columns = policy.columns[slot]
         num = 0
         for k in range(replica.window.shape[1]):
             if replica.window[slot, k] and replica.status[slot, k] == MASKED:
                 num += 1
-        wanted = budget(own.decoded, own.decode_steps, fields.alpha)
-        own.budget = min(num, wanted)
-        if num > wanted:
+        budgeted = budget(columns.decoded, columns.decode_steps, fields.alpha)
+        columns.budget = min(num, budgeted)
+        if num > budgeted:
             counters.evicting = True
 
 
@@ -174,7 +174,7 @@ def draw_focus(replica: Replica, policy: FocusState, draws: Draws) -> None:
     record = policy.record
     decodable, delta = record.decodable, record.delta
     for slot in step_slots(replica):
-        sequence, own = replica.sequences[slot], policy.columns[slot]
+        sequence, columns = replica.sequences[slot], policy.columns[slot]
         draw_slot(replica, slot, replica.window[slot], decodable, draws)
         delta_row(
             replica.status[slot],
@@ -190,18 +190,18 @@ def draw_focus(replica: Replica, policy: FocusState, draws: Draws) -> None:
             replica.status[slot],
             replica.window[slot],
             delta,
-            own.budget,
-            own.progress,
+            columns.budget,
+            columns.progress,
             replica.retained[slot],
             record.spots,
             record.selected,
         )
         draw_slot(replica, slot, replica.retained[slot], replica.committed[slot], draws)
-    count_left(replica, policy)
+    count_retained(replica, policy)
 
 
 @rule
-def count_left(replica: Replica, policy: FocusState) -> None:
+def count_retained(replica: Replica, policy: FocusState) -> None:
     """The step's features after eviction."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     tokens = 0
@@ -209,12 +209,12 @@ def count_left(replica: Replica, policy: FocusState) -> None:
     keys = 0
     for slot in step_slots(replica):
         sequence = replica.sequences[slot]
-        num, beyond, own_pairs = visible_keys(replica.status[slot], replica.retained[slot], fixed.block, fields.listed)
+        num, visible, own_pairs = visible_keys(replica.status[slot], replica.retained[slot], fixed.block, fields.listed)
         start = int(sequence.start)
         sequence.num_retained = num
         tokens += num
         qk_pairs += num * start + own_pairs
-        keys += start + beyond
+        keys += start + visible
     counters.left_tokens = tokens
     counters.left_q_kv = qk_pairs
     counters.left_kv = keys
@@ -248,27 +248,27 @@ def retain(
     mean = total / num
     total = 0.0
     for j in range(num):
-        off = np.float64(delta[spots[j]]) - mean
-        total += off * off
+        deviation = np.float64(delta[spots[j]]) - mean
+        total += deviation * deviation
     high = mean + np.sqrt(total / num)
-    wanted = 0
+    num_kept = 0
     for j in range(num):
         if np.float64(delta[spots[j]]) >= high:
-            wanted += 1
-    wanted = max(wanted, int(budgeted))
+            num_kept += 1
+    num_kept = max(num_kept, int(budgeted))
     for j in range(num):
-        own = delta[spots[j]]
+        growth = delta[spots[j]]
         before = 0  # of higher rank: greater, or equal and to the left
         for k in range(num):
             other = delta[spots[k]]
-            if other > own or (other == own and k < j):
+            if other > growth or (other == growth and k < j):
                 before += 1
-        selected[j] = before < wanted
+        selected[j] = before < num_kept
     rightmost = -1
     for j in range(num):
-        kept = selected[j] != 0 or (j + 1 < num and selected[j + 1] != 0 and spots[j + 1] == spots[j] + 1)
-        keep[spots[j]] = kept
-        if kept:
+        retained = selected[j] != 0 or (j + 1 < num and selected[j + 1] != 0 and spots[j + 1] == spots[j] + 1)
+        keep[spots[j]] = retained
+        if retained:
             rightmost = spots[j]
     for j in range(num):
         if progress < spots[j] and spots[j] < rightmost:
@@ -282,26 +282,26 @@ def learn_yield(replica: Replica, policy: FocusState, prefill: bool) -> None:
         return
     counters = replica.counters
     for slot in step_slots(replica):
-        own = policy.columns[slot]
+        columns = policy.columns[slot]
         num = 0
         for k in range(replica.window.shape[1]):
             went_through = replica.retained[slot, k] if counters.evicting else replica.window[slot, k]
-            if went_through and k > own.progress:
-                own.progress = k
+            if went_through and k > columns.progress:
+                columns.progress = k
             if replica.committed[slot, k]:
                 num += 1
         if num > 0:
-            own.decoded += num
-            own.decode_steps += 1
+            columns.decoded += num
+            columns.decode_steps += 1
 
 
 @rule
 def start_block(replica: Replica, policy: FocusState, slot: int) -> None:
     """A new block: its mean and its progress begin again."""
-    own = policy.columns[slot]
-    own.decoded = 0
-    own.decode_steps = 0
-    own.progress = -1
+    columns = policy.columns[slot]
+    columns.decoded = 0
+    columns.decode_steps = 0
+    columns.progress = -1
 
 
 @rule

@@ -155,16 +155,16 @@ def decide_continuous(replica: Replica, policy: GroupState) -> int:
             counters.loops_left = fields.group_steps
         if ahead and not (fields.decide_ahead and (kind == PREFILL_STEP or counters.loops_left == 1)):
             return kind
-        found = _decide(replica, policy, NEXT if ahead else ROWS, kind)
+        decision = _decide(replica, policy, NEXT if ahead else ROWS, kind)
         if ahead:
-            counters.next_kind = found
-        if ahead or found == NOTHING:
+            counters.next_kind = decision
+        if ahead or decision == NOTHING:
             return kind
-        kind = found
+        kind = decision
 
 
 @rule
-def _decide(replica: Replica, policy: GroupState, to: int, in_flight: int) -> int:
+def _decide(replica: Replica, policy: GroupState, target: int, in_flight: int) -> int:
     """Choose prefill or decode and its sequences, without rows of a step `in_flight`."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     if in_flight != NOTHING:
@@ -178,7 +178,7 @@ def _decide(replica: Replica, policy: GroupState, to: int, in_flight: int) -> in
     kind = NOTHING
     num = 0
     if _prefers_prefill(counters.num_waiting, ready, fixed.max_batch, fields.decide_ahead):
-        num = admit(replica, policy, to)
+        num = admit(replica, policy, target)
         if num > 0:
             kind = PREFILL_STEP
         elif in_flight != NOTHING:  # then LMDeploy fetches no decode batch either (`enable_empty`)
@@ -191,13 +191,13 @@ def _decide(replica: Replica, policy: GroupState, to: int, in_flight: int) -> in
         elif in_flight == DECODE_STEP:
             least = fixed.max_batch // 4 + 1
         if ready >= least:
-            num = _make_room(replica, policy, to)
+            num = _make_room(replica, policy, target)
             if num > 0:
                 kind = DECODE_STEP
     if in_flight != NOTHING:
         for slot in step_slots(replica):
             replica.sequences[slot].in_flight = False
-    count_rows(replica, to, num)
+    count_rows(replica, target, num)
     return kind
 
 
@@ -226,56 +226,56 @@ def _has_arrived(replica: Replica) -> bool:
 
 
 @rule
-def admit(replica: Replica, policy: AnyPolicy, to: int) -> int:
+def admit(replica: Replica, policy: AnyPolicy, target: int) -> int:
     """Admit the next prefill's requests, first come, first served; returns their number."""
     counters, fixed = replica.counters, replica.fixed
     num = 0
     tokens = 0
     while counters.num_waiting > 0 and counters.num_running < fixed.max_batch and not _has_arrived(replica):
-        slot, more = _seat(replica, policy, fixed.max_prefill - tokens if num > 0 else UNBOUNDED)
+        slot, length = _seat(replica, policy, fixed.max_prefill - tokens if num > 0 else UNBOUNDED)
         if slot < 0:
             break
-        replica.lists[to, num] = slot
+        replica.lists[target, num] = slot
         num += 1
-        tokens += more
+        tokens += length
     return num
 
 
 @rule
-def _seat(replica: Replica, policy: AnyPolicy, most: int) -> tuple[int, int]:
+def _seat(replica: Replica, policy: AnyPolicy, limit: int) -> tuple[int, int]:
     """Give the queue's first request pages and a slot; returns the slot and the tokens of its prefill.
 
-    The slot is -1 without pages, or if the prefill has more than `most` tokens.
+    The slot is -1 without pages, or if the prefill has more than `limit` tokens.
     """
     counters, fixed = replica.counters, replica.fixed
     request, slot = head(replica)
     length = prefill_length(replica, request, slot)
     # The last block is always computed: prefill is its first denoising step.
-    there, held = reusable(replica, policy, request, length - fixed.block)
+    cached, shared_pages = reusable(replica, policy, request, length - fixed.block)
     pages = pages_to_admit(replica, policy, request, slot, length)
-    if length - there > most or pages - held > fixed.num_pages - counters.pages_held:
+    if length - cached > limit or pages - shared_pages > fixed.num_pages - counters.pages_held:
         return -1, 0
     pop(replica)
     new = slot < 0
     slot = place(replica, request, slot, length, pages)
     if new:
         placed(replica, policy, slot)
-    reuse(replica, policy, slot, there)
+    reuse(replica, policy, slot, cached)
     hold(replica, policy, slot, length - fixed.block)
     let_in(replica, slot)
-    return slot, length - there
+    return slot, length - cached
 
 
 @rule
 def pages_of_prefill(replica: Replica, policy: AnyPolicy, request: int, slot: int, length: int) -> int:
     """Pages for the prompt, within the request's canvas."""
-    fixed, asked = replica.fixed, replica.asked
-    whole = canvas(int(asked.input_length[request]) + int(asked.max_tokens[request]), fixed.block)
-    return -(-min(length, whole) // fixed.page)
+    fixed, requests = replica.fixed, replica.asked
+    longest = canvas(int(requests.input_length[request]) + int(requests.max_tokens[request]), fixed.block)
+    return -(-min(length, longest) // fixed.page)
 
 
 @rule
-def _make_room(replica: Replica, policy: AnyPolicy, to: int) -> int:
+def _make_room(replica: Replica, policy: AnyPolicy, target: int) -> int:
     """Grow running sequences' pages for the coming group; preempt the last until the rest fit."""
     counters, fixed = replica.counters, replica.fixed
     num = 0
@@ -283,22 +283,22 @@ def _make_room(replica: Replica, policy: AnyPolicy, to: int) -> int:
     for slot in running_slots(replica):
         if not replica.sequences[slot].in_flight:
             needed = _pages_needed(replica, policy, slot)
-            replica.lists[to, num] = slot
+            replica.lists[target, num] = slot
             replica.lists[SCRATCH, num] = needed
             num += 1
             total += needed - replica.sequences[slot].pages
     while num > 0 and counters.pages_held + total > fixed.num_pages:
-        last = replica.lists[to, num - 1]
+        last = replica.lists[target, num - 1]
         total -= replica.lists[SCRATCH, num - 1] - replica.sequences[last].pages
         preempt(replica, policy, last)
         preempted(replica, policy, last)
         num -= 1
     for i in range(num):
-        replica.sequences[replica.lists[to, i]].pages = replica.lists[SCRATCH, i]
+        replica.sequences[replica.lists[target, i]].pages = replica.lists[SCRATCH, i]
     if num > 0:
         counters.pages_held += total
     for i in range(num):
-        slot = replica.lists[to, i]
+        slot = replica.lists[target, i]
         hold(replica, policy, slot, int(replica.sequences[slot].start))
     return num
 

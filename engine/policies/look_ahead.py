@@ -163,26 +163,26 @@ def decide_look_ahead(replica: Replica, policy: AnyPolicy) -> int:
         ahead = kind != NOTHING
         if kind == PREFILL_STEP:  # before the next chunk may be decided
             _note_prompts(replica, policy)
-        found = _look(replica, policy, NEXT if ahead else ROWS)
+        decision = _look(replica, policy, NEXT if ahead else ROWS)
         if ahead:
-            counters.next_kind = found
+            counters.next_kind = decision
             keep_rows(replica)
-        if ahead or found == NOTHING:
+        if ahead or decision == NOTHING:
             return kind
-        kind = found
+        kind = decision
 
 
 @rule
 def _note_prompts(replica: Replica, policy: LookAheadState) -> None:
     for slot in step_slots(replica):
-        sequence, own = replica.sequences[slot], policy.columns[slot]
-        sequence.num_tokens = own.wanted
-        sequence.num_keys = own.computed
-        sequence.left = own.goal - own.computed
+        sequence, columns = replica.sequences[slot], policy.columns[slot]
+        sequence.num_tokens = columns.wanted
+        sequence.num_keys = columns.computed
+        sequence.left = columns.goal - columns.computed
 
 
 @rule
-def _look(replica: Replica, policy: LookAheadState, to: int) -> int:
+def _look(replica: Replica, policy: LookAheadState, target: int) -> int:
     """Choose a step's rows: prompts, a long prompt's chunk, or all decoding rows (_ForwardInputsTask.run)."""
     record, fields = policy.record, policy.fields
     _seat_arrived(replica, policy)
@@ -204,18 +204,18 @@ def _look(replica: Replica, policy: LookAheadState, to: int) -> int:
         if num > 0:
             break
         if grows:
-            num = _grow(replica, policy, to, long)
+            num = _grow(replica, policy, target, long)
             continue
         for turn in (first, then):
             if num == 0 and turn != NO_TURN:
-                num = _admit(replica, policy, to, turn)
+                num = _admit(replica, policy, target, turn)
         if num == 0 and long >= 0:
-            num = _next_chunk(replica, policy, to, long)
+            num = _next_chunk(replica, policy, target, long)
         prefills = num > 0
-    count_rows(replica, to, num)
+    count_rows(replica, target, num)
     if num == 0:
         return NOTHING
-    slot = replica.lists[to, 0]
+    slot = replica.lists[target, 0]
     record.after_chunk = prefills and policy.columns[slot].computed < policy.columns[slot].goal
     if not prefills:
         return DECODE_STEP
@@ -289,42 +289,42 @@ def _half_prefilled(replica: Replica, policy: LookAheadState) -> int:
 
 
 @rule
-def _length(replica: Replica, policy: LookAheadState, at: int) -> int:
+def _length(replica: Replica, policy: LookAheadState, index: int) -> int:
     """Positions of the prefill at a place."""
-    request, slot = queued(replica, at)
+    request, slot = queued(replica, index)
     return prefill_length(replica, request, slot) - (int(policy.columns[slot].computed) if slot >= 0 else 0)
 
 
 @rule
-def _came(replica: Replica, policy: LookAheadState, at: int) -> float:
+def _updated(replica: Replica, policy: LookAheadState, index: int) -> float:
     """A place's arrival or last outcome (s)."""
-    request, slot = queued(replica, at)
+    request, slot = queued(replica, index)
     return float(policy.columns[slot].updated) if slot >= 0 else float(replica.arrival[request])
 
 
 @rule
-def _preempt(replica: Replica, policy: LookAheadState, slot: int, to: int) -> None:
+def _preempt(replica: Replica, policy: LookAheadState, slot: int, target: int) -> None:
     """Requeue a sequence with its pages; its outcome in flight is dropped."""
-    counters, record, own = replica.counters, policy.record, policy.columns[slot]
-    if to == NEXT:
-        for row in step_slots(replica):
-            if row == slot:
+    counters, record, row = replica.counters, policy.record, policy.columns[slot]
+    if target == NEXT:
+        for other in step_slots(replica):
+            if other == slot:
                 replica.sequences[slot].lost = True
     suspend(replica, slot)
     preempted(replica, policy, slot)
-    own.computed = replica.sequences[slot].start
-    own.turn = record.preemptions
+    row.computed = replica.sequences[slot].start
+    row.turn = record.preemptions
     record.preemptions += 1
-    at = counters.num_waiting
-    while at > 0:
-        other = queued(replica, at - 1)[1]
-        came = _came(replica, policy, at - 1)
-        later = came > own.updated or (came == own.updated and (other < 0 or policy.columns[other].rank > own.rank))
+    index = counters.num_waiting
+    while index > 0:
+        other = queued(replica, index - 1)[1]
+        time = _updated(replica, policy, index - 1)
+        later = time > row.updated or (time == row.updated and (other < 0 or policy.columns[other].rank > row.rank))
         if not later:
             break
-        move(replica, at - 1, at)
-        at -= 1
-    put(replica, at, int(replica.sequences[slot].request), slot)
+        move(replica, index - 1, index)
+        index -= 1
+    put(replica, index, int(replica.sequences[slot].request), slot)
     counters.num_waiting += 1
 
 
@@ -332,15 +332,15 @@ def _preempt(replica: Replica, policy: LookAheadState, slot: int, to: int) -> No
 def _take(replica: Replica, num: int) -> None:
     """Remove the `num` TAKEN entries; the order stays."""
     counters = replica.counters
-    at = counters.num_waiting - 1
-    while queued(replica, at)[1] != TAKEN:
-        at -= 1
-    to = at
-    while at >= 0:
-        if queued(replica, at)[1] != TAKEN:
-            move(replica, at, to)
-            to -= 1
-        at -= 1
+    index = counters.num_waiting - 1
+    while queued(replica, index)[1] != TAKEN:
+        index -= 1
+    target = index
+    while index >= 0:
+        if queued(replica, index)[1] != TAKEN:
+            move(replica, index, target)
+            target -= 1
+        index -= 1
     counters.queue_head += num
     counters.num_waiting -= num
 
@@ -351,41 +351,41 @@ def _sort(replica: Replica, policy: LookAheadState, turn: int) -> None:
     if turn == FIRST_COME:
         return
     first = -1
-    for at in range(replica.counters.num_waiting):
-        length = _length(replica, policy, at)
+    for index in range(replica.counters.num_waiting):
+        length = _length(replica, policy, index)
         key = SHORTS + length
         if _is_long(replica, policy, length):
             key = LONGS
             if turn == LONG:
                 if policy.fields.opt_ttft_policy == BY_SIZE:
                     chunks = min(-(-length // _chunk(replica)), 8191)
-                    age = max(0.0, replica.counters.clock - _came(replica, policy, at))
+                    age = max(0.0, replica.counters.clock - _updated(replica, policy, index))
                     credit = int(min(age // policy.fields.aging, 4096.0 + chunks))
                     key += (chunks - credit + 4096 << 13) + chunks
                 if first < 0 or key < _key(replica, first, turn):
-                    first = at
-        replica.queue[queue_row(replica, at), 2] = key
+                    first = index
+        replica.queue[queue_row(replica, index), 2] = key
     if first >= 0:
         replica.queue[queue_row(replica, first), 2] = 0
 
 
 @rule
-def _key(replica: Replica, at: int, turn: int) -> int:
+def _key(replica: Replica, index: int, turn: int) -> int:
     """A place's sort key; ties go to the first."""
-    return 0 if turn == FIRST_COME else int(replica.queue[queue_row(replica, at), 2])
+    return 0 if turn == FIRST_COME else int(replica.queue[queue_row(replica, index), 2])
 
 
 @rule
-def _after(replica: Replica, at: int, turn: int) -> int:
-    """The place after `at` by keys (-1: the first); -1 at the end."""
+def _after(replica: Replica, index: int, turn: int) -> int:
+    """The place after `index` by keys (-1: the first); -1 at the end."""
     num = replica.counters.num_waiting
     if turn == FIRST_COME:
-        return at + 1 if at + 1 < num else -1
-    key = _key(replica, at, turn) if at >= 0 else -1
+        return index + 1 if index + 1 < num else -1
+    key = _key(replica, index, turn) if index >= 0 else -1
     best = -1
     for i in range(num):
-        own = _key(replica, i, turn)
-        if (own > key or (own == key and i > at)) and (best < 0 or own < _key(replica, best, turn)):
+        other = _key(replica, i, turn)
+        if (other > key or (other == key and i > index)) and (best < 0 or other < _key(replica, best, turn)):
             best = i
     return best
 
@@ -394,7 +394,7 @@ def _after(replica: Replica, at: int, turn: int) -> int:
 
 
 @rule
-def _admit(replica: Replica, policy: LookAheadState, to: int, turn: int) -> int:
+def _admit(replica: Replica, policy: LookAheadState, target: int, turn: int) -> int:
     """Admit the next prefill's requests; returns their number (_PrefillScheduler.schedule)."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     num_waiting = counters.num_waiting
@@ -403,60 +403,60 @@ def _admit(replica: Replica, policy: LookAheadState, to: int, turn: int) -> int:
     _sort(replica, policy, turn)
     num = 0
     tokens = 0
-    at = _after(replica, -1, turn)
-    while at >= 0 and counters.num_running < fixed.max_batch:
-        here = at
-        at = _after(replica, here, turn)
-        request, slot = queued(replica, here)
-        whole = prefill_length(replica, request, slot)
-        kept = slot >= 0 and replica.sequences[slot].pages > 0
-        before = int(policy.columns[slot].computed) if kept else 0
-        known = _known(replica, request, slot)
-        there = 0
-        if not kept:
-            there = reusable(replica, policy, request, known - 1)[0]
-        left = whole - before - there
-        cost = min(left, _chunk(replica)) if _is_long(replica, policy, left) else left
+    following = _after(replica, -1, turn)
+    while following >= 0 and counters.num_running < fixed.max_batch:
+        index = following
+        following = _after(replica, index, turn)
+        request, slot = queued(replica, index)
+        length = prefill_length(replica, request, slot)
+        has_pages = slot >= 0 and replica.sequences[slot].pages > 0
+        before = int(policy.columns[slot].computed) if has_pages else 0
+        num_known = _num_known(replica, request, slot)
+        cached = 0
+        if not has_pages:
+            cached = reusable(replica, policy, request, num_known - 1)[0]
+        remaining = length - before - cached
+        cost = min(remaining, _chunk(replica)) if _is_long(replica, policy, remaining) else remaining
         # A turn of short prompts skips those that do not fit; other turns end there.
-        if turn == SHORT and _is_long(replica, policy, left):
-            put_back(replica, policy, request, there)
+        if turn == SHORT and _is_long(replica, policy, remaining):
+            put_back(replica, policy, request, cached)
             continue
         if num > 0 and tokens + cost > fixed.max_prefill:
-            put_back(replica, policy, request, there)
-            if kept and fields.shares:
+            put_back(replica, policy, request, cached)
+            if has_pages and fields.shares:
                 _reclaim(replica, policy, slot)  # undo its prefix's match too
             if turn == SHORT and fields.shares:  # a longer one may be mostly cached
                 continue
             break
-        pages = -(-(before + there + cost + (fields.prealloc if cost == left else 0)) // fixed.page)
-        if not _make_room_for(replica, policy, request, slot, pages, there, turn):
-            if kept and fields.shares:
+        pages = -(-(before + cached + cost + (fields.prealloc if cost == remaining else 0)) // fixed.page)
+        if not _make_room_for(replica, policy, request, slot, pages, cached, turn):
+            if has_pages and fields.shares:
                 _reclaim(replica, policy, slot)
-            fitted = num > 0 and tokens + whole - before > fixed.max_prefill
-            if turn == SHORT and (fitted or _is_long(replica, policy, whole - before)):
+            fitted = num > 0 and tokens + length - before > fixed.max_prefill
+            if turn == SHORT and (fitted or _is_long(replica, policy, length - before)):
                 continue  # it fits only with cached pages
             break
-        if kept:
+        if has_pages:
             counters.pages_held += max(0, pages - int(replica.sequences[slot].pages))
             replica.sequences[slot].pages = max(pages, int(replica.sequences[slot].pages))
         else:
             new = slot < 0
-            slot = place(replica, request, slot, whole, pages)
+            slot = place(replica, request, slot, length, pages)
             if new:
                 placed(replica, policy, slot)
                 _pass_over_early_end(replica, slot)
-            reuse(replica, policy, slot, there)
-        own = policy.columns[slot]
-        own.goal = whole
-        own.wanted = cost
-        own.computed = before + there + cost
-        hold(replica, policy, slot, min(known, int(own.computed)))
+            reuse(replica, policy, slot, cached)
+        columns = policy.columns[slot]
+        columns.goal = length
+        columns.wanted = cost
+        columns.computed = before + cached + cost
+        hold(replica, policy, slot, min(num_known, int(columns.computed)))
         let_in(replica, slot)
-        replica.queue[queue_row(replica, here), 1] = TAKEN
-        replica.lists[to, num] = slot
+        replica.queue[queue_row(replica, index), 1] = TAKEN
+        replica.lists[target, num] = slot
         num += 1
         tokens += cost
-        if cost < left:
+        if cost < remaining:
             policy.record.short_turns = 0
             break
     if num > 0:
@@ -474,22 +474,22 @@ def _seat_arrived(replica: Replica, policy: LookAheadState) -> None:
         request, slot = queued(replica, 0)
         if slot >= 0 or num_arrived(replica, request) == 0:
             return
-        whole = prefill_length(replica, request, slot)
-        there = reusable(replica, policy, request, whole - fixed.block)[0]
-        pages = -(-(whole + int(policy.fields.prealloc)) // fixed.page)
-        if not _make_room_for(replica, policy, request, slot, pages, there, FIRST_COME):
+        length = prefill_length(replica, request, slot)
+        cached = reusable(replica, policy, request, length - fixed.block)[0]
+        pages = -(-(length + int(policy.fields.prealloc)) // fixed.page)
+        if not _make_room_for(replica, policy, request, slot, pages, cached, FIRST_COME):
             return
         pop(replica)
-        slot = place(replica, request, slot, whole, pages)
+        slot = place(replica, request, slot, length, pages)
         placed(replica, policy, slot)
         _pass_over_early_end(replica, slot)
-        reuse(replica, policy, slot, there)
-        own = policy.columns[slot]
-        own.goal = there
-        own.computed = there
-        own.updated = counters.clock
-        own.rank = 0
-        hold(replica, policy, slot, there)
+        reuse(replica, policy, slot, cached)
+        columns = policy.columns[slot]
+        columns.goal = cached
+        columns.computed = cached
+        columns.updated = counters.clock
+        columns.rank = 0
+        hold(replica, policy, slot, cached)
         let_in(replica, slot)
 
 
@@ -511,7 +511,7 @@ def _pass_over_early_end(replica: Replica, slot: int) -> None:
 
 
 @rule
-def _known(replica: Replica, request: int, slot: int) -> int:
+def _num_known(replica: Replica, request: int, slot: int) -> int:
     """A request's known tokens: prompt, or complete blocks."""
     if slot < 0:
         return max(int(replica.asked.input_length[request]), num_arrived(replica, request) + 1)
@@ -522,26 +522,26 @@ def _known(replica: Replica, request: int, slot: int) -> int:
 
 
 @rule
-def _next_chunk(replica: Replica, policy: LookAheadState, to: int, slot: int) -> int:
+def _next_chunk(replica: Replica, policy: LookAheadState, target: int, slot: int) -> int:
     """Decide a prompt's next chunk; returns the number of rows, 0 without pages."""
-    counters, sequence, own = replica.counters, replica.sequences[slot], policy.columns[slot]
-    wanted = min(_chunk(replica), int(own.goal) - int(own.computed))
-    last = own.computed + wanted == own.goal
-    pages = -(-(int(own.computed) + wanted + (policy.fields.prealloc if last else 0)) // replica.fixed.page)
+    counters, sequence, columns = replica.counters, replica.sequences[slot], policy.columns[slot]
+    tokens = min(_chunk(replica), int(columns.goal) - int(columns.computed))
+    last = columns.computed + tokens == columns.goal
+    pages = -(-(int(columns.computed) + tokens + (policy.fields.prealloc if last else 0)) // replica.fixed.page)
     if not _make_room(replica, policy, pages - int(sequence.pages)):
         return 0
     _add_pages(replica, slot, pages)
-    own.computed += wanted
-    own.wanted = wanted
-    hold(replica, policy, slot, min(int(own.computed), _known(replica, int(sequence.request), slot)))
+    columns.computed += tokens
+    columns.wanted = tokens
+    hold(replica, policy, slot, min(int(columns.computed), _num_known(replica, int(sequence.request), slot)))
     if last:  # it becomes the last decoding row
-        at = 0
-        while replica.lists[RUNNING, at] != slot:
-            at += 1
-        for i in range(at, counters.num_running - 1):
+        index = 0
+        while replica.lists[RUNNING, index] != slot:
+            index += 1
+        for i in range(index, counters.num_running - 1):
             replica.lists[RUNNING, i] = replica.lists[RUNNING, i + 1]
         replica.lists[RUNNING, counters.num_running - 1] = slot
-    replica.lists[to, 0] = slot
+    replica.lists[target, 0] = slot
     policy.record.short_turns = 0
     return 1
 
@@ -556,7 +556,7 @@ def plan_chunks(replica: Replica, policy: AnyPolicy) -> None:
 
 
 @rule
-def _grow(replica: Replica, policy: LookAheadState, to: int, long: int) -> int:
+def _grow(replica: Replica, policy: LookAheadState, target: int, long: int) -> int:
     """A decode step's rows; a sequence without pages for its next block waits (Scheduler.schedule_running).
 
     The last admitted asks first. long: a half-prefilled sequence, or -1.
@@ -574,13 +574,13 @@ def _grow(replica: Replica, policy: LookAheadState, to: int, long: int) -> int:
         pages = -(-(end + policy.fields.prealloc) // page)
         if _make_room(replica, policy, pages - int(sequence.pages)):
             _add_pages(replica, slot, pages)
-            hold(replica, policy, slot, _known(replica, int(sequence.request), slot))
+            hold(replica, policy, slot, _num_known(replica, int(sequence.request), slot))
         else:
-            _preempt(replica, policy, slot, to)
+            _preempt(replica, policy, slot, target)
     num = 0
     for slot in running_slots(replica):
         if slot != long:
-            replica.lists[to, num] = slot
+            replica.lists[target, num] = slot
             num += 1
     return num
 
@@ -588,21 +588,21 @@ def _grow(replica: Replica, policy: LookAheadState, to: int, long: int) -> int:
 @rule
 def _add_pages(replica: Replica, slot: int, pages: int) -> None:
     sequence = replica.sequences[slot]
-    more = max(0, int(pages) - int(sequence.pages))
-    replica.counters.pages_held += more
-    sequence.pages += more
+    extra = max(0, int(pages) - int(sequence.pages))
+    replica.counters.pages_held += extra
+    sequence.pages += extra
 
 
 @rule
-def _make_room(replica: Replica, policy: LookAheadState, more: int) -> bool:
-    """Whether the pool gets `more` free pages; preempted sequences lose theirs, the earliest preempted first."""
+def _make_room(replica: Replica, policy: LookAheadState, needed: int) -> bool:
+    """Whether the pool gets `needed` free pages; preempted sequences lose theirs, the earliest preempted first."""
     counters, fixed = replica.counters, replica.fixed
-    if fixed.num_pages - counters.pages_held - idle_pages(replica, policy) >= more:
+    if fixed.num_pages - counters.pages_held - idle_pages(replica, policy) >= needed:
         return True
     while True:
         first = -1
-        for at in range(counters.num_waiting):
-            slot = queued(replica, at)[1]
+        for index in range(counters.num_waiting):
+            slot = queued(replica, index)[1]
             if (
                 slot >= 0
                 and replica.sequences[slot].pages > 0
@@ -611,7 +611,7 @@ def _make_room(replica: Replica, policy: LookAheadState, more: int) -> bool:
                 first = slot
         if first >= 0:
             _reclaim(replica, policy, first)
-        if fixed.num_pages - counters.pages_held >= more:
+        if fixed.num_pages - counters.pages_held >= needed:
             return True
         _drop_idle(replica, policy, 0)
         if first < 0:
@@ -620,29 +620,29 @@ def _make_room(replica: Replica, policy: LookAheadState, more: int) -> bool:
 
 @rule
 def _make_room_for(
-    replica: Replica, policy: AnyPolicy, request: int, slot: int, pages: int, there: int, turn: int
+    replica: Replica, policy: AnyPolicy, request: int, slot: int, pages: int, cached: int, turn: int
 ) -> bool:
     """`_make_room` for an admission: other waiting sequences lose pages, the last in order first."""
     counters, fixed = replica.counters, replica.fixed
-    own = int(replica.sequences[slot].pages) if slot >= 0 else 0
-    more = pages - own - there // fixed.page
-    if fixed.num_pages - counters.pages_held - idle_pages(replica, policy) >= more:
+    current = int(replica.sequences[slot].pages) if slot >= 0 else 0
+    needed = pages - current - cached // fixed.page
+    if fixed.num_pages - counters.pages_held - idle_pages(replica, policy) >= needed:
         return True
     while True:
         last = -1
-        for at in range(counters.num_waiting):
-            other = queued(replica, at)[1]
+        for index in range(counters.num_waiting):
+            other = queued(replica, index)[1]
             if other < 0 or other == slot or replica.sequences[other].pages == 0:
                 continue
-            if last < 0 or _key(replica, at, turn) >= _key(replica, last, turn):
-                last = at
+            if last < 0 or _key(replica, index, turn) >= _key(replica, last, turn):
+                last = index
         if last >= 0:
             _reclaim(replica, policy, queued(replica, last)[1])
         # Idle pages that the request would reuse are not free.
-        touched = there // fixed.page - reusable(replica, policy, request, there)[1]
-        if fixed.num_pages - counters.pages_held - touched >= more:
+        touched = cached // fixed.page - reusable(replica, policy, request, cached)[1]
+        if fixed.num_pages - counters.pages_held - touched >= needed:
             return True
-        put_back(replica, policy, request, there)
+        put_back(replica, policy, request, cached)
         _drop_idle(replica, policy, touched)
         if last < 0:
             return False
@@ -652,10 +652,10 @@ def _make_room_for(
 def _drop_idle(replica: Replica, policy: AnyPolicy, spared: int) -> None:
     """Evict all idle pages but the newest `spared`: LMDeploy's search for room does so even in vain."""
     counters = replica.counters
-    held = counters.pages_held
+    pages_held = counters.pages_held
     counters.pages_held = replica.fixed.num_pages - spared
     hold(replica, policy, 0, 0)  # evicts
-    counters.pages_held = held
+    counters.pages_held = pages_held
 
 
 @rule
@@ -681,15 +681,15 @@ def take_in(replica: Replica, policy: LookAheadState) -> None:
     num = 0
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]
-        sequence, own = replica.sequences[slot], policy.columns[slot]
+        sequence, columns = replica.sequences[slot], policy.columns[slot]
         if sequence.finished:
             give_back(replica, policy, slot)
             if not sequence.in_flight:
                 replica.lists[SCRATCH, num] = slot
                 num += 1
         elif not sequence.lost:
-            own.updated = counters.now + counters.latency
-            own.rank = i
+            columns.updated = counters.now + counters.latency
+            columns.rank = i
         elif sequence.pages == 0:
             replica.lists[FREED, counters.num_freed] = sequence.request
             counters.num_freed += 1

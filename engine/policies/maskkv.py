@@ -25,9 +25,9 @@ Ints = npt.NDArray[np.int64]
 @rule
 def voted_held(prompt: int, length: int, state: int, fields: VotingFields) -> int:
     """Kept prompt keys of heads, last runs partly filled, and the whole response."""
-    kept = runs(prompt) if prompt <= fields.budget else fields.budget + RUN - 1
+    prompt_keys = runs(prompt) if prompt <= fields.budget else fields.budget + RUN - 1
     response = length - prompt
-    return kept + runs(response) + runs(state * response)
+    return prompt_keys + runs(response) + runs(state * response)
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,10 @@ def layer_budgets(rule: MaskKV, importance: Floats, prompt: int) -> Ints:
     group = np.zeros(n, np.int64)
     group[list(rule.boundary)] = 1
     members, weights = np.bincount(group, minlength=2), np.bincount(group, weights=importance, minlength=2)
-    apart = np.full(n, 1 / n)
+    shares = np.full(n, 1 / n)
     if members.all() and weights.sum() > 0:
-        apart = (weights / weights.sum() / members)[group]
-    return divided(n * rule.budget, rule.beta / n + (1 - rule.beta) * apart, prompt)
+        shares = (weights / weights.sum() / members)[group]
+    return divided(n * rule.budget, rule.beta / n + (1 - rule.beta) * shares, prompt)
 
 
 def head_budgets(rule: MaskKV, preference: Floats, mean: int, prompt: int) -> Ints:
@@ -90,23 +90,23 @@ def head_budgets(rule: MaskKV, preference: Floats, mean: int, prompt: int) -> In
     preference [heads]: the prompt's share of masks' attention to prompt and masks (eq. 14).
     """
     n = len(preference)
-    apart = preference / preference.sum() if preference.sum() > 0 else np.full(n, 1 / n)
-    return divided(n * mean, rule.alpha / n + (1 - rule.alpha) * apart, prompt)
+    shares = preference / preference.sum() if preference.sum() > 0 else np.full(n, 1 / n)
+    return divided(n * mean, rule.alpha / n + (1 - rule.alpha) * shares, prompt)
 
 
-def divided(total: int, shares: Floats, most: int) -> Ints:
-    """`total` divided by shares into whole numbers up to `most`."""
-    wanted = np.full(len(shares), float(most))
+def divided(total: int, shares: Floats, limit: int) -> Ints:
+    """`total` divided by shares into whole numbers up to `limit`."""
+    amounts = np.full(len(shares), float(limit))
     open_ = np.ones(len(shares), np.bool_)  # below the limit
     while open_.any():
-        left, own = total - most * int((~open_).sum()), shares[open_]
-        wanted[open_] = left * (own / own.sum() if own.sum() > 0 else 1 / len(own))
-        over = open_ & (wanted >= most)
-        if not over.any():
+        remaining, weights = total - limit * int((~open_).sum()), shares[open_]
+        amounts[open_] = remaining * (weights / weights.sum() if weights.sum() > 0 else 1 / len(weights))
+        capped = open_ & (amounts >= limit)
+        if not capped.any():
             break
-        wanted[over] = most
-        open_ &= ~over
-    parts = wanted.astype(np.int64)
+        amounts[capped] = limit
+        open_ &= ~capped
+    parts = amounts.astype(np.int64)
     order = np.argsort(np.where(open_, -shares, np.inf), kind="stable")
     parts[order[: total - int(parts.sum())]] += 1
     return parts

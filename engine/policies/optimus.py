@@ -82,16 +82,16 @@ class ElasticChunk(Streaming):
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
         # Fixed lengths: one compilation for all settings.
-        most = 2 * MAX_BLOCK + 1
+        length = 2 * MAX_BLOCK + 1
         chunks = np.zeros(MAX_BLOCK, np.int64)
         chunks[: len(self.chunks())] = self.chunks()
-        curve = np.ones(most)  # one commit a step to start with
+        curve = np.ones(length)  # one commit a step to start with
         curve[0] = 0.0
-        whole = np.zeros(most, np.int64)
+        zeros = np.zeros(length, np.int64)
         return {
             "chunks": chunks, "num_chunks": len(self.chunks()), "latency": np.zeros(MAX_BLOCK), "latency_batch": 0,
-            "last": 0, "observed": 0, "width": policy.width, "curve": curve, "slots": np.zeros(most),
-            "rate": np.zeros(MAX_BLOCK), "counts": whole, "sums": whole,
+            "last": 0, "observed": 0, "width": policy.width, "curve": curve, "slots": np.zeros(length),
+            "rate": np.zeros(MAX_BLOCK), "counts": zeros, "sums": zeros,
         }  # fmt: skip
 
     def answers(self, policy: Policy) -> Answers:
@@ -151,10 +151,10 @@ def _best(fields: ElasticFields, record: ElasticRecord) -> int:
         if rate[k] > rate[best]:
             best = k
     if fields.hysteresis > 0.0 and record.last > 0:
-        held = 0
-        while chunks[held] < record.last:
-            held += 1
-        if rate[best] <= rate[held] * (1 + fields.hysteresis):
+        last = 0
+        while chunks[last] < record.last:
+            last += 1
+        if rate[best] <= rate[last] * (1 + fields.hysteresis):
             return int(record.last)
     return int(chunks[best])
 

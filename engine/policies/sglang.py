@@ -230,10 +230,10 @@ class Rounds(Scheduler):
 @rule
 def enter_round(replica: Replica, policy: RoundState, slot: int) -> None:
     """A new request: prefill its whole blocks, or a canvas model's whole prompt."""
-    sequence, own, block = replica.sequences[slot], policy.columns[slot], replica.fixed.block
-    own.computed = 0
-    own.goal = int(sequence.prompt) // block * block if policy.fields.grid else sequence.prompt
-    own.entry = NEW
+    sequence, columns, block = replica.sequences[slot], policy.columns[slot], replica.fixed.block
+    columns.computed = 0
+    columns.goal = int(sequence.prompt) // block * block if policy.fields.grid else sequence.prompt
+    columns.entry = NEW
 
 
 @rule
@@ -292,8 +292,8 @@ def _take_on(replica: Replica, policy: RoundState) -> None:
         prompt = int(replica.asked.input_length[request])
         pop(replica)
         if slot < 0:
-            behind = prompt // block * block if policy.fields.grid else prompt
-            slot = place(replica, request, slot, behind + block, 0)
+            start = prompt // block * block if policy.fields.grid else prompt
+            slot = place(replica, request, slot, start + block, 0)
             placed(replica, policy, slot)
         let_in(replica, slot)
 
@@ -307,19 +307,19 @@ def _has_room_to_the_end(replica: Replica, policy: RoundState, request: int, slo
     counters, fixed = replica.counters, replica.fixed
     block = fixed.block
     pages = counters.pages_held
-    seen = 0
+    window_pages = 0
     for other in running_slots(replica):
-        sequence, own, end = replica.sequences[other], policy.columns[other], _canvas_end(replica, policy, other)
+        sequence, columns, end = replica.sequences[other], policy.columns[other], _canvas_end(replica, policy, other)
         pages += -(-end // fixed.page) - sequence.pages - sequence.window_pages
-        piece = min(int(own.goal) - int(own.computed), _largest_piece(fixed, int(sequence.prompt)))
-        seen += max(int(sequence.window_pages), most_in_sight(fixed, end, max(block, piece)))
+        piece = min(int(columns.goal) - int(columns.computed), _largest_piece(fixed, int(sequence.prompt)))
+        window_pages += max(int(sequence.window_pages), most_in_sight(fixed, end, max(block, piece)))
     prompt = int(replica.asked.input_length[request])
     start = prompt // block * block if policy.fields.grid else prompt
     end = start + canvas(max(1, prompt + int(replica.asked.max_tokens[request])) - start, block)
     piece = min(max(start, int(replica.sequences[slot].start)), _largest_piece(fixed, prompt))
     if not policy.fields.grid and counters.num_running > 0:  # a round counts a row's pages among those it asks for
         pages += (counters.num_running + 1) * (-(-block // fixed.page) + 1)
-    return have_room(fixed, pages + -(-end // fixed.page), seen + most_in_sight(fixed, end, max(block, piece)))
+    return have_room(fixed, pages + -(-end // fixed.page), window_pages + most_in_sight(fixed, end, max(block, piece)))
 
 
 @rule
@@ -333,20 +333,20 @@ def _settle_pages(replica: Replica, policy: RoundState) -> None:
     """Share the last round's pages; a decoded canvas frees its pages until encoded."""
     counters, fixed = replica.counters, replica.fixed
     for slot in running_slots(replica):
-        sequence, own = replica.sequences[slot], policy.columns[slot]
-        if own.entry != ENTERED:
+        sequence, columns = replica.sequences[slot], policy.columns[slot]
+        if columns.entry != ENTERED:
             continue
-        hold(replica, policy, slot, int(own.computed) if own.computed < own.goal else int(sequence.start))
+        hold(replica, policy, slot, int(columns.computed) if columns.computed < columns.goal else int(sequence.start))
         context = -(-(int(sequence.start) + _num_encoded(replica, slot)) // fixed.page)
         if _is_decoded(replica, policy, slot) and sequence.pages > context:
-            seen = int(sequence.window_pages)
-            if seen > 0:
-                seen = shared(
-                    fixed, max(0, seen * fixed.kv_bytes // fixed.window_bytes - int(sequence.pages) + context)
+            window_pages = int(sequence.window_pages)
+            if window_pages > 0:
+                window_pages = shared(
+                    fixed, max(0, window_pages * fixed.kv_bytes // fixed.window_bytes - int(sequence.pages) + context)
                 )
-            counters.pages_held -= sequence.pages - context + sequence.window_pages - seen
+            counters.pages_held -= sequence.pages - context + sequence.window_pages - window_pages
             sequence.pages = context
-            sequence.window_pages = seen
+            sequence.window_pages = window_pages
 
 
 @rule
@@ -371,15 +371,15 @@ def _choose(replica: Replica, policy: RoundState, some_prefill: bool) -> int:
     )
     counters.num_rows = 0
     decodes = 0
-    more = True
+    is_open = True
     for turn in range(2):
         for slot in running_slots(replica):
-            own = policy.columns[slot]
+            columns = policy.columns[slot]
             prefills = _prefills(replica, policy, slot)
-            if not more or (own.entry == NEW) != (turn == 1) or (some_prefill and not prefills):
+            if not is_open or (columns.entry == NEW) != (turn == 1) or (some_prefill and not prefills):
                 continue
             before = counters.num_rows
-            more = _go_on(replica, policy, slot, prefills) if turn == 0 else _enter(replica, policy, slot)
+            is_open = _go_on(replica, policy, slot, prefills) if turn == 0 else _enter(replica, policy, slot)
             if counters.num_rows > before and not _prefills(replica, policy, slot):
                 decodes += 1
     return decodes
@@ -388,55 +388,55 @@ def _choose(replica: Replica, policy: RoundState, some_prefill: bool) -> int:
 @rule
 def _go_on(replica: Replica, policy: RoundState, slot: int, prefills: bool) -> bool:
     """Add a row of an earlier round; returns whether others may follow (add_dllm_staging_req)."""
-    fixed, fields, sequence, own = replica.fixed, policy.fields, replica.sequences[slot], policy.columns[slot]
+    fixed, fields, sequence, columns = replica.fixed, policy.fields, replica.sequences[slot], policy.columns[slot]
     block = fixed.block
-    most = _most(replica, policy, prefills)
-    if most <= 0:
+    allowance = _allowance(replica, policy, prefills)
+    if allowance <= 0:
         return False
-    left = int(own.goal) - int(own.computed) if own.computed < own.goal else block
+    remaining = int(columns.goal) - int(columns.computed) if columns.computed < columns.goal else block
     if _is_decoded(replica, policy, slot):
-        left = block - _num_encoded(replica, slot)
-    wanted = left
+        remaining = block - _num_encoded(replica, slot)
+    tokens = remaining
     cut = False
     if not fields.grid:
-        if left > most and not prefills:
+        if remaining > allowance and not prefills:
             return False
-        wanted = min(left, most)
+        tokens = min(remaining, allowance)
         if prefills:
-            wanted = min(wanted, _largest_piece(fixed, int(sequence.prompt)))
-        cut = wanted < left
+            tokens = min(tokens, _largest_piece(fixed, int(sequence.prompt)))
+        cut = tokens < remaining
     elif prefills:
-        wanted = min(left, block * fields.prefill_blocks_per_round)
+        tokens = min(remaining, block * fields.prefill_blocks_per_round)
         cut = True
     else:
         begun = _is_begun(replica, slot)
         cut = not begun and sequence.prompt > sequence.start  # the prompt's tail counts on top of a block
-        if begun and block > most:
+        if begun and block > allowance:
             return False
-    there = 0
-    if own.entry == PASSED_OVER:
-        there = min(int(own.computed), reusable(replica, policy, int(sequence.request), int(own.computed))[0])
-    if not _seat(replica, policy, slot, wanted, there):
+    cached = 0
+    if columns.entry == PASSED_OVER:
+        cached = min(int(columns.computed), reusable(replica, policy, int(sequence.request), int(columns.computed))[0])
+    if not _seat(replica, policy, slot, tokens, cached):
         return True
     limit = int(sequence.end) - int(sequence.prompt)
-    _charge(replica, policy, wanted, 0 if cut else min(limit, CLIP_MAX_NEW_TOKENS))
-    return bool(_most(replica, policy, prefills) > 0)
+    _charge(replica, policy, tokens, 0 if cut else min(limit, CLIP_MAX_NEW_TOKENS))
+    return bool(_allowance(replica, policy, prefills) > 0)
 
 
 @rule
-def _most(replica: Replica, policy: RoundState, prefills: bool) -> int:
+def _allowance(replica: Replica, policy: RoundState, prefills: bool) -> int:
     """Most tokens for an earlier round's row (_get_dllm_remain_tokens)."""
     fixed, fields, record = replica.fixed, policy.fields, policy.record
     if record.to_the_last:  # room counts whole pages; a row may have part of one
         return int(record.budget)
-    most = min(int(record.budget), int(record.room) - int(record.promised))
+    tokens = min(int(record.budget), int(record.room) - int(record.promised))
     if fields.grid or not prefills:
-        most = min(most, fixed.block * (fields.prefill_blocks_per_round if prefills else 1))
-    if most <= 0:
-        most = int(record.budget)
+        tokens = min(tokens, fixed.block * (fields.prefill_blocks_per_round if prefills else 1))
+    if tokens <= 0:
+        tokens = int(record.budget)
     if not fields.grid:
-        most = min(most, int(record.room) - int(record.taken) - fixed.page, int(record.window_room) - fixed.page)
-    return most
+        tokens = min(tokens, int(record.room) - int(record.taken) - fixed.page, int(record.window_room) - fixed.page)
+    return tokens
 
 
 @rule
@@ -450,48 +450,48 @@ def _is_begun(replica: Replica, slot: int) -> bool:
 
 @rule
 def _enter(replica: Replica, policy: RoundState, slot: int) -> bool:
-    """Admit a request if the pool has room for all it asks; True if others may follow (add_one_req).
+    """Admit a request if the pool has room for all it needs; True if others may follow (add_one_req).
 
     With `ignore_eos` room for the prompt is enough, and a round's last prompt may be cut (add_one_req_ignore_eos). A
     skipped request joins the next round unchecked, as in SGLang.
     """
-    fixed, fields, record, sequence, own = (
+    fixed, fields, record, sequence, columns = (
         replica.fixed,
         policy.fields,
         policy.record,
         replica.sequences[slot],
         policy.columns[slot],
     )
-    block, page = fixed.block, fixed.page
-    known = max(int(sequence.prompt), int(own.goal))
-    there, held = reusable(replica, policy, int(sequence.request), int(own.goal))
-    touched = (there // page - held) * page  # idle pages that it would take are no room
+    block, page, goal = fixed.block, fixed.page, int(columns.goal)
+    length = max(int(sequence.prompt), goal)
+    cached, shared_pages = reusable(replica, policy, int(sequence.request), goal)
+    touched = (cached // page - shared_pages) * page  # idle pages that it would take are no room
     limit = min(int(sequence.end) - int(sequence.prompt) - int(sequence.emitted), CLIP_MAX_NEW_TOKENS)
-    asks = known - there + (block if fields.grid else 0)
-    own.entry = PASSED_OVER
-    own.computed = there
-    whole = -(-asks // page) * page
+    needed = length - cached + (block if fields.grid else 0)
+    columns.entry = PASSED_OVER
+    columns.computed = cached
+    padded = -(-needed // page) * page
     if fields.ignore_eos:
         room = record.room - max(int(record.promised), int(record.taken))
-        if whole + page > room or _in_window(fixed, asks, limit) > record.window_room:
+        if padded + page > room or _in_window(fixed, needed, limit) > record.window_room:
             return False
     else:
         if (
-            asks + limit + page >= record.room - touched - record.promised
-            or _in_window(fixed, whole, limit) >= record.window_room
+            needed + limit + page >= record.room - touched - record.promised
+            or _in_window(fixed, padded, limit) >= record.window_room
         ):
             return False
-        if not fields.grid and replica.counters.num_rows > 0 and whole >= record.prompts:
+        if not fields.grid and replica.counters.num_rows > 0 and padded >= record.prompts:
             return False
-    wanted = min(int(record.budget), int(own.goal), _largest_piece(fixed, int(sequence.prompt)))
-    if fields.grid or there == own.goal:
-        wanted = block if there == own.goal else min(int(own.goal) - there, block * fields.prefill_blocks_per_round)
-    if not _seat(replica, policy, slot, wanted, there):
+    tokens = min(int(record.budget), goal, _largest_piece(fixed, int(sequence.prompt)))
+    if fields.grid or cached == goal:
+        tokens = block if cached == goal else min(goal - cached, block * fields.prefill_blocks_per_round)
+    if not _seat(replica, policy, slot, tokens, cached):
         return False
     record.room -= touched
-    _charge(replica, policy, wanted, 0)
-    left = min(int(record.room) - max(int(record.promised), int(record.taken)), int(record.window_room))
-    return bool(left > 0 and record.prompts > 0 and record.budget > 0)
+    _charge(replica, policy, tokens, 0)
+    remaining = min(int(record.room) - max(int(record.promised), int(record.taken)), int(record.window_room))
+    return bool(remaining > 0 and record.prompts > 0 and record.budget > 0)
 
 
 @rule
@@ -516,44 +516,44 @@ def _in_window(fixed: Fixed, tokens: int, limit: int) -> int:
 
 
 @rule
-def _seat(replica: Replica, policy: RoundState, slot: int, wanted: int, there: int) -> bool:
+def _seat(replica: Replica, policy: RoundState, slot: int, tokens: int, cached: int) -> bool:
     """Give a row pages and a place in the round; False without pages, where SGLang ends with an error."""
-    counters, fixed, record, sequence, own = (
+    counters, fixed, record, sequence, columns = (
         replica.counters,
         replica.fixed,
         policy.record,
         replica.sequences[slot],
         policy.columns[slot],
     )
-    new = own.entry != ENTERED
-    computed = there if new else int(own.computed)
-    prefills = computed < own.goal
+    new = columns.entry != ENTERED
+    computed = cached if new else int(columns.computed)
+    prefills = computed < columns.goal
     before = computed if prefills else int(sequence.start)
     if not prefills and _is_decoded(replica, policy, slot):
         before += _num_encoded(replica, slot)
-    tokens = before + wanted
+    end = before + tokens
     if not prefills and not _is_decoded(replica, policy, slot):
-        tokens = min(int(sequence.start) + wanted, _canvas_end(replica, policy, slot))
-    pages = max(int(sequence.pages), -(-int(tokens) // fixed.page))
-    seen = in_sight(fixed, before, tokens)
-    more = pages - sequence.pages
+        end = min(int(sequence.start) + tokens, _canvas_end(replica, policy, slot))
+    pages = max(int(sequence.pages), -(-int(end) // fixed.page))
+    window_pages = in_sight(fixed, before, end)
+    extra = pages - sequence.pages
     if new:
-        more -= reusable(replica, policy, int(sequence.request), there)[1] if there > 0 else 0
-    in_windows = record.window_held + seen - sequence.window_pages
-    if not have_room(fixed, counters.pages_held - record.window_held + more, in_windows):
+        extra -= reusable(replica, policy, int(sequence.request), cached)[1] if cached > 0 else 0
+    in_windows = record.window_held + window_pages - sequence.window_pages
+    if not have_room(fixed, counters.pages_held - record.window_held + extra, in_windows):
         return False
-    if new or pages != sequence.pages or seen != sequence.window_pages:
+    if new or pages != sequence.pages or window_pages != sequence.window_pages:
         record.as_before = False
     counters.pages_held += pages - sequence.pages + in_windows - record.window_held
     record.window_held = in_windows
     sequence.pages = pages
-    sequence.window_pages = seen
+    sequence.window_pages = window_pages
     if new:
-        reuse(replica, policy, slot, there)
-        own.computed = there
-        own.entry = ENTERED
+        reuse(replica, policy, slot, cached)
+        columns.computed = cached
+        columns.entry = ENTERED
     hold(replica, policy, slot, 0)
-    own.wanted = wanted
+    columns.wanted = tokens
     replica.lists[ROWS, counters.num_rows] = slot
     counters.num_rows += 1
     return True
@@ -570,13 +570,13 @@ def _preempt_last(replica: Replica, policy: RoundState) -> bool:
         return False
     for i in range(counters.num_running - 1, -1, -1):
         slot = replica.lists[RUNNING, i]
-        sequence, own = replica.sequences[slot], policy.columns[slot]
-        if own.entry == ENTERED:
+        sequence, columns = replica.sequences[slot], policy.columns[slot]
+        if columns.entry == ENTERED:
             unseat(replica, policy, slot)
             push_front(replica, int(sequence.request), slot)
-            own.computed = 0
-            own.goal = max(int(sequence.start), int(own.goal))
-            own.entry = NEW
+            columns.computed = 0
+            columns.goal = max(int(sequence.start), int(columns.goal))
+            columns.entry = NEW
             return True
     return False
 
@@ -590,10 +590,10 @@ def _canvas_end(replica: Replica, policy: AnyPolicy, slot: int) -> int:
 @rule
 def _prefills(replica: Replica, policy: RoundState, slot: int) -> bool:
     """Whether a sequence prefills: its prompt, or a decoded canvas."""
-    own = policy.columns[slot]
-    if own.entry == NEW:  # even if partly cached
-        return own.goal > 0 or not policy.fields.grid
-    return own.computed < own.goal or _is_decoded(replica, policy, slot)
+    columns = policy.columns[slot]
+    if columns.entry == NEW:  # even if partly cached
+        return columns.goal > 0 or not policy.fields.grid
+    return columns.computed < columns.goal or _is_decoded(replica, policy, slot)
 
 
 @rule
@@ -620,36 +620,36 @@ def plan_round(replica: Replica, policy: RoundState) -> None:
     encoded = 0
     sums = no_rows()
     for slot in step_slots(replica):
-        sequence, own = replica.sequences[slot], policy.columns[slot]
-        n, before = int(own.wanted), int(sequence.start)
+        sequence, columns = replica.sequences[slot], policy.columns[slot]
+        n, before = int(columns.wanted), int(sequence.start)
         sequence.left = 0
         first = 0  # first computed position of the block
         computed = True
-        seen = 0  # query-key pairs among its own positions
+        pairs = 0  # query-key pairs among its own positions
         sampled = 0
         # Rows done within the round are computed without effect until it ends.
         prefilled = goes_on and (sequence.phase == PREFILL or sequence.phase == IDLE)
         if sequence.finished or prefilled or (goes_on and _is_decoded(replica, policy, slot)):
             n = block
             if prefilled and not sequence.finished and not _is_decoded(replica, policy, slot):
-                n = int(own.wanted)
-                before = int(own.computed) - n
+                n = int(columns.wanted)
+                before = int(columns.computed) - n
             phase = IDLE
             computed = False
-            seen = n * n
+            pairs = n * n
             sampled = n
-        elif own.computed < own.goal:
-            before = int(own.computed)
+        elif columns.computed < columns.goal:
+            before = int(columns.computed)
             phase = PREFILL
             computed = False
-            own.computed += n
-            sequence.left = own.goal - own.computed
-            seen = n * (n + block) // 2 if fields.grid else n * (n + 1) // 2
+            columns.computed += n
+            sequence.left = columns.goal - columns.computed
+            pairs = n * (n + block) // 2 if fields.grid else n * (n + 1) // 2
         elif _is_decoded(replica, policy, slot):  # a canvas's causal pass
             phase = FLUSH
             first = _num_encoded(replica, slot)
             before += first
-            seen = n * (n + 1) // 2
+            pairs = n * (n + 1) // 2
             if counters.num_group < 0:  # a decode round counts it as decode
                 encoded += n
         else:
@@ -658,13 +658,13 @@ def plan_round(replica: Replica, policy: RoundState) -> None:
             for k in range(block):
                 if replica.status[slot, k] == MASKED:
                     phase = DENOISE
-            seen = n * n
+            pairs = n * n
             sampled = n
         for k in range(block):
             replica.window[slot, k] = computed and first <= k and k < first + n
         note_row(sequence, phase, n, before + n)
         # A masked model's prefill runs decode's graph, with its LM head.
-        sums = add_row(sums, sequence, n * before + seen, n if fields.grid else sampled, sampled)
+        sums = add_row(sums, sequence, n * before + pairs, n if fields.grid else sampled, sampled)
         decoded += sampled
     set_features(replica, sums, block if decoded > 0 else 0)
     counters.prefill_tokens += encoded
@@ -738,8 +738,8 @@ class JointThreshold(Unmasking):
 
     def most_steps(self, block_length: int) -> int:
         # One forward per mask, the edits, and a last one that changes nothing.
-        most = block_length + self.max_post_edit_steps + 1
-        return most if self.denoising_steps is None else min(most, self.denoising_steps)
+        steps = block_length + self.max_post_edit_steps + 1
+        return steps if self.denoising_steps is None else min(steps, self.denoising_steps)
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
         return {"final": True}

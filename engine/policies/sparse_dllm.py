@@ -68,10 +68,10 @@ class SparseCache(NoCache):
     def numbers(self, policy: Any) -> dict[str, bool | int | float]:
         return {**super().numbers(policy), "retention": float(self.retention)}
 
-    def kept(self, at: RowPosition) -> Ints:
+    def kept(self, position: RowPosition) -> Ints:
         """Keys outside the block seen by reuse steps, [requests]."""
         count = plain(kept)
-        return np.array([count(length, at.block, self) for length in at.length.tolist()], np.int64)
+        return np.array([count(length, position.block, self) for length in position.length.tolist()], np.int64)
 
 
 PRESETS = {

@@ -230,11 +230,11 @@ def start_over(replica: Replica, policy: BudgetState, slot: int) -> None:
 @rule
 def start_again(replica: Replica, policy: BudgetState, slot: int) -> None:
     """A preempted sequence: recompute all known tokens."""
-    own = policy.columns[slot]
-    own.computed = 0
-    own.settled = 0
-    own.unsure = 0
-    own.sampled = False
+    columns = policy.columns[slot]
+    columns.computed = 0
+    columns.settled = 0
+    columns.unsure = 0
+    columns.sampled = False
 
 
 @rule
@@ -249,23 +249,23 @@ def decide_budget(replica: Replica, policy: BudgetState) -> int:
                 begin_row(replica, policy, slot)
             if not fields.async_scheduling:
                 return kind
-        found = _fill(replica, policy, NEXT if ahead else ROWS)
+        decision = _fill(replica, policy, NEXT if ahead else ROWS)
         if ahead:
-            counters.next_kind = found
+            counters.next_kind = decision
             keep_rows(replica)
-        if ahead or found == NOTHING:
+        if ahead or decision == NOTHING:
             return kind
-        kind = found
+        kind = decision
 
 
 @rule
-def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
+def _fill(replica: Replica, policy: BudgetState, target: int) -> int:
     """Choose a step's rows and tokens within the budget: running requests, then waiting ones."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     budget = int(fields.max_num_batched_tokens) - int(fields.slots)
-    most = int(fields.long_prefill_token_threshold)  # of a row
-    if most == 0 or counters.num_running + counters.num_waiting == 1:
-        most = budget
+    limit = int(fields.long_prefill_token_threshold)  # of a row
+    if limit == 0 or counters.num_running + counters.num_waiting == 1:
+        limit = budget
     sampled = 0 if fields.canvases else 1  # tokens behind those that a step computes
     holds = _holds_prefills(replica, policy)
     num = 0
@@ -277,84 +277,84 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
     while i < counters.num_running and budget > 0:
         slot = replica.lists[RUNNING, i]
         i += 1
-        sequence, own = replica.sequences[slot], policy.columns[slot]
-        of_prompt = prefills(own, policy.fields)
+        sequence, columns = replica.sequences[slot], policy.columns[slot]
+        of_prompt = prefills(columns, policy.fields)
         if holds and of_prompt:
             continue
-        before = int(own.computed) + int(own.unsure)
-        n = min(next_tokens(replica, policy, slot), most, budget, fixed.context_limit - before - sampled)
+        before = int(columns.computed) + int(columns.unsure)
+        n = min(next_tokens(replica, policy, slot), limit, budget, fixed.context_limit - before - sampled)
         if n <= 0:
             continue
         end = before + n
         needed = max(int(sequence.pages), _pages_to(fixed, fields, end))
-        seen = in_sight(fixed, own.settled, needed * fixed.page)
-        leave_sight(replica, policy, slot, int(own.settled))
-        more = needed - sequence.pages + seen - sequence.window_pages
-        gone = False
-        while not gone and more > fixed.num_pages - counters.pages_held:
+        window_pages = in_sight(fixed, columns.settled, needed * fixed.page)
+        leave_sight(replica, policy, slot, int(columns.settled))
+        extra = needed - sequence.pages + window_pages - sequence.window_pages
+        is_preempted = False
+        while not is_preempted and extra > fixed.num_pages - counters.pages_held:
             some_preempted = True
             youngest = replica.lists[RUNNING, counters.num_running - 1]
             unseat(replica, policy, youngest)
             push_front(replica, int(replica.sequences[youngest].request), youngest)
             preempted(replica, policy, youngest)
-            gone = youngest == slot
-        if gone:
+            is_preempted = youngest == slot
+        if is_preempted:
             break
-        counters.pages_held += more
+        counters.pages_held += extra
         sequence.pages = needed
-        sequence.window_pages = seen
+        sequence.window_pages = window_pages
         hold(replica, policy, slot, min(end, int(sequence.start) + sampled - fields.hash_ahead))
-        own.wanted = n
-        own.drafts = max(0, n - (int(own.goal) - int(own.computed)))  # none of a prompt
+        columns.wanted = n
+        columns.drafts = max(0, n - (int(columns.goal) - int(columns.computed)))  # none of a prompt
         some_prefill = some_prefill or of_prompt
         decodes += not of_prompt
         budget -= n + fields.slots
-        replica.lists[to, num] = slot
+        replica.lists[target, num] = slot
         num += 1
     num_ran = num
     while not some_preempted and counters.num_waiting > 0 and budget > 0 and counters.num_running < fixed.max_batch:
         request, slot = head(replica)
-        known = _known_of_head(replica, policy)
+        num_known = _known_of_head(replica, policy)
         # The last token is always computed: the next is sampled from it.
-        there, held = reusable(replica, policy, request, known - 1)
-        wanted = known - there
-        if holds and wanted > 1:
+        cached, shared_pages = reusable(replica, policy, request, num_known - 1)
+        tokens = num_known - cached
+        if holds and tokens > 1:
             break
         padded = 1 + int(fields.drafts)  # all rows of a step are alike
-        fits = there + padded < fixed.context_limit
-        if fields.drafts > 0 and wanted == 1 and not some_prefill and num_ran + there > 0 and fits:
-            wanted = padded
-            if wanted > budget:
+        fits = cached + padded < fixed.context_limit
+        if fields.drafts > 0 and tokens == 1 and not some_prefill and num_ran + cached > 0 and fits:
+            tokens = padded
+            if tokens > budget:
                 break
-        n = min(wanted, most, budget)
-        if n < wanted and not fields.enable_chunked_prefill:
+        n = min(tokens, limit, budget)
+        if n < tokens and not fields.enable_chunked_prefill:
             break
-        free = _free_for_head(replica, policy, held)
-        pages = _pages_to(fixed, fields, there + n)
-        seen = in_sight(fixed, there, pages * fixed.page)
-        if pages + seen > free or (
-            fields.scheduler_reserve_full_isl and _pages_of_known(fixed, fields, known, there) > free
+        free = _free_for_head(replica, policy, shared_pages)
+        pages = _pages_to(fixed, fields, cached + n)
+        window_pages = in_sight(fixed, cached, pages * fixed.page)
+        if pages + window_pages > free or (
+            fields.scheduler_reserve_full_isl and _pages_of_known(fixed, fields, num_known, cached) > free
         ):
             break
         pop(replica)
         new = slot < 0
         # A next token is computed from the last known one; a canvas begins after it.
-        slot = place(replica, request, slot, known + (fixed.block if fixed.block > 1 else 0), pages)
+        slot = place(replica, request, slot, num_known + (fixed.block if fixed.block > 1 else 0), pages)
         if new:
             placed(replica, policy, slot)
-        counters.pages_held += seen
-        replica.sequences[slot].window_pages = seen
-        reuse(replica, policy, slot, there)
-        some_admitted = some_admitted or there < known - 1
-        own = policy.columns[slot]
-        own.computed = there
-        own.settled = there
-        hold(replica, policy, slot, min(there + n, known - fields.hash_ahead))
+        counters.pages_held += window_pages
+        replica.sequences[slot].window_pages = window_pages
+        reuse(replica, policy, slot, cached)
+        some_admitted = some_admitted or cached < num_known - 1
+        columns = policy.columns[slot]
+        columns.computed = cached
+        columns.settled = cached
+        hold(replica, policy, slot, min(cached + n, num_known - fields.hash_ahead))
         let_in(replica, slot)
-        own.wanted = n
-        own.drafts = 0
+        columns.wanted = n
+        columns.drafts = 0
         budget -= n + fields.slots
-        replica.lists[to, num] = slot
+        replica.lists[target, num] = slot
         num += 1
     if fields.prefill_schedule_interval > 1:
         record = policy.record
@@ -363,7 +363,7 @@ def _fill(replica: Replica, policy: BudgetState, to: int) -> int:
         record.num_steps += num > 0
         if some_prefill or some_admitted:
             record.last_prefill = record.num_steps
-    count_rows(replica, to, num)
+    count_rows(replica, target, num)
     if num == 0:
         return NOTHING
     return DECODE_STEP if decodes > 0 else PREFILL_STEP
@@ -383,23 +383,23 @@ def _known_of_head(replica: Replica, policy: BudgetState) -> int:
 
 
 @rule
-def _free_for_head(replica: Replica, policy: BudgetState, held: int) -> int:
-    """Pages available to the first waiting request, of whose pages others hold `held`."""
+def _free_for_head(replica: Replica, policy: BudgetState, shared_pages: int) -> int:
+    """Pages available to the first waiting request, of whose pages others hold `shared_pages`."""
     counters, num_pages = replica.counters, replica.fixed.num_pages
-    free = num_pages - counters.pages_held + held
+    free = num_pages - counters.pages_held + shared_pages
     if counters.num_running > 0:
         free -= int(policy.fields.watermark * (num_pages + 1))  # vLLM counts the empty null block
     return free
 
 
 @rule
-def _pages_of_known(fixed: Fixed, fields: BudgetFields, known: int, there: int) -> int:
-    """Pages of `known` tokens, of which the first `there` are cached."""
+def _pages_of_known(fixed: Fixed, fields: BudgetFields, num_known: int, cached: int) -> int:
+    """Pages of `num_known` tokens, of which the first `cached` are in the pool."""
     at_once = fields.max_num_batched_tokens * (2 if fields.async_scheduling else 1)
     # Windows hold only the part of a cached prefix in sight.
-    found = in_sight(fixed, 0, there)
-    whole = -(-known // fixed.page) + max(most_in_sight(fixed, known, at_once), found)
-    return whole - found + in_sight(fixed, there, there)
+    window_pages = in_sight(fixed, 0, cached)
+    total = -(-num_known // fixed.page) + max(most_in_sight(fixed, num_known, at_once), window_pages)
+    return total - window_pages + in_sight(fixed, cached, cached)
 
 
 @rule
@@ -410,10 +410,10 @@ def _head_waits(replica: Replica, policy: BudgetState) -> bool:
     """
     if not policy.fields.scheduler_reserve_full_isl:
         return False
-    known = _known_of_head(replica, policy)
-    there, held = reusable(replica, policy, head(replica)[0], known - 1)
-    free = _free_for_head(replica, policy, held) + replica.counters.num_running
-    return _pages_of_known(replica.fixed, policy.fields, known, there) > free
+    num_known = _known_of_head(replica, policy)
+    cached, shared_pages = reusable(replica, policy, head(replica)[0], num_known - 1)
+    free = _free_for_head(replica, policy, shared_pages) + replica.counters.num_running
+    return _pages_of_known(replica.fixed, policy.fields, num_known, cached) > free
 
 
 @rule
@@ -461,13 +461,13 @@ def end_budget(replica: Replica, policy: BudgetState) -> None:
     """Settle the step's rows; free finished requests."""
     fields = policy.fields
     for slot in step_slots(replica):
-        sequence, own = replica.sequences[slot], policy.columns[slot]
-        own.settled = own.computed
-        own.unsure = 0
+        sequence, columns = replica.sequences[slot], policy.columns[slot]
+        columns.settled = columns.computed
+        columns.unsure = 0
         if (fields.async_scheduling or fields.drafts > 0) and sequence.pages > 0 and sequence.phase != IDLE:
             # Of a finished request, only returned tokens of its last canvas.
             canvas_ended = sequence.finished and replica.fixed.block > 1
-            hold(replica, policy, slot, int(sequence.stop if canvas_ended else own.computed))
+            hold(replica, policy, slot, int(sequence.stop if canvas_ended else columns.computed))
     leave(replica, policy)
 
 

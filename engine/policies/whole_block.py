@@ -19,8 +19,8 @@ class FixedBlock(Granularity):
 
     def answers(self, policy: Policy) -> Answers:
         # A delayed cache leaves out cached positions.
-        which = select_pending_first if policy.eviction.delayed else select_whole
-        return {select: which} if select in policy.rows.asks else {}
+        selection = select_pending_first if policy.eviction.delayed else select_whole
+        return {select: selection} if select in policy.rows.asks else {}
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ def select_pending_first(status: Status, reach: int, chunk: int, fields: object,
         for k in range(reach):
             if room == 0:
                 break
-            taken = status[k] == kind  # branch-free: a branch would be unpredictable
-            window[k] |= taken
-            room -= taken
+            matches = status[k] == kind  # branch-free: a branch would be unpredictable
+            window[k] |= matches
+            room -= matches
 
 
 @rule

@@ -13,7 +13,7 @@ from dsim.planner.plan_result import Due, Fleet, Growth, Planned, Risk
 from dsim.planner.quality import Quality
 from dsim.planner.replicate import Interval
 from dsim.planner.settings import Tried
-from dsim.report.plan import answer, plan_page, why
+from dsim.report.plan import answer, plan_page, runner_up
 from dsim.report.text import render
 from dsim.results.metrics import Distribution
 from dsim.results.run_info import MeasuredLog
@@ -72,11 +72,11 @@ def test_the_answer_is_a_fleet_its_price_what_it_attains_and_who_came_second() -
 
 def test_a_runner_up_of_the_same_price_lost_by_its_slos_or_is_a_tie() -> None:
     best, second = fleet("optimus", 4, 0.994), fleet("chunk:8", 4, 0.991)
-    assert why(info(best, second), second) == (
+    assert runner_up(info(best, second), second) == (
         "chunk:8, at the same cost, but nearer to the SLOs' bounds "
         "(99.1 % (99.0 to 99.2) against 99.4 % (99.3 to 99.5))"
     )
-    said = why(info(best, second, tied=("chunk:8",)), second)
+    said = runner_up(info(best, second, tied=("chunk:8",)), second)
     assert said == "chunk:8, at the same cost; these replays cannot tell it from the best"
     assert "as good as the recommendation" in text(info(best, second, tied=("chunk:8",)))[-1]
 
