@@ -77,15 +77,15 @@ class PoolWatch:
         """PoolView's fields on requests; the replica and prompt tokens of each queued request."""
         table, asks, block = self._table, self._table.asked, self._pool.setting.policy.block_length
         new = np.array(self._new, np.int64)
-        mine = np.concatenate([self._open, new])
-        rows, arrival = table.rows[mine], table.arrival[mine]
+        indices = np.concatenate([self._open, new])
+        rows, arrival = table.rows[indices], table.arrival[indices]
         going, waits, done = rows["status"] == UNFINISHED, np.isnan(rows["scheduled"]), rows["status"] == COMPLETED
         first, last = rows["first_emission"], rows["last_emission"]
         emitted = (first > self._last) & (first <= now)
-        more = done & (rows["num_tokens"] > rows["num_first"])
-        blocks = -(-np.maximum(asks.estimate[mine] - rows["num_tokens"], 1) // block)
+        several = done & (rows["num_tokens"] > rows["num_first"])
+        blocks = -(-np.maximum(asks.estimate[indices] - rows["num_tokens"], 1) // block)
         queued = going & waits & (rows["replica"] >= 0)  # without those that left and return for their next block
-        prompts = asks.input_length[mine] - rows["arrived"]
+        prompts = asks.input_length[indices] - rows["arrived"]
         fields = {
             "submitted": len(new),
             "completed": int(done.sum()),
@@ -97,14 +97,14 @@ class PoolWatch:
             "expected_length": _mean(asks.estimate[new]),
             "output_length": _mean(rows["num_tokens"][done]),
             "ttft": _mean((first - arrival)[emitted]),
-            "itl": _mean(((last - first) / (rows["num_tokens"] - rows["num_first"]).clip(min=1))[more]),
+            "itl": _mean(((last - first) / (rows["num_tokens"] - rows["num_first"]).clip(min=1))[several]),
             "e2el": _mean((rows["finish"] - arrival)[done]),
         }
         if self._cached is not None:
             looked_up = ~waits & (rows["scheduled"] > self._last) & (rows["arrived"] == 0)
             if total := prompts[looked_up].sum():
-                fields["hit_rate"] = float(self._cached[mine][looked_up].sum() / total)
-        self._new, self._open = [], mine[going]
+                fields["hit_rate"] = float(self._cached[indices][looked_up].sum() / total)
+        self._new, self._open = [], indices[going]
         return fields, (rows["replica"][queued], prompts[queued])
 
     def _steps(self, counters: Any, replicas: Sequence[int]) -> npt.NDArray[np.float64]:

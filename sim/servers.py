@@ -120,9 +120,9 @@ class Servers:
         if chosen is None and self._fleet.num_replicas == 1 and self._fleet.routing.is_shipped:
             chosen = np.zeros(len(self._table.rows), np.int64)
         changes = self._fleet.scaling is not None
-        apart = not changes and chosen is not None
+        separate = not changes and chosen is not None
         ahead = ahead and isinstance(source, OpenLoop) and self._split is None
-        self._together, self._apart = ahead and not apart, ahead and apart
+        self._together, self._apart = ahead and not separate, ahead and separate
         for members in self._members:
             for _ in range(members.pool.count):
                 self._add(members)
@@ -255,7 +255,7 @@ class Servers:
     @property
     def _next_ready(self) -> float:
         """When the next starting replica will take requests."""
-        return min((one.ready for members in self._members for one in members.starting), default=math.inf)
+        return min((server.ready for members in self._members for server in members.starting), default=math.inf)
 
     def _take_by_ready(self) -> None:
         """Give handed-over requests to the ready replicas."""
@@ -282,9 +282,9 @@ class Servers:
         """Let a pool's newest replica take no more requests, and stop once idle."""
         replica = members.ready.pop()
         members.draining.append(replica)
-        at = self._replicas.index(replica)
+        index = self._replicas.index(replica)
         for those in (self._replicas, self._engines, self._pool_of):
-            those.pop(at)
+            those.pop(index)
         if self._split is not None:
             assert isinstance(replica, Replica)
             self._split.retire(replica)
@@ -322,8 +322,8 @@ class Servers:
 
     def _checked(self, spec: str, targets: Any) -> list[int]:
         try:
-            whole = [int(target) for target in targets]
-            ok = len(whole) == len(self._members) and min(whole) >= 0 and sum(whole) >= 1
+            counts = [int(target) for target in targets]
+            ok = len(counts) == len(self._members) and min(counts) >= 0 and sum(counts) >= 1
         except (TypeError, ValueError):
             ok = False
         if not ok:
@@ -331,7 +331,7 @@ class Servers:
                 f"scaler {spec} returned {quoted(targets)} at {self._env.now:g} s, expected a number of replicas for "
                 f"each of {len(self._members)} pools, at least 1 in all"
             )
-        return whole
+        return counts
 
     def _view(self, members: _Members) -> PoolView:
         assert members.watch is not None

@@ -218,8 +218,8 @@ def memory_of(policy: Policy, memory: MemoryModel) -> MemoryModel:
     if policy.rows.commits == "tokens":
         memory = replace(memory, workspace_bytes=0)
     if not policy.batching.frees_windows:
-        whole = memory.kv_bytes_per_token + memory.window_bytes_per_token
-        memory = replace(memory, kv_bytes_per_token=whole, window_bytes_per_token=0)
+        total = memory.kv_bytes_per_token + memory.window_bytes_per_token
+        memory = replace(memory, kv_bytes_per_token=total, window_bytes_per_token=0)
     return memory
 
 

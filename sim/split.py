@@ -134,9 +134,9 @@ class Split:
         pools = {link.to for link in self._links[source.name] if self._fits(link.to, request)}
         return [seat for seat in self._destinations if seat.pool.name in pools]
 
-    def _link(self, source: Seat, to: Seat | None) -> Link:
+    def _link(self, source: Seat, target: Seat | None) -> Link:
         links = self._links[source.pool.name]
-        return links[0] if to is None else next(link for link in links if link.to == to.pool.name)
+        return links[0] if target is None else next(link for link in links if link.to == target.pool.name)
 
     def _choose(self, move: Move) -> None:
         """Choose a request's decoder and ask it for pages."""
@@ -144,10 +144,10 @@ class Split:
         if not places:
             self._homeless.append(move)
             return
-        to = move.to = places[self._to_decode.route(places, move.request)]
-        self._table["replica"][move.request.index] = to.replica
-        to.expect(move.request)
-        to.asking.append(move)
+        target = move.to = places[self._to_decode.route(places, move.request)]
+        self._table["replica"][move.request.index] = target.replica
+        target.expect(move.request)
+        target.asking.append(move)
 
     def _find_homes(self) -> None:
         """Choose decoders for moves without one."""
@@ -184,16 +184,16 @@ class Split:
         if move.to is not None:
             self._reserve(move.to)
 
-    def _reserve(self, to: Seat) -> None:
+    def _reserve(self, target: Seat) -> None:
         """Reserve pages for moves that ask, first come, first served."""
-        while to.asking:
-            move, engine = to.asking[0], to.engine
+        while target.asking:
+            move, engine = target.asking[0], target.engine
             index, prompt, page = move.request.index, move.request.input_length, engine.policy.memory.page_size
-            here = engine.num_waiting + engine.num_running + to.coming - len(to.asking)
-            spare = -(-max(SPARE_TOKENS * (here + 1), move.request.limit) // page) if here else 0
+            load = engine.num_waiting + engine.num_running + target.coming - len(target.asking)
+            spare = -(-max(SPARE_TOKENS * (load + 1), move.request.limit) // page) if load else 0
             if not engine.reserve(index, prompt, move.tokens, spare):
                 return
-            to.asking.popleft()
+            target.asking.popleft()
             move.reserved, move.cached = (int(self._table[name][index]) for name in ("reserved", "found"))
             self._moves.note(
                 index, reserved=self._env.now, pages_reserved=move.reserved, reserved_step=engine.num_steps
@@ -243,19 +243,19 @@ class Split:
         source.server.wake()
 
     def _end(self, move: Move, request: Request) -> None:
-        to = move.to
-        assert to is not None
+        target = move.to
+        assert target is not None
         self._release(move)
-        to.expect_no_longer(request)
+        target.expect_no_longer(request)
         move.over = True
         del self._moving[request.index]
-        self._hand_over(to, request)
+        self._hand_over(target, request)
 
-    def _hand_over(self, to: Seat, request: Request) -> bool:
+    def _hand_over(self, target: Seat, request: Request) -> bool:
         self._moves.note(request.index, submitted=self._env.now, turn=self._moves.next_turn())
-        if to.watch is not None:
-            to.watch.sent(request.index)
-        return to.server.submit(request)
+        if target.watch is not None:
+            target.watch.sent(request.index)
+        return target.server.submit(request)
 
 
 def _tokens(pool: Pool, request: Request) -> int:
