@@ -51,7 +51,7 @@ from .part import Wrapping
 from .prefix import find_ahead, make_room, pin
 from .route import choose
 from .state import NOTHING, PREFILL_STEP, AnyPolicy, PolicyState, Replica, step_slots
-from .view import FORMS, OF_A_VIEW, asked, wrapping
+from .view import FORMS, OF_A_VIEW, engine_form, wrapping
 
 if TYPE_CHECKING:
     from .part import Part, Policy
@@ -536,7 +536,7 @@ def _formed(placeholder: Any, answer: Any, answers: Mapping[Any, Any]) -> Any:
     """An answer as the engine asks it."""
     if answer is placeholder or is_ours(answer):
         return answer
-    return asked(placeholder, answer, answers.get(hooks.held, hooks.held))
+    return engine_form(placeholder, answer, answers.get(hooks.held, hooks.held))
 
 
 def _check_outside(policy: "Policy", name: str, placeholder: Any, answer: Any) -> None:

@@ -43,7 +43,7 @@ from .state import (
     Inbox,
     PolicyState,
     Replica,
-    named,
+    as_tables,
     new_replica,
     read_only,
     with_queue,
@@ -693,7 +693,7 @@ class Engine:
     def _set(self, arrays: Any) -> None:
         self._arrays = arrays
         self._counters = arrays.counters[0]
-        self.state = named(arrays), named(self._own)  # for compiled entries
+        self.state = as_tables(arrays), as_tables(self._own)  # for compiled entries
         self._outstanding, self._expected = arrays.counters["outstanding_tokens"], arrays.counters["expected_tokens"]
         self._moved(self.state)
 

@@ -188,17 +188,17 @@ def making_read_only(in_python: Callable[[Any], Any]) -> Any:
 def expecting(error: type[Exception], text: str) -> Any:
     """A check of a condition and two numbers: raises `text` with the numbers, compiled code without them."""
 
-    def in_python(holds: bool, found: Any, most: Any) -> None:
+    def in_python(holds: bool, value: Any, limit: Any) -> None:
         if not holds:
-            raise error(text.format(f" {cut(found)}", f" {cut(most)}"))
+            raise error(text.format(f" {cut(value)}", f" {cut(limit)}"))
 
-    def typing(_context: Any, holds: Any, found: Any, most: Any) -> Any:
+    def typing(_context: Any, holds: Any, value: Any, limit: Any) -> Any:
         def check(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             with builder.if_then(builder.not_(context.cast(builder, arguments[0], holds, numba.types.boolean))):
                 context.call_conv.return_user_exc(builder, error, (text.format("", ""),))
             return context.get_dummy_value()
 
-        return numba.types.none(holds, found, most), check
+        return numba.types.none(holds, value, limit), check
 
     return _either(in_python, typing)
 
@@ -246,7 +246,7 @@ if JIT:
     saved: Any = _saved
 else:
     save = list[Any].__setitem__
-    saved = lambda room, at, like: room[at]  # noqa: E731
+    saved = lambda room, index, like: room[index]  # noqa: E731
 
 
 # ---- compiled code on disk -------------------------------------------------------------------------------------

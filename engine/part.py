@@ -258,11 +258,11 @@ class PagedMemory(Part):
 def _default(axis: str) -> Callable[[], Any]:
     """An axis's default part, imported on use: parts' files import this one."""
 
-    def made() -> Any:
+    def component() -> Any:
         module, name = DEFAULTS[axis]
         return getattr(import_module(f".policies.{module}", __package__), name)()
 
-    return made
+    return component
 
 
 AXES = ("batching", "granularity", "eviction", "cache", "unmasking", "memory")
@@ -390,8 +390,8 @@ class Preset:
 
     def __post_init__(self) -> None:
         if self.engine and not self.policy.implementation:
-            own = dataclasses.replace(self.policy, implementation=self.engine.partition("-")[0])  # of any release
-            object.__setattr__(self, "policy", own)  # frozen
+            labelled = dataclasses.replace(self.policy, implementation=self.engine.partition("-")[0])  # of any release
+            object.__setattr__(self, "policy", labelled)  # frozen
 
 
 # In a space: values at which the profile's commit models were fitted.

@@ -287,9 +287,9 @@ class Ends:
         """StepOutcome.ends of a plan: an EOS counts once all before it is known."""
         if not self._any:
             return None
-        at = self._at[plan.requests]
-        complete = (reached(self._policy, plan, committed) >= at) & (plan.phases != Phase.IDLE)
-        return np.where(complete, np.minimum(at, plan.end), plan.end)
+        ends = self._at[plan.requests]
+        complete = (reached(self._policy, plan, committed) >= ends) & (plan.phases != Phase.IDLE)
+        return np.where(complete, np.minimum(ends, plan.end), plan.end)
 
 
 def _columns(plan: StepPlan) -> dict[str, Any]:

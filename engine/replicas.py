@@ -33,7 +33,7 @@ class Replicas:
         self._bins: npt.NDArray[np.int64] = np.zeros((2, NUM_BINS), np.int64)  # as Replica.bins
         self._states: Any = states(0)
         # Places, how one is chosen, inbox, taken (core._serve); at first the driver hands over each request.
-        nowhere, nothing = np.zeros(0, np.int64), Choosing(sent=nothing_sent())
+        nowhere, nothing = np.zeros(0, np.int64), Choosing(memory=nothing_sent())
         inbox = Inbox(np.zeros(0, np.int32), np.zeros(0), np.zeros(0, np.bool_))
         self._source: tuple[npt.NDArray[np.int64], Choosing, Inbox, npt.NDArray[np.int64]]
         self._source = nowhere, nothing, Inbox(*map(read_only, inbox)), np.array([0, -1], np.int64)
@@ -67,7 +67,7 @@ class Replicas:
         """
         places = self.places([engine for engine in self.engines if engine is not None])
         cursor = np.array([0, -1], np.int64)
-        choosing = choosing._replace(sent=choosing.sent or nothing_sent())
+        choosing = choosing._replace(memory=choosing.memory or nothing_sent())
         self._source = places, choosing, Inbox(*(read_only(column) for column in inbox)), cursor
         self._run = None  # compiled for another way to choose
 
@@ -101,7 +101,7 @@ class Replicas:
         columns = [self.counters[figure] for figure in choosing.figures]
         columns += [self._zeros["expected_tokens"]] * (FIGURES - len(choosing.figures))
         queues = self.counters["num_waiting"], self.counters["num_running"]
-        source = places, tuple(columns), queues, choosing.sent, inbox, cursor
+        source = places, tuple(columns), queues, choosing.memory, inbox, cursor
         journal = NO_JOURNAL if recorder is None else recorder.journal
         arguments = self._states, self.due, *source, *first.state, draws, cost
         if self._run is None:

@@ -43,7 +43,7 @@ class Choosing(NamedTuple):
     """How compiled code chooses a replica: by a memory, or by the least sum of figures."""
 
     figures: tuple[str, ...] = ()  # names of the counters
-    sent: Sent | None = None
+    memory: Sent | None = None
 
 
 def nothing_sent() -> Sent:

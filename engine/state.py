@@ -304,7 +304,7 @@ AnyPolicy = PolicyState[Any, Any, Any]  # for rules that read no policy field
 S = TypeVar("S", bound=tuple[Any, ...])
 
 
-def named(state: S) -> S:
+def as_tables(state: S) -> S:
     """The same memory with records' fields as attributes."""
     fields: Any = state
     return fields._replace(

@@ -32,8 +32,8 @@ CanvasState = PolicyState[CanvasFields, ChunkColumns, object]
 
 
 @rule
-def whole(status: Status) -> bool:
-    """Whether a canvas is decoded: only the pass that stores its KV is left."""
+def is_complete(status: Status) -> bool:
+    """Whether a canvas is decoded: only the pass that stores its KV remains."""
     return status[0] != MASKED
 
 
@@ -59,7 +59,7 @@ def begin_canvas(replica: Replica, policy: CanvasState, slot: int) -> None:
     sequence.left = 0
     computed = False
     if sequence.finished:  # one canvas too many, already decided
-        last = int(sequence.block) if whole(replica.status[slot]) else 0
+        last = int(sequence.block) if is_complete(replica.status[slot]) else 0
         note_row(sequence, IDLE, n, int(sequence.start) + n + last)
     elif before < columns.goal:
         note_row(sequence, PREFILL, n, before + n)
@@ -69,7 +69,7 @@ def begin_canvas(replica: Replica, policy: CanvasState, slot: int) -> None:
             replica.status[slot, p] = MASKED
             replica.evaluations[slot, p] = 0
     else:
-        note_row(sequence, FLUSH if whole(replica.status[slot]) else DENOISE, n, int(sequence.start) + n)
+        note_row(sequence, FLUSH if is_complete(replica.status[slot]) else DENOISE, n, int(sequence.start) + n)
         columns.unsure = n
         computed = True
         if sequence.phase == FLUSH:  # a budget may cut it: it then commits a part

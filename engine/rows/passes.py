@@ -40,7 +40,7 @@ from ..state import (
     Sequence,
     step_slots,
 )
-from ..view import asked
+from ..view import engine_form
 from .blocks import next_block
 from .kind import Kind
 from .step import add_row, no_rows, note_row, set_features
@@ -152,7 +152,7 @@ class ApproximateCache(Cache):
         """A rule's answers to each row of the columns, in Python."""
         rules = self._rules()
         rule = rules[question]
-        answer = plain(rule if is_ours(rule) else asked(question, rule, rules[held]))
+        answer = plain(rule if is_ours(rule) else engine_form(question, rule, rules[held]))
         rows = zip(*(np.atleast_1d(column).tolist() for column in columns), strict=True)
         return np.array([answer(*row, number, self) for row in rows], np.int64)
 
