@@ -27,13 +27,13 @@ class Member:
     def __init__(self, group: "Group", engine: Engine, place: int, stopped: simpy.Event) -> None:
         self.engine = engine
         self.stopped = stopped  # after `drain`, when its last request has ended
-        self.at = place
+        self.place = place
         self._group = group
 
     def submit(self, request: Request) -> bool:
         """Hand the engine a request; False if it can never fit."""
         accepted = self.engine.submit(request)
-        self._group.touched(self.at)
+        self._group.touched(self.place)
         return accepted
 
     def drain(self) -> None:
@@ -119,7 +119,7 @@ class Group:
         if member in self._draining:
             self._draining.remove(member)
         self._done -= member.engine.num_completed
-        self.replicas.remove(member.at)
+        self.replicas.remove(member.place)
 
     def _wake(self) -> None:
         if not self._woken:

@@ -64,7 +64,7 @@ class Link:
         in_window = tokens if windowed is None else min(tokens, windowed.window - 1)
         return tokens * memory.kv_bytes_per_token + in_window * memory.window_bytes_per_token
 
-    def left(self, profile: Profile, size: float, prefill: float) -> float:
+    def unsent(self, profile: Profile, size: float, prefill: float) -> float:
         """Bytes to send after a prefill of `prefill` seconds.
 
         With `overlap` each layer is sent while the next are computed; the last follows the prefill.

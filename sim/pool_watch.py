@@ -37,7 +37,7 @@ class PoolWatch:
         self._last = 0.0  # s, the last tick
         self._forwards = self._committed = 0.0  # since the run began
 
-    def sent(self, *requests: int) -> None:
+    def add_requests(self, *requests: int) -> None:
         self._new += requests
 
     def view(self, now: float, engines: Sequence[Engine], starting: int, draining: Sequence[Engine]) -> PoolView:

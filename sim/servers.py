@@ -157,7 +157,7 @@ class Servers:
         chosen = self._router.route(self._engines, request)
         watch = self._pool_of[chosen].watch
         if watch is not None:
-            watch.sent(request.index)
+            watch.add_requests(request.index)
         return self._replicas[chosen].submit(request)
 
     @property
@@ -276,7 +276,7 @@ class Servers:
         self._taken = new.stop
         watch = self._members[0].watch
         if watch is not None:
-            watch.sent(*new)
+            watch.add_requests(*new)
 
     def _drain_one(self, members: _Members) -> None:
         """Let a pool's newest replica take no more requests, and stop once idle."""

@@ -101,10 +101,10 @@ class Split:
             request.index, prefill_tokens=tokens, prefill_submitted=self._env.now, prefill_turn=self._moves.next_turn()
         )
         if source.watch is not None:
-            source.watch.sent(request.index)
+            source.watch.add_requests(request.index)
         source.server.submit(_leg(request, tokens))
-        if move.to is not None:
-            self._reserve(move.to)
+        if move.target is not None:
+            self._reserve(move.target)
         return True
 
     # ---- the replicas that serve it --------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class Split:
         if not places:
             self._homeless.append(move)
             return
-        target = move.to = places[self._to_decode.route(places, move.request)]
+        target = move.target = places[self._to_decode.route(places, move.request)]
         self._table["replica"][move.request.index] = target.replica
         target.expect(move.request)
         target.asking.append(move)
@@ -171,7 +171,7 @@ class Split:
             if move.reserved:
                 self._transfer(move)
                 continue
-            if move.to is None and move not in self._homeless:
+            if move.target is None and move not in self._homeless:
                 self._choose(move)
             self._await_pages(move)
 
@@ -179,10 +179,10 @@ class Split:
         """Reserve pages at the decoder; start the lease of the prefill pool's pages."""
         if move.prefilled:
             move.lease += 1
-            lease = self._link(move.source, move.to).lease
+            lease = self._link(move.source, move.target).lease
             self._env.call(self._env.now + lease, partial(self._expire, move, move.lease))
-        if move.to is not None:
-            self._reserve(move.to)
+        if move.target is not None:
+            self._reserve(move.target)
 
     def _reserve(self, target: Seat) -> None:
         """Reserve pages for moves that ask, first come, first served."""
@@ -203,16 +203,16 @@ class Split:
                 self._transfer(move)
 
     def _transfer(self, move: Move) -> None:
-        assert move.to is not None
-        link, env, index = self._link(move.source, move.to), self._env, move.request.index
+        assert move.target is not None
+        link, env, index = self._link(move.source, move.target), self._env, move.request.index
         profile, table = move.source.pool.setting.profile, self._moves.table
         took = float(table["finish"][index] - table["scheduled"][index])
         self._moves.note(index, transfer_start=env.now)
-        size = link.left(profile, link.size(profile, move.tokens - move.cached), took)
+        size = link.unsent(profile, link.size(profile, move.tokens - move.cached), took)
         self._wire(move).send(size, lambda: self._received(move))
 
     def _wire(self, move: Move) -> Wire:
-        link = self._link(move.source, move.to)
+        link = self._link(move.source, move.target)
         sender = move.source.replica if link.sharing != "pool" else -1
         return self._wires.setdefault((sender, id(link)), Wire(self._env, link))
 
@@ -227,11 +227,11 @@ class Split:
         """A lease ended before the transfer began: the decoder also prefills."""
         if move.over or move.reserved or move.lease != lease:
             return
-        if move.to is None:  # no link's end: any
-            move.to = self._destinations[self._to_decode.route(self._destinations, move.request)]
-            move.to.expect(move.request)
+        if move.target is None:  # no link's end: any
+            move.target = self._destinations[self._to_decode.route(self._destinations, move.request)]
+            move.target.expect(move.request)
         else:
-            move.to.asking.remove(move)
+            move.target.asking.remove(move)
         self._end(move, move.request)
 
     def _release(self, move: Move) -> None:
@@ -243,7 +243,7 @@ class Split:
         source.server.wake()
 
     def _end(self, move: Move, request: Request) -> None:
-        target = move.to
+        target = move.target
         assert target is not None
         self._release(move)
         target.expect_no_longer(request)
@@ -254,7 +254,7 @@ class Split:
     def _hand_over(self, target: Seat, request: Request) -> bool:
         self._moves.note(request.index, submitted=self._env.now, turn=self._moves.next_turn())
         if target.watch is not None:
-            target.watch.sent(request.index)
+            target.watch.add_requests(request.index)
         return target.server.submit(request)
 
 

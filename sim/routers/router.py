@@ -88,12 +88,12 @@ class Restricted:
     """A replica or request with its view's attributes alone, for code from outside."""
 
     def __init__(self, subject: Any, role: str, names: Sequence[str]) -> None:
-        self.__subject, self.__what, self.__names = subject, role, names
+        self.__subject, self.__role, self.__names = subject, role, names
 
     def __getattr__(self, name: str) -> Any:
         if name not in self.__names:
             raise AttributeError(
-                f"there is no {name} of a {self.__what} to see, expected one of {', '.join(self.__names)}"
+                f"there is no {name} of a {self.__role} to see, expected one of {', '.join(self.__names)}"
             )
         return getattr(self.__subject, name)
 
