@@ -245,11 +245,11 @@ def release_rows(replica: Replica, policy: AnyPolicy) -> None:
 
 
 @rule
-def release(replica: Replica, policy: AnyPolicy, which: int, num: int) -> None:
+def release(replica: Replica, policy: AnyPolicy, kind: int, num: int) -> None:
     """Free pages and slots of finished sequences in a list's first `num`."""
     counters = replica.counters
     for i in range(num):
-        slot = int(replica.lists[which, i])
+        slot = int(replica.lists[kind, i])
         sequence = replica.sequences[slot]
         if sequence.finished:
             give_back(replica, policy, slot)
@@ -376,19 +376,19 @@ def withdraw(arrays: Any, request: int, idles_finished: bool, give: Callable[[in
     unread = 0 if sequence["prefilled"] else sequence["prompt"]
     counters["outstanding_tokens"] -= unread + sequence["answer"] - sequence["prompt"] - sequence["emitted"]
     counters["expected_tokens"] -= unread + max(0, int(sequence["expected"]) - int(sequence["emitted"]))
-    stays = (
+    is_planned = (
         idles_finished and counters["next_kind"] != NOTHING and slot in arrays.lists[NEXT, : int(counters["num_next"])]
     )
-    for which, count in ((RUNNING, "num_running"), (GROUP, "num_group"), (NEXT, "num_next")):
-        if which != NEXT or not stays:
-            slots = [other for other in arrays.lists[which, : max(0, int(counters[count]))].tolist() if other != slot]
-            arrays.lists[which, : len(slots)] = slots
+    for kind, count in ((RUNNING, "num_running"), (GROUP, "num_group"), (NEXT, "num_next")):
+        if kind != NEXT or not is_planned:
+            slots = [other for other in arrays.lists[kind, : max(0, int(counters[count]))].tolist() if other != slot]
+            arrays.lists[kind, : len(slots)] = slots
             counters[count] = min(int(counters[count]), len(slots))
     if counters["num_group"] == 0:
         counters["num_group"] = -1
     if counters["num_next"] == 0:
         counters["next_kind"] = NOTHING
-    if stays:
+    if is_planned:
         arrays.sequences["finished"][slot] = arrays.sequences["prefilled"][slot] = True
         give(slot)
         return True

@@ -257,9 +257,9 @@ def _run_due(
     for place in range(len(due)):
         if due[place] < horizon or due[place] <= now:
             state, fields = saved(states, place, (replica, policy))
-            its_replica = opened(state)
-            counters = its_replica.counters
-            reason = run(its_replica, opened_policy(fields), draws, cost, journal, due[place], horizon, limit, False)
+            opened_replica = opened(state)
+            counters = opened_replica.counters
+            reason = run(opened_replica, opened_policy(fields), draws, cost, journal, due[place], horizon, limit, False)
             if reason == IN_FLIGHT:
                 due[place] = counters.now + counters.latency
             else:
@@ -283,13 +283,13 @@ def _serve(
     """
     last = min(len(inbox.times), cursor[0] + limit)
     while True:  # `_run_due` is called in one place: each call of it is compiled separately
-        comes = cursor[0] < len(inbox.times) and inbox.times[cursor[0]] <= horizon
-        if comes and cursor[0] == last:
+        arrives = cursor[0] < len(inbox.times) and inbox.times[cursor[0]] <= horizon
+        if arrives and cursor[0] == last:
             return PAUSED  # reads as replica 0's: Python may stop the run, or call again
-        time = inbox.times[cursor[0]] if comes else horizon
-        since = -np.inf if comes else now
+        time = inbox.times[cursor[0]] if arrives else horizon
+        since = -np.inf if arrives else now
         code = _run_due(states, due, replica, policy, draws, cost, journal, since, time, limit)
-        if code >= 0 or not comes:
+        if code >= 0 or not arrives:
             return code
         request = inbox.requests[cursor[0]]
         if cursor[1] < 0:  # ask a router with memory only once

@@ -297,8 +297,8 @@ def uncompiled(error: Exception, answers: Iterable[Any]) -> str:
     """Which rule from outside failed to compile, and the first line of why."""
     outside = {_name(function) for function in (*answers, *called_by(answers, {})) if not is_ours(function)}
     called = [name for name in re.findall(r"CPUDispatcher\(<function (\w+) at", str(error)) if name in outside]
-    which = f"rule {called[0]}" if called else ", ".join(sorted(outside)) or "a rule"
-    return f"{which} cannot be compiled: {_why(error)}"
+    label = f"rule {called[0]}" if called else ", ".join(sorted(outside)) or "a rule"
+    return f"{label} cannot be compiled: {_why(error)}"
 
 
 def _why(error: Exception) -> str:

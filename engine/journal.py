@@ -97,14 +97,14 @@ MORE_COLUMNS = CACHED_COLUMNS | MOVE_COLUMNS | SENT_COLUMNS | ORDER_COLUMNS | CH
 
 def passed(requests: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.int32]:
     """`passed` of each request, [requests], from the other columns; without those that another replica prefilled."""
-    begun = requests["scheduled"]
-    out = np.where(np.isnan(begun), requests["finish"], begun)  # of the queue, or cancelled in it
-    out = np.where(requests["status"] == REJECTED, -np.inf, np.where(np.isnan(out), np.inf, out))
-    counts, earlier = np.zeros(len(begun), np.int32), defaultdict[int, list[float]](list)
+    scheduled = requests["scheduled"]
+    departure = np.where(np.isnan(scheduled), requests["finish"], scheduled)  # of the queue, or cancelled in it
+    departure = np.where(requests["status"] == REJECTED, -np.inf, np.where(np.isnan(departure), np.inf, departure))
+    counts, earlier = np.zeros(len(scheduled), np.int32), defaultdict[int, list[float]](list)
     for i in np.argsort(requests["arrival"], kind="stable").tolist():
         times = earlier[int(requests["replica"][i])]
-        counts[i] = 0 if np.isnan(begun[i]) else len(times) - bisect_right(times, out[i])
-        insort(times, out[i])
+        counts[i] = 0 if np.isnan(scheduled[i]) else len(times) - bisect_right(times, departure[i])
+        insort(times, departure[i])
     return counts
 
 
@@ -389,16 +389,16 @@ class StepRecorder:
         self.make_room(n)
         j: Any = self.journal
         i, first = (int(n) for n in j.filled[0])
-        gone, evicted = (0, 0, 0, 0), np.zeros_like(plan.window)
+        dropped, evicted = (0, 0, 0, 0), np.zeros_like(plan.window)
         if outcome.retained is not None:
             late, evicted = features_left(plan, outcome.retained), plan.window & ~outcome.retained
-            gone = tuple(getattr(f, c) - getattr(late, c) for c in ("tokens", "sum_q_kv", "sum_kv", "sampled_rows"))
+            dropped = tuple(getattr(f, c) - getattr(late, c) for c in ("tokens", "sum_q_kv", "sum_kv", "sampled_rows"))
         j.steps[i] = (
             replica, plan.step, plan.now, outcome.latency, outcome.device, plan.prefill,
             f.batch, plan.chunk, f.tokens, f.sum_q_kv,
             f.sum_kv, f.head_rows, f.sampled_rows, f.num_forwards, outcome.committed.sum(), plan.waiting, plan.running,
             plan.pages, plan.submitted, len(done), len(plan.preempted),
-            plan.evicting is not None, *gone, f.window_q_kv, f.window_kv,
+            plan.evicting is not None, *dropped, f.window_q_kv, f.window_kv,
             np.nan if plan.prefill or plan.threshold is None else plan.threshold,
         )  # fmt: skip
         rows = slice(first, first + n)

@@ -41,28 +41,28 @@ def replay(
     # A session's turn may come late.
     rows = rows[np.argsort(requests["turn" if "turn" in requests else "arrival"][rows], kind="stable")]
     early = Ends(engine.policy, requests)
-    coming = list(requests_of(requests, rows))
-    gone = _cancelled(requests, rows)
+    pending = list(requests_of(requests, rows))
+    cancelled = _cancelled(requests, rows)
     submitted = 0
 
     for row in np.flatnonzero(steps["replica"] == replica):
         place = f"replica {replica}, step {int(steps['step'][row])}"
-        if steps["submitted"][row] > len(coming):
-            yield f"{place}: {steps['submitted'][row]} requests are submitted, the journal has {len(coming)}"
+        if steps["submitted"][row] > len(pending):
+            yield f"{place}: {steps['submitted'][row]} requests are submitted, the journal has {len(pending)}"
             return
         start, latency = float(steps["start"][row]), float(steps["latency"][row])
         for until in moves.asked_in_vain(int(steps["step"][row]), start):
-            while submitted < len(coming) and moves.submitted[rows[submitted]] <= until:
-                engine.submit(coming[submitted])
+            while submitted < len(pending) and moves.submitted[rows[submitted]] <= until:
+                engine.submit(pending[submitted])
                 submitted += 1
             if engine.schedule(until) is not None:
                 yield f"{place}: it begins at {start:g} s, the engine has something to do at {until:g} s"
                 return
         while submitted < steps["submitted"][row]:
-            engine.submit(coming[submitted])
+            engine.submit(pending[submitted])
             submitted += 1
-        while gone and gone[-1][0] <= start:
-            yield from _cancel(engine, *gone.pop())
+        while cancelled and cancelled[-1][0] <= start:
+            yield from _cancel(engine, *cancelled.pop())
         plan = engine.schedule(start)
         if plan is None:
             yield f"{place}: the journal has a step, the engine has nothing to do"
@@ -72,13 +72,13 @@ def replay(
             if planned[name] != steps[name][row]:
                 yield f"{place}: {name} is {planned[name]}, the journal has {steps[name][row]}"
         logged = {name: values[offsets[row] : offsets[row + 1]] for name, (values, offsets) in lists.items()}
-        ours: dict[str, npt.NDArray[Any]] = {
+        planned_lists: dict[str, npt.NDArray[Any]] = {
             "requests": plan.requests,
             "phases": plan.phases,
             "num_tokens": plan.num_tokens,
             "window": pack(plan.window).reshape(-1),
         }
-        for name, values in ours.items():
+        for name, values in planned_lists.items():
             if not np.array_equal(values, logged[name]):
                 yield f"{place}: {name} are {values.tolist()}, the journal has {logged[name].tolist()}"
                 return
@@ -110,10 +110,10 @@ def replay(
                 yield f"{place}: {name} is {value}, the journal has {steps[name][row]}"
     moves.finish()
     # Requests rejected or cancelled after the last step are in no step.
-    for request, row in zip(coming[submitted:], rows[submitted:], strict=True):
+    for request, row in zip(pending[submitted:], rows[submitted:], strict=True):
         if requests["status"][row] in (REJECTED, CANCELLED):
             engine.submit(request)
-    for time, index in reversed(gone):
+    for time, index in reversed(cancelled):
         yield from _cancel(engine, time, index)
     if (requests["status"][rows] != UNFINISHED).all() and not engine.idle:
         yield f"replica {replica}: the journal ends, the engine has more steps to run"
@@ -166,12 +166,12 @@ class Moved:
             return
         prefilled = requests["prefill_replica"] == replica
         changes: list[_Change] = []
-        no = np.zeros(len(prefilled), np.bool_)
+        never = np.zeros(len(prefilled), np.bool_)
 
-        def change(name: str, time: str, pages: npt.NDArray[Any], at_once: npt.NDArray[np.bool_] = no) -> None:
+        def change(name: str, time: str, pages: npt.NDArray[Any], at_once: npt.NDArray[np.bool_] = never) -> None:
             turn, in_step = (
                 requests.get(f"{name}_{column}", default)
-                for column, default in (("turn", requests["request"]), ("in_step", no))
+                for column, default in (("turn", requests["request"]), ("in_step", never))
             )
             columns = (
                 requests[f"{name}_step"], requests[time], at_once, turn, in_step, requests["request"], pages,

@@ -32,11 +32,11 @@ class Replicas:
         self._zeros: npt.NDArray[Any] = np.zeros(0, COUNTERS)
         self._bins: npt.NDArray[np.int64] = np.zeros((2, NUM_BINS), np.int64)  # as Replica.bins
         self._states: Any = states(0)
-        # Places, how one is chosen, inbox, taken (core._serve); at first the driver hands over each request.
-        nowhere, nothing = np.zeros(0, np.int64), Choosing(memory=nothing_sent())
+        # Places, how one is chosen, inbox, cursor (core._serve); at first the driver hands over each request.
+        no_places, no_choice = np.zeros(0, np.int64), Choosing(memory=nothing_sent())
         inbox = Inbox(np.zeros(0, np.int32), np.zeros(0), np.zeros(0, np.bool_))
         self._source: tuple[npt.NDArray[np.int64], Choosing, Inbox, npt.NDArray[np.int64]]
-        self._source = nowhere, nothing, Inbox(*map(read_only, inbox)), np.array([0, -1], np.int64)
+        self._source = no_places, no_choice, Inbox(*map(read_only, inbox)), np.array([0, -1], np.int64)
         self._run: Any = None  # compiled core.serve; below core.keep_state
         self._keep: Any = None
 
