@@ -181,8 +181,8 @@ class Servers:
                 members.group.replicas.close()
             members.ready.clear()
             members.draining.clear()
-        for those in (self._replicas, self._engines, self._pool_of):
-            those.clear()
+        for collection in (self._replicas, self._engines, self._pool_of):
+            collection.clear()
 
     def replica_time(self, end: float) -> float:
         """Replica-seconds paid up to a time (s)."""
@@ -283,8 +283,8 @@ class Servers:
         replica = members.ready.pop()
         members.draining.append(replica)
         index = self._replicas.index(replica)
-        for those in (self._replicas, self._engines, self._pool_of):
-            those.pop(index)
+        for collection in (self._replicas, self._engines, self._pool_of):
+            collection.pop(index)
         if self._split is not None:
             assert isinstance(replica, Replica)
             self._split.retire(replica)
@@ -335,7 +335,7 @@ class Servers:
 
     def _view(self, members: _Members) -> PoolView:
         assert members.watch is not None
-        ready, draining = ([r.engine for r in those] for those in (members.ready, members.draining))
+        ready, draining = ([r.engine for r in replicas] for replicas in (members.ready, members.draining))
         return members.watch.view(self._env.now, ready, len(members.starting), draining)
 
     def _resize(self, targets: list[int]) -> None:

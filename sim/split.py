@@ -80,10 +80,10 @@ class Split:
 
     def retire(self, replica: Replica) -> None:
         """Let a replica take only requests already on their way."""
-        gone = self._seats[replica]
+        seat = self._seats[replica]
         for seats in (self._sources, self._destinations):
-            if gone in seats:
-                seats.remove(gone)
+            if seat in seats:
+                seats.remove(seat)
 
     def submit(self, request: Request) -> bool:
         """Take an arriving request; False if no replica can ever serve it."""

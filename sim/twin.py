@@ -191,9 +191,9 @@ def _work(trace: Trace, setting: Setting, seed: int) -> npt.NDArray[np.float64]:
     result = simulate(sample, setting, seed=seed)
     totals, block = result.totals, setting.policy.block_length
     blocks = -(-trace.output_length // block).astype(np.float64)
-    a_token = totals.prefill_time / max(1, totals.prefill_tokens)
-    a_block = totals.decode_time / float(max(1, -(-sample.output_length // block).sum()))
-    work: npt.NDArray[np.float64] = a_token * trace.input_length + a_block * blocks
+    token_time = totals.prefill_time / max(1, totals.prefill_tokens)
+    block_time = totals.decode_time / float(max(1, -(-sample.output_length // block).sum()))
+    work: npt.NDArray[np.float64] = token_time * trace.input_length + block_time * blocks
     return work
 
 
@@ -253,9 +253,9 @@ def check_fit(trace: Trace, limits: Limits, policy: Policy) -> None:
     i = int(np.argmin(length))
     pages, window_pages = engine.most_pages(trace.request(i))
     needed, expected = f"{pages + window_pages} pages", f"{limits.num_pages} pages of {policy.memory.page_size}"
-    if of_windows := policy.memory.pools(limits.num_pages, limits.window_bytes, limits.kv_bytes)[1]:
+    if window_limit := policy.memory.pools(limits.num_pages, limits.window_bytes, limits.kv_bytes)[1]:
         needed += f", {window_pages} of them in layers with a window"
-        expected += f", {of_windows} of them for layers with a window"
+        expected += f", {window_limit} of them for layers with a window"
     raise TraceError(
         f"{trace.name}: none of its {len(trace)} requests fits: the shortest has {int(length[i])} tokens "
         f"({needed}), expected at most {limits.context_limit} tokens (context) and {expected}"
