@@ -103,9 +103,9 @@ def push_front(replica: Replica, request: int, slot: int) -> None:
 
 
 @rule
-def move(replica: Replica, place: int, to: int) -> None:
+def move(replica: Replica, place: int, target: int) -> None:
     request, slot = queued(replica, place)
-    put(replica, to, request, slot)
+    put(replica, target, request, slot)
 
 
 @rule
@@ -159,9 +159,9 @@ def place(replica: Replica, request: int, slot: int, length: int, pages: int) ->
         sequence.stop = sequence.end if replica.fixed.stops == IGNORED else sequence.answer
         sequence.start = length - block
         sequence.block = canvas_width(replica, sequence)
-        known = prompt - (length - block)
+        num_pending = prompt - (length - block)
         for p in range(replica.status.shape[1]):
-            replica.status[slot, p] = PENDING if p < known else MASKED
+            replica.status[slot, p] = PENDING if p < num_pending else MASKED
             replica.evaluations[slot, p] = 0
         sequence.emitted = 0
         sequence.expected = replica.asked.estimate[request]
@@ -227,12 +227,12 @@ def suspend(replica: Replica, slot: int) -> None:
     for p in range(replica.status.shape[1]):
         if replica.status[slot, p] == CACHED:
             replica.status[slot, p] = PENDING
-    left = 0
+    num = 0
     for other in running_slots(replica):
         if other != slot:
-            replica.lists[RUNNING, left] = other
-            left += 1
-    counters.num_running = left
+            replica.lists[RUNNING, num] = other
+            num += 1
+    counters.num_running = num
     replica.lists[PREEMPTED, counters.num_preempted] = sequence.request
     counters.num_preempted += 1
     replica.requests[sequence.request].num_preemptions += 1
@@ -245,11 +245,11 @@ def release_rows(replica: Replica, policy: AnyPolicy) -> None:
 
 
 @rule
-def release(replica: Replica, policy: AnyPolicy, which: int, num: int) -> None:
+def release(replica: Replica, policy: AnyPolicy, kind: int, num: int) -> None:
     """Free pages and slots of finished sequences in a list's first `num`."""
     counters = replica.counters
     for i in range(num):
-        slot = int(replica.lists[which, i])
+        slot = int(replica.lists[kind, i])
         sequence = replica.sequences[slot]
         if sequence.finished:
             give_back(replica, policy, slot)
@@ -294,7 +294,7 @@ def keep_rows(replica: Replica) -> None:
     counters = replica.counters
     if counters.num_preempted == 0:
         return
-    left = 0
+    num = 0
     for i in range(counters.num_freed):
         request = replica.lists[FREED, i]
         computed = False
@@ -302,9 +302,9 @@ def keep_rows(replica: Replica) -> None:
             if replica.sequences[slot].request == request:
                 computed = True
         if not computed:
-            replica.lists[FREED, left] = request
-            left += 1
-    counters.num_freed = left
+            replica.lists[FREED, num] = request
+            num += 1
+    counters.num_freed = num
 
 
 @rule
@@ -320,9 +320,9 @@ def take_next(replica: Replica) -> int:
 
 
 @rule
-def count_rows(replica: Replica, to: int, num: int) -> None:
+def count_rows(replica: Replica, target: int, num: int) -> None:
     """Set the length of list ROWS or NEXT."""
-    if to == ROWS:
+    if target == ROWS:
         replica.counters.num_rows = num
     else:
         replica.counters.num_next = num
@@ -331,18 +331,18 @@ def count_rows(replica: Replica, to: int, num: int) -> None:
 @rule
 def drop_finished(replica: Replica) -> None:
     counters = replica.counters
-    left = 0
+    num = 0
     for slot in running_slots(replica):
         if not replica.sequences[slot].finished:
-            replica.lists[RUNNING, left] = slot
-            left += 1
-    counters.num_running = left
+            replica.lists[RUNNING, num] = slot
+            num += 1
+    counters.num_running = num
 
 
 @rule
-def copy_list(replica: Replica, source: int, to: int, num: int) -> None:
+def copy_list(replica: Replica, source: int, target: int, num: int) -> None:
     for i in range(num):
-        replica.lists[to, i] = replica.lists[source, i]
+        replica.lists[target, i] = replica.lists[source, i]
 
 
 def withdraw(arrays: Any, request: int, idles_finished: bool, give: Callable[[int], None]) -> bool:
@@ -358,9 +358,9 @@ def withdraw(arrays: Any, request: int, idles_finished: bool, give: Callable[[in
         np.flatnonzero(arrays.sequences["request"][running] == request),
     )
     if len(place):
-        at = int(place[0])
-        slot = int(arrays.queue[waiting[at], 1])
-        arrays.queue[waiting[at:-1]] = arrays.queue[waiting[at + 1 :]]
+        index = int(place[0])
+        slot = int(arrays.queue[waiting[index], 1])
+        arrays.queue[waiting[index:-1]] = arrays.queue[waiting[index + 1 :]]
         counters["num_waiting"] -= 1
     elif len(row):
         slot = int(running[row[0]])
@@ -376,19 +376,19 @@ def withdraw(arrays: Any, request: int, idles_finished: bool, give: Callable[[in
     unread = 0 if sequence["prefilled"] else sequence["prompt"]
     counters["outstanding_tokens"] -= unread + sequence["answer"] - sequence["prompt"] - sequence["emitted"]
     counters["expected_tokens"] -= unread + max(0, int(sequence["expected"]) - int(sequence["emitted"]))
-    stays = (
+    is_planned = (
         idles_finished and counters["next_kind"] != NOTHING and slot in arrays.lists[NEXT, : int(counters["num_next"])]
     )
-    for which, count in ((RUNNING, "num_running"), (GROUP, "num_group"), (NEXT, "num_next")):
-        if which != NEXT or not stays:
-            left = [other for other in arrays.lists[which, : max(0, int(counters[count]))].tolist() if other != slot]
-            arrays.lists[which, : len(left)] = left
-            counters[count] = min(int(counters[count]), len(left))
+    for kind, count in ((RUNNING, "num_running"), (GROUP, "num_group"), (NEXT, "num_next")):
+        if kind != NEXT or not is_planned:
+            slots = [other for other in arrays.lists[kind, : max(0, int(counters[count]))].tolist() if other != slot]
+            arrays.lists[kind, : len(slots)] = slots
+            counters[count] = min(int(counters[count]), len(slots))
     if counters["num_group"] == 0:
         counters["num_group"] = -1
     if counters["num_next"] == 0:
         counters["next_kind"] = NOTHING
-    if stays:
+    if is_planned:
         arrays.sequences["finished"][slot] = arrays.sequences["prefilled"][slot] = True
         give(slot)
         return True

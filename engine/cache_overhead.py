@@ -23,9 +23,9 @@ def table_of(latency: LatencyModel, cache: object) -> Floats:
     """Seconds per row, and per token of its request, by phase, [phases, 2]; 0 where not measured."""
     table = np.zeros((len(PHASES), 2))
     kind = _measured_as(cache)
-    for part in latency.cache_overhead:
-        if part.cache == kind:
-            table[PHASES.index(part.phase)] = part.row, part.token
+    for term in latency.cache_overhead:
+        if term.cache == kind:
+            table[PHASES.index(term.phase)] = term.row, term.token
     return table
 
 
@@ -58,6 +58,6 @@ def of_plan(table: Floats, plan: StepPlan) -> float:
     return float(of_rows(table, plan.phases, plan.prompt, plan.end, plan.window.shape[1]).sum())
 
 
-def price(latency: LatencyModel, table: Floats, plan: StepPlan, left: Features | None = None) -> float:
-    """A plan's latency (s) with its rows' overhead; left: features after an eviction."""
-    return latency.step(plan.features, left, plan.first) + of_plan(table, plan)
+def price(latency: LatencyModel, table: Floats, plan: StepPlan, late: Features | None = None) -> float:
+    """A plan's latency (s) with its rows' overhead; late: features after an eviction."""
+    return latency.step(plan.features, late, plan.first) + of_plan(table, plan)

@@ -38,9 +38,9 @@ mix = plain(mix64)
 
 
 @rule
-def key64(before: Word, part: Word) -> Word:
+def key64(before: Word, value: Word) -> Word:
     """`before` extended by `part`, as in `key`."""
-    return mix64((np.uint64(before) + _GOLDEN) ^ (np.uint64(part) * _MIX2))
+    return mix64((np.uint64(before) + _GOLDEN) ^ (np.uint64(value) * _MIX2))
 
 
 @rule
@@ -64,8 +64,8 @@ def pick64(draw: Word) -> Any:
 def key(*parts: npt.ArrayLike) -> npt.NDArray[np.uint64]:
     """64-bit keys of whole numbers or arrays, broadcast; order matters."""
     z = np.zeros(1, np.uint64)
-    for part in parts:
-        z = mix((z + np.uint64(GOLDEN)) ^ (np.atleast_1d(np.asarray(part)).astype(np.uint64) * np.uint64(MIX2)))
+    for value in parts:
+        z = mix((z + np.uint64(GOLDEN)) ^ (np.atleast_1d(np.asarray(value)).astype(np.uint64) * np.uint64(MIX2)))
     return z
 
 

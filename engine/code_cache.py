@@ -38,8 +38,8 @@ def is_private(folder: Path) -> bool:
         if not is_own(target):
             return False
         # Links on the path may be another user's.
-        ways = {*target.parents, *folder.absolute().parents, folder.absolute()}
-        return all(_keeps(way) for way in ways)
+        paths = {*target.parents, *folder.absolute().parents, folder.absolute()}
+        return all(_keeps(path) for path in paths)
     except (OSError, RuntimeError):
         return False
 
@@ -53,9 +53,9 @@ def is_own(path: Path) -> bool:
     return status.st_uid == user() and not stat.S_ISLNK(status.st_mode) and not is_shared
 
 
-def _keeps(way: Path) -> bool:
+def _keeps(path: Path) -> bool:
     """Whether only this user and root can replace what a folder or link leads to."""
-    status = way.lstat()
+    status = path.lstat()
     if status.st_uid not in (user(), ROOT):
         return False
     if stat.S_ISLNK(status.st_mode) or status.st_mode & stat.S_ISVTX:  # owners keep their files in a sticky folder

@@ -51,16 +51,16 @@ class CommitModel:
         """Requests' log-odds: 1024 equally likely values, ascending."""
         if not self.request_quantiles:
             return self.request_spread * _QUANTILES
-        known = (np.arange(len(self.request_quantiles)) + 0.5) / len(self.request_quantiles)
-        return np.interp((np.arange(1024) + 0.5) / 1024, known, self.request_quantiles)
+        levels = (np.arange(len(self.request_quantiles)) + 0.5) / len(self.request_quantiles)
+        return np.interp((np.arange(1024) + 0.5) / 1024, levels, self.request_quantiles)
 
     def for_block(self, block_length: int) -> "CommitModel":
         """The model at another block size, marked as extrapolated."""
         if block_length == self.block_length:
             return self
-        known = self.pass_probability
-        tail = known[-1] / known[-2] if len(known) > 1 and known[-2] > 0 else 1.0
-        table = list(known[:block_length])
+        probabilities = self.pass_probability
+        tail = probabilities[-1] / probabilities[-2] if len(probabilities) > 1 and probabilities[-2] > 0 else 1.0
+        table = list(probabilities[:block_length])
         while len(table) < block_length:
             table.append(table[-1] * tail)
         return replace(
@@ -85,7 +85,7 @@ class ImportanceDeltas:
 
 def choose(
     models: tuple[CommitModel, ...],
-    where: str,
+    source: str,
     workload: str | None,
     block_length: int,
     threshold: float,
@@ -94,25 +94,25 @@ def choose(
     """The profile's commit model for a run; ProfileError lists what it holds."""
     if not models:
         raise ProfileError(
-            f"{where} holds no commit model (commits is empty): it runs policies that need none, such as `ar`"
+            f"{source} holds no commit model (commits is empty): it runs policies that need none, such as `ar`"
         )
-    wanted = workload or models[0].workload
-    of_workload = [m for m in models if m.workload == wanted]
+    name = workload or models[0].workload
+    of_workload = [m for m in models if m.workload == name]
     if not of_workload:
         names = ", ".join(dict.fromkeys(m.workload for m in models))
-        raise ProfileError(f"{where} holds commit models for workloads {names}; this run asks for {wanted}")
+        raise ProfileError(f"{source} holds commit models for workloads {names}; this run asks for {name}")
     at_threshold = [m for m in of_workload if abs(m.threshold - threshold) < 1e-9]
     if not at_threshold:
-        held = ", ".join(f"{t:.2f}" for t in sorted({m.threshold for m in of_workload}))
+        listed = ", ".join(f"{t:.2f}" for t in sorted({m.threshold for m in of_workload}))
         raise ProfileError(
-            f"{where} holds commit models for {wanted} at thresholds {held}; this run asks for {threshold:.2f}"
+            f"{source} holds commit models for {name} at thresholds {listed}; this run asks for {threshold:.2f}"
         )
     if temperature is not None:
-        held = ", ".join(str(m.temperature) for m in at_threshold)
+        listed = ", ".join(str(m.temperature) for m in at_threshold)
         at_threshold = [m for m in at_threshold if m.temperature == temperature]
         if not at_threshold:
             raise ProfileError(
-                f"{where} holds commit models for {wanted} at temperatures {held}; this run asks for {temperature}"
+                f"{source} holds commit models for {name} at temperatures {listed}; this run asks for {temperature}"
             )
     exact = [m for m in at_threshold if m.block_length == block_length]
     if exact:
@@ -172,7 +172,7 @@ class CanvasLaw:
             canvas_length=canvas_length,
             median=self.median * times,
             most=round(self.most * times),
-            histogram=tuple((round(most * times), share) for most, share in self.histogram),
+            histogram=tuple((round(forwards * times), share) for forwards, share in self.histogram),
             source=f"{self.source}; of canvases of {self.canvas_length}, {times:g} times as many forwards",
         )
 
@@ -183,15 +183,15 @@ class CanvasLaw:
 
 @lru_cache(maxsize=64)
 def _forwards(histogram: tuple[tuple[int, float], ...], least: int) -> npt.NDArray[np.float64]:
-    most, shares = np.array(histogram, np.float64).T
-    upto = np.cumsum(shares) / shares.sum()
-    fewest, before = np.append(least - 1, most[:-1]), np.append(0.0, upto[:-1])
+    highest, shares = np.array(histogram, np.float64).T
+    cumulative = np.cumsum(shares) / shares.sum()
+    fewest, before = np.append(least - 1, highest[:-1]), np.append(0.0, cumulative[:-1])
     normal = NormalDist()
-    at = np.array([normal.cdf((cell + 0.5) / CELLS_PER_STD - CELLS / CELLS_PER_STD / 2) for cell in range(CELLS)])
-    bucket = np.searchsorted(upto, at, side="right").clip(max=len(most) - 1)
-    within = (at - before[bucket]) / (upto[bucket] - before[bucket])
-    found: npt.NDArray[np.float64] = fewest[bucket] + np.ceil(within * (most - fewest)[bucket]).clip(min=1)
-    return found
+    levels = np.array([normal.cdf((cell + 0.5) / CELLS_PER_STD - CELLS / CELLS_PER_STD / 2) for cell in range(CELLS)])
+    bucket = np.searchsorted(cumulative, levels, side="right").clip(max=len(highest) - 1)
+    within = (levels - before[bucket]) / (cumulative[bucket] - before[bucket])
+    forwards: npt.NDArray[np.float64] = fewest[bucket] + np.ceil(within * (highest - fewest)[bucket]).clip(min=1)
+    return forwards
 
 
 class ScheduledCommits:
@@ -224,8 +224,8 @@ class LawDraws:
     ) -> None:  # fmt: skip
         d = self.arrays = _draws(num_requests, 1, 1)
         pick = (key(seed, REQUEST_FACTOR, np.arange(num_requests)) >> np.uint64(54)).astype(np.intp)
-        own, canvas = law.request_spread * _QUANTILES[pick], law.canvas_spread * _QUANTILES
-        d.requests["factor"] = own if law.histogram else np.exp(own)
+        factor, canvas = law.request_spread * _QUANTILES[pick], law.canvas_spread * _QUANTILES
+        d.requests["factor"] = factor if law.histogram else np.exp(factor)
         d.factors[0] = canvas if law.histogram else np.exp(canvas)
         d.streams[:] = [key(seed, purpose)[0] for purpose in (COMMIT, STEP_FACTOR, BLOCK_FACTOR, IMPORTANCE)]
         d.requests["most"] = law.most if cap is None else np.minimum(law.most, cap)

@@ -51,7 +51,7 @@ from .part import Wrapping
 from .prefix import find_ahead, make_room, pin
 from .route import choose
 from .state import NOTHING, PREFILL_STEP, AnyPolicy, PolicyState, Replica, step_slots
-from .view import FORMS, OF_A_VIEW, asked, wrapping
+from .view import FORMS, OF_A_VIEW, engine_form, wrapping
 
 if TYPE_CHECKING:
     from .part import Part, Policy
@@ -167,18 +167,18 @@ def run(
     journal: Journal,
     now: float,
     horizon: float,
-    most: int,
+    limit: int,
     until_finish: bool,
 ) -> int:
     """End the step in flight, then run predicted steps up to the one that ends at or after the horizon.
 
-    draws: draw.Draws, or one per threshold of the policy. most: steps. until_finish: return when a request finishes.
+    draws: draw.Draws, or one per threshold of the policy. limit: steps. until_finish: return when a request finishes.
     Bit for bit the same as repeated `schedule`, prediction and `commit`, each request of the inbox submitted at its
     time: before steps that end or begin then.
     """
     counters = replica.counters
     counters.clock = now
-    for _ in range(most):
+    for _ in range(limit):
         if counters.kind == NOTHING:
             now = counters.clock
             enter(replica, now)
@@ -236,73 +236,73 @@ def _entry(replica: Any, policy: Any, *arguments: Any) -> Any:
 
 @rule
 def _run(
-    replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, now: float, horizon: float, most: int,
+    replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, now: float, horizon: float, limit: int,
     until_finish: bool,
 ) -> int:  # fmt: skip
-    return run(opened(replica), opened_policy(policy), draws, cost, journal, now, horizon, most, until_finish)
+    return run(opened(replica), opened_policy(policy), draws, cost, journal, now, horizon, limit, until_finish)
 
 
 @rule
-def _keep_state(states: Any, at: int, replica: Any, policy: Any) -> None:
+def _keep_state(states: Any, place: int, replica: Any, policy: Any) -> None:
     """Keep a replica's state for `_serve`."""
-    save(states, at, (replica, policy))
+    save(states, place, (replica, policy))
 
 
 @rule
 def _run_due(
     states: Any, due: Any, replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, now: float, horizon: float,
-    most: int,
+    limit: int,
 ) -> int:  # fmt: skip
     """`run` each replica due by now or before the horizon; -1, or as `_serve` if one returned to Python."""
-    for at in range(len(due)):
-        if due[at] < horizon or due[at] <= now:
-            own, its = saved(states, at, (replica, policy))
-            its_replica = opened(own)
-            counters = its_replica.counters
-            why = run(its_replica, opened_policy(its), draws, cost, journal, due[at], horizon, most, False)
-            if why == IN_FLIGHT:
-                due[at] = counters.now + counters.latency
+    for place in range(len(due)):
+        if due[place] < horizon or due[place] <= now:
+            state, fields = saved(states, place, (replica, policy))
+            opened_replica = opened(state)
+            counters = opened_replica.counters
+            reason = run(opened_replica, opened_policy(fields), draws, cost, journal, due[place], horizon, limit, False)
+            if reason == IN_FLIGHT:
+                due[place] = counters.now + counters.latency
             else:
-                due[at] = counters.clock
-                if why != IDLE_NOW or counters.num_waiting > 0 or counters.num_running > 0:
-                    return at * REASONS + why
-                due[at] = np.inf
+                due[place] = counters.clock
+                if reason != IDLE_NOW or counters.num_waiting > 0 or counters.num_running > 0:
+                    return place * REASONS + reason
+                due[place] = np.inf
     return -1
 
 
 @rule
 def _serve(
-    states: Any, due: Any, places: Any, figures: Any, queues: Any, sent: Any, inbox: Any, taken: Any,
-    replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, now: float, horizon: float, most: int,
+    states: Any, due: Any, places: Any, figures: Any, queues: Any, memory: Any, inbox: Any, cursor: Any,
+    replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, now: float, horizon: float, limit: int,
 ) -> int:  # fmt: skip
     """Run all due replicas, sending each request of the inbox due by the horizon to a replica (`route.choose`).
 
-    due [replicas]: when each runs again, infinity while idle. replica, policy: any of them, for types. taken [2]:
-    requests taken from the inbox, and the next one's replica or -1. most: requests, and steps of a replica. Returns
+    due [replicas]: when each runs again, infinity while idle. replica, policy: any of them, for types. cursor [2]:
+    requests taken from the inbox, and the next one's replica or -1. limit: requests, and steps of a replica. Returns
     -1, or place * REASONS + why of a replica that returned to Python.
     """
-    last = min(len(inbox.times), taken[0] + most)
+    last = min(len(inbox.times), cursor[0] + limit)
     while True:  # `_run_due` is called in one place: each call of it is compiled separately
-        comes = taken[0] < len(inbox.times) and inbox.times[taken[0]] <= horizon
-        if comes and taken[0] == last:
+        arrives = cursor[0] < len(inbox.times) and inbox.times[cursor[0]] <= horizon
+        if arrives and cursor[0] == last:
             return PAUSED  # reads as replica 0's: Python may stop the run, or call again
-        time = inbox.times[taken[0]] if comes else horizon
-        since = -np.inf if comes else now
-        code = _run_due(states, due, replica, policy, draws, cost, journal, since, time, most)
-        if code >= 0 or not comes:
+        time = inbox.times[cursor[0]] if arrives else horizon
+        since = -np.inf if arrives else now
+        code = _run_due(states, due, replica, policy, draws, cost, journal, since, time, limit)
+        if code >= 0 or not arrives:
             return code
-        request = inbox.requests[taken[0]]
-        if taken[1] < 0:  # ask a router with memory only once
-            taken[1] = choose(places, figures, queues, sent, request, replica.asked.input_length[request])
-        at = taken[1]
-        chosen = opened(saved(states, at, (replica, policy))[0])
+        request = inbox.requests[cursor[0]]
+        if cursor[1] < 0:  # ask a router with memory only once
+            cursor[1] = choose(places, figures, queues, memory, request, replica.asked.input_length[request])
+        place = cursor[1]
+        chosen = opened(saved(states, place, (replica, policy))[0])
         if chosen.counters.num_waiting + len(chosen.sequences) + 1 > len(chosen.queue):
-            return int(at * REASONS + NO_QUEUE)
-        submit(chosen, request, inbox.fits[taken[0]])
-        if due[at] == np.inf:
-            due[at] = time
-        taken[0] += 1
-        taken[1] = -1
+            return int(place * REASONS + NO_QUEUE)
+        submit(chosen, request, inbox.fits[cursor[0]])
+        if due[place] == np.inf:
+            due[place] = time
+        cursor[0] += 1
+        cursor[1] = -1
 
 
 @rule
@@ -341,23 +341,23 @@ class Core:
         return (self._checked or num_requests < MANY_REQUESTS) and self._stays_in_python(name, PATIENCE)
 
     def run_young(
-        self, replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, now: float, horizon: float, most: int,
+        self, replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, now: float, horizon: float, limit: int,
         until_finish: bool,
     ) -> int:  # fmt: skip
         """`run` in plain Python at first, then compiled: bit for bit the same."""
-        why = PAUSED
-        while most > 0 and why == PAUSED:
-            why = int(
+        reason = PAUSED
+        while limit > 0 and reason == PAUSED:
+            reason = int(
                 self._in_python("run")(
-                    replica, policy, draws, cost, journal, now, horizon, min(most, A_FEW), until_finish
+                    replica, policy, draws, cost, journal, now, horizon, min(limit, A_FEW), until_finish
                 )
             )
-            most -= A_FEW
+            limit -= A_FEW
             now = float(replica.counters["clock"][0])
-            if most > 0 and why == PAUSED and not self.is_young():
-                made = self.entry("run", replica, policy, draws, cost, journal, now, horizon, most, until_finish)
-                return int(made(replica, policy, draws, cost, journal, now, horizon, most, until_finish))
-        return why
+            if limit > 0 and reason == PAUSED and not self.is_young():
+                compiled = self.entry("run", replica, policy, draws, cost, journal, now, horizon, limit, until_finish)
+                return int(compiled(replica, policy, draws, cost, journal, now, horizon, limit, until_finish))
+        return reason
 
     def of_cache(self, name: str, num_requests: int) -> Any:
         """A prefix-cache rule (_OF_CACHE), compiled if a run of this size compiles `run`."""
@@ -373,8 +373,8 @@ class Core:
     def _compiled(self, name: str) -> Any:
         if name not in self.__dict__:
             # A live step must not wait for the interpreter's lock once it is over.
-            made = bind(_RULES[name], self._answers, self._say, self._kinds, nogil=name == "run")
-            setattr(self, name, self._reporting(made) if JIT else made)
+            dispatcher = bind(_RULES[name], self._answers, self._say, self._kinds, nogil=name == "run")
+            setattr(self, name, self._reporting(dispatcher) if JIT else dispatcher)
         return self.__dict__[name]
 
     def _stays_in_python(self, name: str, patience: int) -> bool:
@@ -387,13 +387,13 @@ class Core:
 
     def _in_python(self, name: str) -> Callable[..., Any]:
         if name not in self._made:
-            made = in_python(_RULES[name], self._answers)
+            function = in_python(_RULES[name], self._answers)
 
-            @wraps(made)
+            @wraps(function)
             def counting(replica: Any, *arguments: Any) -> Any:
                 before = int(replica.counters["num_steps"][0])
                 try:
-                    answer = made(replica, *arguments)
+                    answer = function(replica, *arguments)
                 except PolicyError as error:
                     raise PolicyError(f"policy {self._name}: {error}") from error
                 steps = max(1, int(replica.counters["num_steps"][0]) - before)
@@ -410,18 +410,18 @@ class Core:
         """A rule for these argument types alone (jit.entry)."""
         key = name, tuple(map(_kind, arguments))
         if key not in self._entries:
-            made = self._compiled(name)
-            code = self._reporting(entry)(getattr(made, "__wrapped__", made), *arguments)
+            dispatcher = self._compiled(name)
+            code = self._reporting(entry)(getattr(dispatcher, "__wrapped__", dispatcher), *arguments)
             self._entries[key] = code if all(map(is_ours, self._answers.values())) else self._reporting(code)
         return self._entries[key]
 
-    def _reporting(self, made: Callable[..., Any]) -> Callable[..., Any]:
+    def _reporting(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Raise errors of compiling, and of compiled rules from outside, as PolicyError."""
 
-        @wraps(made)
+        @wraps(function)
         def compiled(*arguments: Any) -> Any:
             try:
-                return made(*arguments)
+                return function(*arguments)
             except (NumbaError, KeyError) as error:
                 raise PolicyError(f"policy {self._name}: {uncompiled(error, self._answers.values())}") from error
             except (PolicyError, IndexError, ZeroDivisionError) as error:
@@ -436,7 +436,7 @@ class Core:
 
 
 def _entries(**rules: Any) -> dict[str, Any]:
-    return {name: copied(_entry, like=each, called=each) for name, each in rules.items()}
+    return {name: copied(_entry, like=function, called=function) for name, function in rules.items()}
 
 
 _ENTRIES: dict[str, Any] = _entries(
@@ -458,10 +458,10 @@ def core_of(policy: "Policy", state: AnyPolicy | None = None) -> Core:
     # Other fields mean other types, compiled apart, possibly by two processes at once.
     kinds = " ".join(str(array.dtype) for array in arrays[:3])
     checked = policy.checked and not all(map(is_ours, answers.values()))
-    made = kinds, tuple(sorted(answers.items(), key=lambda item: item[0].__name__)), checked
-    if made not in _CORES:
-        _CORES[made] = Core(answers, kinds, policy.name, checked)
-    return _CORES[made]
+    key = kinds, tuple(sorted(answers.items(), key=lambda item: item[0].__name__)), checked
+    if key not in _CORES:
+        _CORES[key] = Core(answers, kinds, policy.name, checked)
+    return _CORES[key]
 
 
 def questions_of(answers: Mapping[Any, Any]) -> frozenset[Any]:
@@ -476,33 +476,33 @@ def answers_of(policy: "Policy") -> dict[Any, Any]:
     """The rules that answer a policy's questions; PolicyError as in core_of."""
     answers: dict[Any, Any] = {prefill_over: release_rows, **policy.rows.rules}
     answering: dict[Any, Any] = {}
-    for part in policy.parts():
-        name = f"policy {policy.name}: {type(part).__name__}"
-        for placeholder, given in part.answers(policy).items():
-            wraps_it = isinstance(given, Wrapping)
-            answer = given.rule if isinstance(given, Wrapping) else given
+    for component in policy.parts():
+        name = f"policy {policy.name}: {type(component).__name__}"
+        for placeholder, value in component.answers(policy).items():
+            wraps_it = isinstance(value, Wrapping)
+            answer = value.rule if isinstance(value, Wrapping) else value
             if placeholder not in PLACEHOLDERS:
-                found = getattr(placeholder, "__name__", placeholder)
-                raise PolicyError(f"{name} answers {found}, expected one of: {_names(PLACEHOLDERS)}")
+                label = getattr(placeholder, "__name__", placeholder)
+                raise PolicyError(f"{name} answers {label}, expected one of: {_names(PLACEHOLDERS)}")
             question = placeholder.__name__
             if not is_rule(answer):
                 raise PolicyError(f"{name} answers {question} with {answer!r}, expected a rule (dsim.policy.rule)")
             if not is_ours(answer):
                 _check_outside(policy, name, placeholder, answer)
-            other = answering.setdefault(placeholder, part)
-            if other is not part and not wraps_it and not (is_ours(type(other)) and is_ours(type(part))):
-                both = f"{type(other).__name__} and {type(part).__name__} both answer {question}"
-                raise PolicyError(f"policy {policy.name}: {both}, expected one of them, or wraps(rule) in the second")
+            other = answering.setdefault(placeholder, component)
+            if other is not component and not wraps_it and not (is_ours(type(other)) and is_ours(type(component))):
+                rivals = f"{type(other).__name__} and {type(component).__name__} both answer {question}"
+                raise PolicyError(f"policy {policy.name}: {rivals}, expected one of them, or wraps(rule) in the second")
             if wraps_it:
-                within = _inherited(policy, part, placeholder) or answers.get(placeholder) or _default(placeholder)
+                within = _inherited(policy, component, placeholder) or answers.get(placeholder) or _default(placeholder)
                 answer = wrapping(placeholder, answer, _formed(placeholder, within, answers))
-            answering[placeholder] = part
+            answering[placeholder] = component
             answers[placeholder] = answer
     answers = {placeholder: _formed(placeholder, answer, answers) for placeholder, answer in answers.items()}
     questions = questions_of(answers)
-    for placeholder, part in answering.items():
+    for placeholder, component in answering.items():
         if placeholder not in questions:
-            raise PolicyError(_unasked(policy, part, placeholder.__name__, questions))
+            raise PolicyError(_unasked(policy, component, placeholder.__name__, questions))
     _check_threshold(policy, threshold_now in answering)
     _check_methods(policy)
     granularity = policy.granularity
@@ -519,10 +519,10 @@ def answers_of(policy: "Policy") -> dict[Any, Any]:
     return answers
 
 
-def _inherited(policy: "Policy", part: "Part", placeholder: Any) -> Any:
-    """The rule of a class that the part extends; None: no such rule."""
-    bases = [base for base in type(part).__mro__[1:] if hasattr(base, "answers")]
-    answers = (base.answers(part, policy).get(placeholder) for base in bases)
+def _inherited(policy: "Policy", component: "Part", placeholder: Any) -> Any:
+    """The rule of a class that the component extends; None: no such rule."""
+    bases = [base for base in type(component).__mro__[1:] if hasattr(base, "answers")]
+    answers = (base.answers(component, policy).get(placeholder) for base in bases)
     return next((answer for answer in answers if answer is not None and not isinstance(answer, Wrapping)), None)
 
 
@@ -536,7 +536,7 @@ def _formed(placeholder: Any, answer: Any, answers: Mapping[Any, Any]) -> Any:
     """An answer as the engine asks it."""
     if answer is placeholder or is_ours(answer):
         return answer
-    return asked(placeholder, answer, answers.get(hooks.held, hooks.held))
+    return engine_form(placeholder, answer, answers.get(hooks.held, hooks.held))
 
 
 def _check_outside(policy: "Policy", name: str, placeholder: Any, answer: Any) -> None:
@@ -549,12 +549,12 @@ def _check_outside(policy: "Policy", name: str, placeholder: Any, answer: Any) -
         )
     if wrong := wrong_parameters(answer, ["view"] if placeholder in OF_A_VIEW else parameters(placeholder)):
         raise PolicyError(f"{name} answers {question} with {wrong}")
-    own = {field for part in policy.parts() for field in part.record(policy)}
-    for each in (answer, *called_by([answer], {})):
-        if not is_ours(each) and (written := fields_written(each) - own):
+    record_fields = {field for component in policy.parts() for field in component.record(policy)}
+    for callee in (answer, *called_by([answer], {})):
+        if not is_ours(callee) and (written := fields_written(callee) - record_fields):
             raise PolicyError(
-                f"{name}: rule {each.__name__} writes {', '.join(sorted(written))}, expected only fields of its "
-                f"record: {', '.join(sorted(own)) or 'none'}"
+                f"{name}: rule {callee.__name__} writes {', '.join(sorted(written))}, expected only fields of its "
+                f"record: {', '.join(sorted(record_fields)) or 'none'}"
             )
 
 
@@ -562,28 +562,28 @@ def _names(placeholders: Iterable[Any]) -> str:
     return ", ".join(placeholder.__name__ for placeholder in placeholders)
 
 
-def _unasked(policy: "Policy", part: Any, name: str, questions: frozenset[Any]) -> str:
-    found = _names(sorted(questions, key=lambda placeholder: placeholder.__name__))
-    return f"policy {policy.name}: {type(part).__name__} answers {name}, and this policy asks only: {found}"
+def _unasked(policy: "Policy", component: Any, name: str, questions: frozenset[Any]) -> str:
+    expected = _names(sorted(questions, key=lambda placeholder: placeholder.__name__))
+    return f"policy {policy.name}: {type(component).__name__} answers {name}, and this policy asks only: {expected}"
 
 
 def _check_threshold(policy: "Policy", answered: bool) -> None:
     """PolicyError unless exactly one of a rule and a Python method chooses among thresholds."""
     rule, name = policy.unmasking, type(policy.unmasking).__name__
     if len(rule.thresholds) > 1 and answered == rule.given:
-        how = "both by a rule and in Python" if answered else "neither by a rule nor in Python"
-        raise PolicyError(f"policy {policy.name}: {name} answers threshold_now {how}: expected one of them")
+        manner = "both by a rule and in Python" if answered else "neither by a rule nor in Python"
+        raise PolicyError(f"policy {policy.name}: {name} answers threshold_now {manner}: expected one of them")
 
 
 def _check_methods(policy: "Policy") -> None:
     """PolicyError for a method from outside with a question's name that its part is not asked."""
     names = {"order", "unmask", *(placeholder.__name__ for placeholder in FORMS)}
-    for part in policy.parts():
-        kinds = type(part).__mro__
-        own = {name for kind in kinds if not is_ours(kind) for name in vars(kind)}
-        if unasked := (own & names).difference(*(vars(kind) for kind in kinds if is_ours(kind))):
+    for component in policy.parts():
+        kinds = type(component).__mro__
+        methods = {name for kind in kinds if not is_ours(kind) for name in vars(kind)}
+        if unasked := (methods & names).difference(*(vars(kind) for kind in kinds if is_ours(kind))):
             raise PolicyError(
-                f"policy {policy.name}: {type(part).__name__} has a method {min(unasked)}, which is never asked: "
+                f"policy {policy.name}: {type(component).__name__} has a method {min(unasked)}, which is never asked: "
                 "expected a rule in `answers`, order of a Scheduler, select of a Granularity, or threshold_now or "
                 "unmask of an Unmasking"
             )

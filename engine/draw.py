@@ -123,10 +123,10 @@ def draw_plan(
     committed = np.zeros(window.shape, np.bool_)
     for i in range(len(requests)):
         request = int(requests[i])
-        own = draws.requests[request]
+        entry = draws.requests[request]
         draw_row(
-            status[i], evaluations[i], window[i], committed[i], int(start[i]), request, int(own.last_block),
-            int(own.num_padding), own.factor, draws, surety[i],
+            status[i], evaluations[i], window[i], committed[i], int(start[i]), request, int(entry.last_block),
+            int(entry.num_padding), entry.factor, draws, surety[i],
         )  # fmt: skip
     return committed
 
@@ -134,10 +134,10 @@ def draw_plan(
 @rule
 def draw_slot(replica: Replica, slot: int, window: Marks, committed: Marks, draws: Draws) -> None:
     sequence = replica.sequences[slot]
-    own = draws.requests[sequence.request]
+    entry = draws.requests[sequence.request]
     draw_row(
         replica.status[slot], replica.evaluations[slot], window, committed, int(sequence.start), int(sequence.request),
-        int(own.last_block), int(own.num_padding), own.factor, draws, draws.law[:0],
+        int(entry.last_block), int(entry.num_padding), entry.factor, draws, draws.law[:0],
     )  # fmt: skip
 
 
@@ -163,15 +163,15 @@ def accept_plan(window: Windows, start: Indices, requests: Indices, draws: Draws
 @rule
 def steps_of_law(draws: Draws, request: int, index: int) -> int:
     """Forwards until a request's block `index` (from 0) commits (commits.CanvasLaw)."""
-    drawn, own = draw64(key64(draws.streams[OF_BLOCKS], request), index, 0), draws.requests[request]
+    drawn, entry = draw64(key64(draws.streams[OF_BLOCKS], request), index, 0), draws.requests[request]
     if len(draws.law) > 3:
-        at = own.factor + draws.factors[BLOCK_FACTORS, pick64(drawn)] + draws.stage[min(index, len(draws.stage) - 1)]
-        cell = min(max(int(np.floor(at * CELLS_PER_STD)) + CELLS // 2, 0), CELLS - 1)
-        return int(min(draws.law[3 + cell], own.most))
-    steps = draws.law[0] * own.factor * draws.factors[BLOCK_FACTORS, pick64(drawn)]
+        z = entry.factor + draws.factors[BLOCK_FACTORS, pick64(drawn)] + draws.stage[min(index, len(draws.stage) - 1)]
+        cell = min(max(int(np.floor(z * CELLS_PER_STD)) + CELLS // 2, 0), CELLS - 1)
+        return int(min(draws.law[3 + cell], entry.most))
+    steps = draws.law[0] * entry.factor * draws.factors[BLOCK_FACTORS, pick64(drawn)]
     for _ in range(index):
         steps *= draws.law[1]
-    return int(min(max(np.floor(steps + 0.5), draws.law[2]), own.most))
+    return int(min(max(np.floor(steps + 0.5), draws.law[2]), entry.most))
 
 
 @rule
@@ -180,8 +180,8 @@ def steps_left(
 ) -> int:  # fmt: skip
     """Steps until a row's block commits, this one included; 0: no mask in the window."""
     width = len(status)
-    own = int(draws.requests[request].canvas_length)
-    block = own if 0 < own < width else width
+    narrow = int(draws.requests[request].canvas_length)
+    block = narrow if 0 < narrow < width else width
     first = 0
     while first < width and not (window[first] and status[first] == MASKED):
         first += 1
@@ -296,5 +296,5 @@ def delta_row(
         if frontier < 0:
             frontier = p
         normal = draws.factors[NORMAL, pick64(key64(key64(stream, start + p), evaluations[p]))]
-        own = draws.deltas[0] + draws.deltas[1] * normal if decodable[p] else draws.deltas[2] + draws.deltas[3] * normal
-        delta[p] = np.float32(own - draws.deltas[4] * (p - frontier))
+        raw = draws.deltas[0] + draws.deltas[1] * normal if decodable[p] else draws.deltas[2] + draws.deltas[3] * normal
+        delta[p] = np.float32(raw - draws.deltas[4] * (p - frontier))

@@ -117,21 +117,21 @@ def publish(replica: Replica, slot: int, now: float) -> float:
 
 
 @rule
-def has_masks(replica: Replica, slot: int, upto: int) -> bool:
+def has_masks(replica: Replica, slot: int, limit: int) -> bool:
     """Whether `columns_to_decode` have masks."""
-    for p in range(columns_to_decode(replica, slot, upto)):
+    for p in range(columns_to_decode(replica, slot, limit)):
         if replica.status[slot, p] == MASKED:
             return True
     return False
 
 
 @rule
-def columns_to_decode(replica: Replica, slot: int, upto: int) -> int:
-    """The first `upto` columns, or those before an EOS that ends a request at once."""
+def columns_to_decode(replica: Replica, slot: int, limit: int) -> int:
+    """The first `limit` columns, or those before an EOS that ends a request at once."""
     sequence = replica.sequences[slot]
     if replica.fixed.stops == AT_TOKEN:
-        upto = min(upto, int(sequence.stop) - int(sequence.start))
-    return upto
+        limit = min(limit, int(sequence.stop) - int(sequence.start))
+    return limit
 
 
 @rule
@@ -160,12 +160,12 @@ def begin(replica: Replica, kind: int, now: float) -> None:
 @rule
 def _count_windows(replica: Replica) -> None:
     """Count keys that rows see in layers with a window."""
-    counters, window, one = replica.counters, replica.fixed.window, replica.fixed.block == 1
+    counters, window, single = replica.counters, replica.fixed.window, replica.fixed.block == 1
     for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         tokens, keys = int(sequence.num_tokens), int(sequence.num_keys)
         counters.window_q_kv += window_pairs(
-            tokens, keys, window, one or sequence.phase == PREFILL or sequence.phase == FLUSH
+            tokens, keys, window, single or sequence.phase == PREFILL or sequence.phase == FLUSH
         )
         counters.window_kv += min(keys, window + tokens)
 

@@ -43,7 +43,7 @@ from .state import (
     Inbox,
     PolicyState,
     Replica,
-    named,
+    as_tables,
     new_replica,
     read_only,
     with_queue,
@@ -293,17 +293,17 @@ class Engine:
 
         Prefix-cached pages (`found`) are shared. spare: pages that must stay free; else returns False, holding nothing.
         """
-        pages, found, entries = self.pages_of(tokens), 0, NO_ENTRIES
+        pages, cached, entries = self.pages_of(tokens), 0, NO_ENTRIES
         if self._own.cache:
-            found, entries = self._find_ahead(request, prompt, tokens)
-        held = int((self._own.cache.entries["refs"][entries] > 0).sum()) if len(entries) else 0
-        if spare is not None and pages - held + spare > self.free_pages:
+            cached, entries = self._find_ahead(request, prompt, tokens)
+        shared = int((self._own.cache.entries["refs"][entries] > 0).sum()) if len(entries) else 0
+        if spare is not None and pages - shared + spare > self.free_pages:
             return False
         self.keep(pages - len(entries))
         self._absent_pages += len(entries)
         if self._own.cache:
             self.call_cache("pin", entries)
-        self.table.rows["reserved"][request], self.table.rows["found"][request] = pages, found
+        self.table.rows["reserved"][request], self.table.rows["found"][request] = pages, cached
         return True
 
     def found(self, request: int, prompt: int, tokens: int) -> int:
@@ -315,13 +315,13 @@ class Engine:
         return bool(self._counters["kind"] != NOTHING)
 
     def _find_ahead(
-        self, request: int, prompt: int, tokens: int, found: int = -1
+        self, request: int, prompt: int, tokens: int, cached: int = -1
     ) -> tuple[int, npt.NDArray[np.int64]]:  # fmt: skip
         """`prefix.find_ahead`, limited to what the policy would reuse."""
         entries = np.full(self.pages_of(tokens), -1, np.int64)
-        most = min(tokens, self.policy.batching.most_reused(self.policy, prompt))
-        there = self.call_cache("find_ahead", request, most, found, entries)
-        return int(there), entries[entries >= 0]
+        limit = min(tokens, self.policy.batching.most_reused(self.policy, prompt))
+        reused = self.call_cache("find_ahead", request, limit, cached, entries)
+        return int(reused), entries[entries >= 0]
 
     def call_cache(self, name: str, *arguments: Any) -> Any:
         """Call a prefix cache's rule (core._OF_CACHE)."""
@@ -360,9 +360,9 @@ class Engine:
             return False
         if length > limits.context_limit:
             return False
-        pages, seen = self.most_pages(request)
+        pages, window_pages = self.most_pages(request)
         # The plain rule costs more than all else in `submit`.
-        return bool(_have_room(self._fixed, pages, seen)) if limits.window else pages <= limits.num_pages
+        return bool(_have_room(self._fixed, pages, window_pages)) if limits.window else pages <= limits.num_pages
 
     def canvas_of(self, request: Request) -> int:
         """The table's `canvas_length` for a request."""
@@ -379,8 +379,8 @@ class Engine:
     def most_pages(self, request: Request) -> tuple[int, int]:
         """Most pages of a request, in layers without and with a window."""
         policy, prompt, page = self.policy, request.input_length, self.policy.memory.page_size
-        own = with_canvas(policy, request.canvas_length if self.narrows else 0)
-        tokens = int(policy.batching.reserved(own, prompt, request.limit, self.limits.state_tokens))
+        narrowed = with_canvas(policy, request.canvas_length if self.narrows else 0)
+        tokens = int(policy.batching.reserved(narrowed, prompt, request.limit, self.limits.state_tokens))
         if not self.limits.window:
             return -(-tokens // page), 0
         at_once = policy.batching.at_once(policy, prompt, request.limit)
@@ -428,8 +428,8 @@ class Engine:
 
     def _view(self) -> View:
         """What the policy sees in plain Python."""
-        replica, own = self.state
-        return view_in_python(_opened(replica), _opened_policy(own))
+        replica, policy = self.state
+        return view_in_python(_opened(replica), _opened_policy(policy))
 
     def _threshold_now(self) -> int:
         rule = self.policy.unmasking
@@ -451,12 +451,12 @@ class Engine:
         policy, queue, places = self.policy, self._arrays.queue, self._places()
         n = len(places)
         order = array_of(policy.batching.order(self._view()))
-        where = f"policy {policy.name}: {type(policy.batching).__name__}.order returned"
+        source = f"policy {policy.name}: {type(policy.batching).__name__}.order returned"
         if order.shape != (n,) or order.dtype.kind not in "iu":
-            raise PolicyError(f"{where} {order.dtype} {list(order.shape)}, expected whole numbers [{n}]")
+            raise PolicyError(f"{source} {order.dtype} {list(order.shape)}, expected whole numbers [{n}]")
         if not np.array_equal(np.sort(order), np.arange(n)):
             wrong = cut(sorted(set(range(n)) ^ set(order.tolist())) or "a row twice")
-            raise PolicyError(f"{where} other rows than 0 to {n - 1}, each once: see {wrong}")
+            raise PolicyError(f"{source} other rows than 0 to {n - 1}, each once: see {wrong}")
         queue[places] = queue[places[order]]
 
     def _select_rows(self) -> None:
@@ -472,17 +472,17 @@ class Engine:
             lambda: requests_at(_opened(self.state[0]), rows["request"], slots),
         )  # fmt: skip
         window = array_of(policy.granularity.select(view, planned))
-        where = f"policy {policy.name}: {type(policy.granularity).__name__}.select returned"
+        source = f"policy {policy.name}: {type(policy.granularity).__name__}.select returned"
         if window.shape != status.shape or window.dtype != np.bool_:
-            raise PolicyError(f"{where} {window.dtype} {list(window.shape)}, expected bool {list(status.shape)}")
+            raise PolicyError(f"{source} {window.dtype} {list(window.shape)}, expected bool {list(status.shape)}")
         wrong = window & ((status == CACHED) | (np.arange(policy.width) >= reach[:, None]))
         if wrong.any():
             row, column = (int(i) for i in np.argwhere(wrong)[0])
             raise PolicyError(
-                f"{where} position {column} of row {row}, which is cached or beyond {int(reach[row])}: expected others"
+                f"{source} position {column} of row {row}, which is cached or beyond {int(reach[row])}: expected others"
             )
         if not window.any():
-            raise PolicyError(f"{where} no position of any of {len(slots)} rows, expected at least one")
+            raise PolicyError(f"{source} no position of any of {len(slots)} rows, expected at least one")
         arrays.window[slots] = window
 
     def _unmask(self, draws: Any) -> None:
@@ -599,27 +599,27 @@ class Engine:
         while True:
             journal = NO_JOURNAL if recorder is None else recorder.journal
             run = self._run_plain if self.asks_python else self._entry(draws, cost, journal)
-            why = run(*self.state, draws, cost, journal, now, horizon, STEPS_A_CALL, until_finish)
-            if why == core.IN_FLIGHT:
+            reason = run(*self.state, draws, cost, journal, now, horizon, STEPS_A_CALL, until_finish)
+            if reason == core.IN_FLIGHT:
                 return float(counters["now"] + counters["latency"])
             now = float(counters["clock"])
-            if not self.goes_on(why, recorder):
+            if not self.goes_on(reason, recorder):
                 return now
 
-    def goes_on(self, why: int, recorder: StepRecorder | None) -> bool:
+    def goes_on(self, reason: int, recorder: StepRecorder | None) -> bool:
         """Handle why compiled code returned (`core`); True if it can be called again at once.
 
         PolicyError if the policy's answer is impossible or steps make no progress.
         """
-        if why == core.JOURNAL_FULL:
+        if reason == core.JOURNAL_FULL:
             assert recorder is not None
             recorder.make_room(int(self._counters["num_rows"]))
             return False  # so that a run with a journal can be stopped
-        if why == core.NO_SLOTS:
+        if reason == core.NO_SLOTS:
             self._make_slots()
-        elif why == core.NO_QUEUE:
+        elif reason == core.NO_QUEUE:
             self._make_queue()
-        elif why == core.IDLE_NOW:
+        elif reason == core.IDLE_NOW:
             self._check_idle()
             return False
         else:
@@ -632,18 +632,18 @@ class Engine:
         if self.is_young:
             return self.core.run_young
         if self._run is None or self._run[0] is not draws or self._run[1] is not cost:
-            made = self.core.entry("run", *self.state, draws, cost, journal, 0.0, 0.0, 0, False)
-            self._run = draws, cost, made
+            compiled = self.core.entry("run", *self.state, draws, cost, journal, 0.0, 0.0, 0, False)
+            self._run = draws, cost, compiled
         return self._run[2]
 
     def _run_plain(
-        self, replica: Replica, own: AnyPolicy, draws: Any, cost: Cost, journal: Any, now: float, horizon: float,
-        most: int, until_finish: bool,
+        self, replica: Replica, policy: AnyPolicy, draws: Any, cost: Cost, journal: Any, now: float, horizon: float,
+        limit: int, until_finish: bool,
     ) -> int:  # fmt: skip
         """core.run step by step, for policies with Python methods."""
         counters = self._counters
         counters["clock"] = now
-        for _ in range(most):
+        for _ in range(limit):
             if counters["kind"] == NOTHING:
                 now = float(counters["clock"])
                 if counters["num_free"] < min(int(counters["num_waiting"]), int(self._fixed.max_batch)):
@@ -652,10 +652,10 @@ class Engine:
                     return core.IDLE_NOW
                 if self.policy.unmasking.chooses:
                     self._unmask(draws)
-                self.core.predict(replica, own, draws, cost)
+                self.core.predict(replica, policy, draws, cost)
                 if not now + counters["latency"] < horizon:
                     return core.IN_FLIGHT
-            if not self.core.end_step(replica, own, journal):
+            if not self.core.end_step(replica, policy, journal):
                 return core.JOURNAL_FULL
             if counters["stalled"]:
                 return core.STALLED
@@ -668,9 +668,9 @@ class Engine:
     def _make_slots(self) -> None:
         """Make a slot for each request that the next decision may admit."""
         counters = self._counters
-        wanted = min(int(counters["num_waiting"]), int(self._fixed.max_batch))
-        if int(counters["num_free"]) < wanted:
-            self._grow(max(2 * len(self._arrays.sequences), len(self._arrays.sequences) + wanted))
+        needed = min(int(counters["num_waiting"]), int(self._fixed.max_batch))
+        if int(counters["num_free"]) < needed:
+            self._grow(max(2 * len(self._arrays.sequences), len(self._arrays.sequences) + needed))
 
     def _make_queue(self) -> None:
         self._set(with_queue(self._arrays, len(self._arrays.sequences) + 1))
@@ -684,16 +684,16 @@ class Engine:
         self._set(with_queue(arrays, capacity + 1 + to_come))
 
     def _columns(self, capacity: int, old: Any = None) -> Any:
-        kinds = [column for part in self.policy.parts() for column in part.columns] or [("none", "u1")]
-        made = np.zeros(capacity, np.dtype(kinds, align=True))
+        kinds = [column for component in self.policy.parts() for column in component.columns] or [("none", "u1")]
+        columns = np.zeros(capacity, np.dtype(kinds, align=True))
         if old is not None:
-            made[: len(old)] = old
-        return made
+            columns[: len(old)] = old
+        return columns
 
     def _set(self, arrays: Any) -> None:
         self._arrays = arrays
         self._counters = arrays.counters[0]
-        self.state = named(arrays), named(self._own)  # for compiled entries
+        self.state = as_tables(arrays), as_tables(self._own)  # for compiled entries
         self._outstanding, self._expected = arrays.counters["outstanding_tokens"], arrays.counters["expected_tokens"]
         self._moved(self.state)
 
@@ -731,11 +731,11 @@ class Engine:
                 f"{int((status == PENDING).sum())} committed positions without final KV; the last step computed "
                 f"{computed} of the masks and {int(window.sum()) - computed} other positions"
             )
-        what = f"{counters['fruitless']} steps"
+        work = f"{counters['fruitless']} steps"
         if counters["fruitless"] < MOST_FRUITLESS:
-            what = f"prefills of {counters['fruitless_tokens']} tokens"
+            work = f"prefills of {counters['fruitless_tokens']} tokens"
         raise self._stall(
-            f"{what} in a row committed nothing and finished nothing, the last with "
+            f"{work} in a row committed nothing and finished nothing, the last with "
             f"{counters['num_preempted']} preemptions: {self._who()}"
         )
 
@@ -747,9 +747,9 @@ class Engine:
             kind = type(self.policy.batching).__name__
             raise self._stall(f"{kind} runs nothing and never will: {self._who()}")
 
-    def _stall(self, why: str) -> PolicyError:
+    def _stall(self, reason: str) -> PolicyError:
         return PolicyError(
-            f"policy {self.policy.name}: replica {self.replica} at {self._counters['clock']:.6g} s: {why}"
+            f"policy {self.policy.name}: replica {self.replica} at {self._counters['clock']:.6g} s: {reason}"
         )
 
     def _who(self) -> str:
@@ -762,36 +762,36 @@ class Engine:
 def _first(requests: list[int]) -> str:
     if not requests:
         return ""
-    more = ", ..." if len(requests) > SHOWN_REQUESTS else ""
-    return f" (request {', '.join(map(str, requests[:SHOWN_REQUESTS]))}{more})"
+    ellipsis = ", ..." if len(requests) > SHOWN_REQUESTS else ""
+    return f" (request {', '.join(map(str, requests[:SHOWN_REQUESTS]))}{ellipsis})"
 
 
 def _record_of(policy: Policy) -> Any:
     """One `policy.record` array."""
-    held: dict[str, Any] = {}
-    for part in policy.parts():
-        record = part.record(policy)
-        if both := sorted(held.keys() & record):
-            raise PolicyError(f"{policy.name}: two parts have a record {both[0]}, expected another name in one")
-        held.update(record)
+    fields: dict[str, Any] = {}
+    for component in policy.parts():
+        record = component.record(policy)
+        if shared := sorted(fields.keys() & record):
+            raise PolicyError(f"{policy.name}: two parts have a record {shared[0]}, expected another name in one")
+        fields.update(record)
     kinds = []
-    for name, value in (held or {"none": 0}).items():
+    for name, value in (fields or {"none": 0}).items():
         array = np.asarray(value)
         kinds.append((name, array.dtype.str, array.shape) if array.ndim else (name, array.dtype.str))
-    made = np.zeros(1, np.dtype(kinds, align=True))
-    for name, value in held.items():
-        made[name] = value
-    return made
+    records = np.zeros(1, np.dtype(kinds, align=True))
+    for name, value in fields.items():
+        records[name] = value
+    return records
 
 
 def _times(bins: Any, counters: Any, name: str) -> TimeHistogram:
-    made = TimeHistogram(bins)
-    made.count = int(counters[f"{name}_count"])
-    made.sum, made.min, made.max = (float(counters[f"{name}_{part}"]) for part in ("sum", "min", "max"))
-    return made
+    times = TimeHistogram(bins)
+    times.count = int(counters[f"{name}_count"])
+    times.sum, times.min, times.max = (float(counters[f"{name}_{key}"]) for key in ("sum", "min", "max"))
+    return times
 
 
 def _counts(counts: Any) -> CountHistogram:
-    made = CountHistogram()
-    made.counts.update({int(i): int(counts[i]) for i in np.flatnonzero(counts)})
-    return made
+    histogram = CountHistogram()
+    histogram.counts.update({int(i): int(counts[i]) for i in np.flatnonzero(counts)})
+    return histogram

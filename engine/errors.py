@@ -34,10 +34,10 @@ class MachineError(DsimError):
     """A failure that different input would not fix, such as a full disk. Exit code 1."""
 
 
-def cut(text: object, most: int = SHOWN) -> str:
+def cut(text: object, limit: int = SHOWN) -> str:
     """Input for a message, on one line and shortened."""
-    line = " ".join(str(text)[: 4 * most].split())
-    return line if len(line) <= most else line[: most - 3] + "..."
+    line = " ".join(str(text)[: 4 * limit].split())
+    return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
 def quoted(value: object) -> str:

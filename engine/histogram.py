@@ -86,10 +86,10 @@ class CountHistogram:
     def quantile(self, q: float) -> float:
         """The q-quantile, the lower of two; NaN if empty."""
         rank = q * (self.counts.total() - 1)
-        seen = 0
+        cumulative = 0
         for value in sorted(self.counts):
-            seen += self.counts[value]
-            if seen > rank:
+            cumulative += self.counts[value]
+            if cumulative > rank:
                 return float(value)
         return math.nan
 

@@ -99,12 +99,12 @@ def bind(
         on_new()
         link()
     model = "numpy" if ours else "python"
-    made = njit(error_model=model, boundscheck=not ours, nogil=nogil, _nrt=allocates)(copy)
-    made.compile = compiling(folder)(made.compile)
+    dispatcher = njit(error_model=model, boundscheck=not ours, nogil=nogil, _nrt=allocates)(copy)
+    dispatcher.compile = compiling(folder)(dispatcher.compile)
     if is_safe:
         with suppress(RuntimeError):  # not writable meanwhile
-            keep(made, copy, folder, allocates, link)
-    return made  # type: ignore[no-any-return]
+            keep(dispatcher, copy, folder, allocates, link)
+    return dispatcher  # type: ignore[no-any-return]
 
 
 def _folder(function: Any, answers: Mapping[Any, Callable[..., Any]], kinds: str) -> Path:
@@ -116,58 +116,58 @@ def _folder(function: Any, answers: Mapping[Any, Callable[..., Any]], kinds: str
 
 def in_python(function: Callable[..., Any], answers: Mapping[Any, Callable[..., Any]]) -> Callable[..., Any]:
     """The copy of `bind` in Python: ready at once, a hundred times slower."""
-    made = _copy(function, _called(function, _by_id(answers), {}, compiled=False))
+    interpreted = _copy(function, _called(function, _by_id(answers), {}, compiled=False))
 
     def call(*arguments: Any) -> Any:
         with np.errstate(all="ignore"):  # some numbers wrap on purpose
-            return made(*arguments)
+            return interpreted(*arguments)
 
     return call
 
 
 def is_kept(function: Any, answers: Mapping[Any, Callable[..., Any]], kinds: str) -> bool:
     """Whether the code of `bind` is on disk; marks it as used."""
-    folder, found = _folder(function, answers, kinds), False
+    folder, stored = _folder(function, answers, kinds), False
     with suppress(OSError):  # removed meanwhile, or read-only
         # An interrupted compilation leaves no index.
-        found = next(folder.rglob("*.nbi"), None) is not None
-        if found:
+        stored = next(folder.rglob("*.nbi"), None) is not None
+        if stored:
             folder.touch()
-    return found
+    return stored
 
 
 def _by_id(answers: Mapping[Any, Any]) -> dict[int, Any]:
     return {id(placeholder): answer for placeholder, answer in answers.items()}
 
 
-def _bound(function: Any, answers: Mapping[int, Any], made: dict[int, Any], compiled: bool) -> Any:
+def _bound(function: Any, answers: Mapping[int, Any], copies: dict[int, Any], compiled: bool) -> Any:
     """A rule's copy for other rules, shared by policies with the same callees.
 
     Compiled without Python wrappers, which take most of the time.
     """
-    if id(function) not in made:
-        reaches = any(id(each) in answers for each in called_by([function], {}))
-        made[id(function)] = None if reaches else function  # None: in progress
-        called = _called(function, answers, made, compiled)
+    if id(function) not in copies:
+        reaches = any(id(callee) in answers for callee in called_by([function], {}))
+        copies[id(function)] = None if reaches else function  # None: in progress
+        called = _called(function, answers, copies, compiled)
         key = compiled, function, tuple(called.items())
         if key not in _INNER:
             copy, ours = _copy(function, called), is_ours(function)
             _INNER[key] = _inner(copy, ours) if compiled else copy if ours else _strict(copy)
-        made[id(function)] = _INNER[key]
-    if made[id(function)] is None:
+        copies[id(function)] = _INNER[key]
+    if copies[id(function)] is None:
         raise PolicyError(
             f"rule {_name(function)} calls itself through the answers to its questions: expected no cycle"
         )
-    return made[id(function)]
+    return copies[id(function)]
 
 
 _INNER: dict[Any, Any] = {}  # by object: an id may be reused
 
 
-def _called(function: Any, answers: Mapping[int, Any], made: dict[int, Any], compiled: bool) -> dict[str, Any]:
+def _called(function: Any, answers: Mapping[int, Any], copies: dict[int, Any], compiled: bool) -> dict[str, Any]:
     called = _globals(function)
     rules = {
-        name: _bound(answers.get(id(value), value), answers, made, compiled)
+        name: _bound(answers.get(id(value), value), answers, copies, compiled)
         for name, value in called.items()
         if id(value) in answers or is_rule(value)
     }
@@ -211,14 +211,14 @@ def _strict(function: F) -> F:
 def called_by(rules: Iterable[Any], answers: Mapping[Any, Any]) -> list[Any]:
     """All rules that these call, directly or not; placeholders are followed to their answers."""
     by_id = _by_id(answers)
-    found: dict[int, Any] = {}
+    callees: dict[int, Any] = {}
     waiting = list(rules)
     while waiting:
         for value in _globals(waiting.pop()).values():
-            if is_rule(value) and id(value) not in found:
-                found[id(value)] = value
+            if is_rule(value) and id(value) not in callees:
+                callees[id(value)] = value
                 waiting.append(by_id.get(id(value), value))
-    return list(found.values())
+    return list(callees.values())
 
 
 def fields_written(function: Any) -> set[str]:
@@ -236,12 +236,12 @@ def parameters(function: Any) -> list[str]:
     return list(inspect.signature(_plain(function)).parameters)
 
 
-def wrong_parameters(answer: Any, wanted: list[str]) -> str:
+def wrong_parameters(answer: Any, expected: list[str]) -> str:
     """The answer's parameters and those expected, if they are more or fewer; else empty."""
     names = parameters(answer)
-    if len(wanted) == len(names):
+    if len(expected) == len(names):
         return ""
-    return f"{_name(answer)}({', '.join(names)}), expected {len(wanted)}: {', '.join(wanted)}"
+    return f"{_name(answer)}({', '.join(names)}), expected {len(expected)}: {', '.join(expected)}"
 
 
 def _globals(function: Any) -> dict[str, Any]:
@@ -254,11 +254,11 @@ def _inner(function: F, ours: bool) -> F:
         return njit(inline="always")(function)  # type: ignore[no-any-return]
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": Linked}
     model = "numpy" if ours else "python"  # a rule from outside must not divide by zero or read past an end in silence
-    made = njit(error_model=model, boundscheck=not ours, _nrt=False, forceinline=True, **options)(function)
-    compiled = made.compile
+    dispatcher = njit(error_model=model, boundscheck=not ours, _nrt=False, forceinline=True, **options)(function)
+    compiled = dispatcher.compile
     # Else numba compiles again for each constant argument.
-    made.compile = lambda arguments: compiled(tuple(map(numba.types.unliteral, arguments)))
-    return made  # type: ignore[no-any-return]
+    dispatcher.compile = lambda arguments: compiled(tuple(map(numba.types.unliteral, arguments)))
+    return dispatcher  # type: ignore[no-any-return]
 
 
 def entry(function: Any, *arguments: Any) -> Any:
@@ -275,8 +275,8 @@ def outer(function: F) -> F:
     """A rule that Python calls, and that makes arrays."""
     if JIT:
         return rule(function)
-    made = cache(lambda: in_python(function, {}))  # later: its callees may not be defined yet
-    return lambda *arguments: made()(*arguments)  # type: ignore[return-value]
+    interpreted = cache(lambda: in_python(function, {}))  # later: its callees may not be defined yet
+    return lambda *arguments: interpreted()(*arguments)  # type: ignore[return-value]
 
 
 def is_rule(value: Any) -> bool:
@@ -295,10 +295,10 @@ def _name(function: Any) -> str:
 
 def uncompiled(error: Exception, answers: Iterable[Any]) -> str:
     """Which rule from outside failed to compile, and the first line of why."""
-    others = {_name(each) for each in (*answers, *called_by(answers, {})) if not is_ours(each)}
-    called = [name for name in re.findall(r"CPUDispatcher\(<function (\w+) at", str(error)) if name in others]
-    which = f"rule {called[0]}" if called else ", ".join(sorted(others)) or "a rule"
-    return f"{which} cannot be compiled: {_why(error)}"
+    outside = {_name(function) for function in (*answers, *called_by(answers, {})) if not is_ours(function)}
+    called = [name for name in re.findall(r"CPUDispatcher\(<function (\w+) at", str(error)) if name in outside]
+    label = f"rule {called[0]}" if called else ", ".join(sorted(outside)) or "a rule"
+    return f"{label} cannot be compiled: {_why(error)}"
 
 
 def _why(error: Exception) -> str:
@@ -322,7 +322,7 @@ def _sources() -> str:
     return h.hexdigest()[:16]
 
 
-def _identity(value: Any, seen: set[int]) -> str:
+def _identity(value: Any, visited: set[int]) -> str:
     """A rule's identity: code, constants, values of globals."""
     plain = _plain(value)
     if isinstance(plain, np.ndarray):  # repr is abbreviated
@@ -335,18 +335,18 @@ def _identity(value: Any, seen: set[int]) -> str:
         return f"{type(value).__name__} {getattr(value, '__name__', repr(value))} {members}"
     if is_ours(plain) and "<locals>" not in plain.__qualname__:
         return f"{plain.__module__}.{plain.__qualname__}"  # covered by `_sources`
-    if id(plain) in seen:
+    if id(plain) in visited:
         return plain.__qualname__
-    seen.add(id(plain))
+    visited.add(id(plain))
     h = hashlib.sha256()
     for code in _codes(plain.__code__):
         constants = [constant for constant in code.co_consts if not isinstance(constant, types.CodeType)]
         h.update(code.co_code + repr((code.co_names, constants)).encode())
     h.update(repr((plain.__defaults__, plain.__kwdefaults__)).encode())
     for name, used in _globals(plain).items():
-        h.update(f"{name}={_identity(used, seen)}".encode())
+        h.update(f"{name}={_identity(used, visited)}".encode())
     for cell in plain.__closure__ or ():
-        h.update(_identity(cell.cell_contents, seen).encode())
+        h.update(_identity(cell.cell_contents, visited).encode())
     return f"{plain.__qualname__} {h.hexdigest()}"
 
 
@@ -357,13 +357,13 @@ def _codes(code: types.CodeType) -> list[types.CodeType]:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    return {name for each in _codes(code) for name in each.co_names}
+    return {name for inner in _codes(code) for name in inner.co_names}
 
 
 @cache
 def _home() -> Path:
     """A private folder for compiled code: in NUMBA_CACHE_DIR, the user's cache, or temporary."""
-    candidates = [named] if (named := cache_folder()) else []
+    candidates = [override] if (override := cache_folder()) else []
     with suppress(RuntimeError):  # no home
         candidates.append(Path.home() / ".cache")
     for base in candidates:

@@ -97,15 +97,15 @@ MORE_COLUMNS = CACHED_COLUMNS | MOVE_COLUMNS | SENT_COLUMNS | ORDER_COLUMNS | CH
 
 def passed(requests: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.int32]:
     """`passed` of each request, [requests], from the other columns; without those that another replica prefilled."""
-    begun = requests["scheduled"]
-    out = np.where(np.isnan(begun), requests["finish"], begun)  # of the queue, or cancelled in it
-    out = np.where(requests["status"] == REJECTED, -np.inf, np.where(np.isnan(out), np.inf, out))
-    found, earlier = np.zeros(len(begun), np.int32), defaultdict[int, list[float]](list)
+    scheduled = requests["scheduled"]
+    departure = np.where(np.isnan(scheduled), requests["finish"], scheduled)  # of the queue, or cancelled in it
+    departure = np.where(requests["status"] == REJECTED, -np.inf, np.where(np.isnan(departure), np.inf, departure))
+    counts, earlier = np.zeros(len(scheduled), np.int32), defaultdict[int, list[float]](list)
     for i in np.argsort(requests["arrival"], kind="stable").tolist():
-        others = earlier[int(requests["replica"][i])]
-        found[i] = 0 if np.isnan(begun[i]) else len(others) - bisect_right(others, out[i])
-        insort(others, out[i])
-    return found
+        times = earlier[int(requests["replica"][i])]
+        counts[i] = 0 if np.isnan(scheduled[i]) else len(times) - bisect_right(times, departure[i])
+        insort(times, departure[i])
+    return counts
 
 
 class RowOfStep(Record):
@@ -388,25 +388,25 @@ class StepRecorder:
         f, n = plan.features, len(plan.requests)
         self.make_room(n)
         j: Any = self.journal
-        i, at = (int(n) for n in j.filled[0])
-        gone, evicted = (0, 0, 0, 0), np.zeros_like(plan.window)
+        i, first = (int(n) for n in j.filled[0])
+        dropped, evicted = (0, 0, 0, 0), np.zeros_like(plan.window)
         if outcome.retained is not None:
-            left, evicted = features_left(plan, outcome.retained), plan.window & ~outcome.retained
-            gone = tuple(getattr(f, of) - getattr(left, of) for of in ("tokens", "sum_q_kv", "sum_kv", "sampled_rows"))
+            late, evicted = features_left(plan, outcome.retained), plan.window & ~outcome.retained
+            dropped = tuple(getattr(f, c) - getattr(late, c) for c in ("tokens", "sum_q_kv", "sum_kv", "sampled_rows"))
         j.steps[i] = (
             replica, plan.step, plan.now, outcome.latency, outcome.device, plan.prefill,
             f.batch, plan.chunk, f.tokens, f.sum_q_kv,
             f.sum_kv, f.head_rows, f.sampled_rows, f.num_forwards, outcome.committed.sum(), plan.waiting, plan.running,
             plan.pages, plan.submitted, len(done), len(plan.preempted),
-            plan.evicting is not None, *gone, f.window_q_kv, f.window_kv,
+            plan.evicting is not None, *dropped, f.window_q_kv, f.window_kv,
             np.nan if plan.prefill or plan.threshold is None else plan.threshold,
         )  # fmt: skip
-        rows = slice(at, at + n)
+        rows = slice(first, first + n)
         for name in ROW.names or ():
             j.rows[name][rows] = getattr(plan, name)
         for k, marks in enumerate((plan.window, outcome.committed, evicted)):
             j.words[rows, k] = pack(marks)
-        j.filled[0] = (i + 1, at + n)
+        j.filled[0] = (i + 1, first + n)
 
     def make_room(self, rows: int) -> None:
         """Flush or enlarge the journal if a step of `rows` rows does not fit."""

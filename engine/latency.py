@@ -155,13 +155,13 @@ def seconds(knots: Knots, cost: StepPrices, features: StepFeatures) -> float:
     captured = features.prefill_tokens == 0 and 0 < tokens <= cost.graph_tokens
     if captured:
         # Padding to the bucket costs layers and head.
-        more = _bucket(tokens) - tokens
+        padding = _bucket(tokens) - tokens
         sequences = _bucket(sequences) + 1  # padding rows have their own
         if head < tokens:  # the LM head is a separate graph
             head, sampled = _filled(head), _filled(sampled)
         else:
-            head, sampled = head + more, sampled + more
-        tokens += more
+            head, sampled = head + padding, sampled + padding
+        tokens += padding
         launch = 0.0
     dense = features.prefill_tokens == tokens
     layers = _layers(knots, cost, tokens, features.sum_q_kv, features.sum_kv, n, captured, dense) + _windows(
@@ -183,11 +183,11 @@ def seconds_first_whole(
     """Latency if the first layer computes these tokens, pairs and keys."""
     n = features.num_forwards
     first = _layers(knots, cost, tokens, qk_pairs, keys, n, False, False) / cost.layers
-    others = _layers(knots, cost, features.tokens, features.sum_q_kv, features.sum_kv, n, False, False) * (
+    later = _layers(knots, cost, features.tokens, features.sum_q_kv, features.sum_kv, n, False, False) * (
         1.0 - 1.0 / cost.layers
     )
     device = (
-        first + others + _windows(cost, features) + cost.head * features.head_rows + cost.sample * features.sampled_rows
+        first + later + _windows(cost, features) + cost.head * features.head_rows + cost.sample * features.sampled_rows
     )
     device += cost.sequence * features.batch
     host = n * cost.host_step + cost.host_request * features.batch
@@ -206,9 +206,9 @@ def seconds_evicting(
     captured = cost.captured_evictions and features.tokens <= cost.graph_tokens
     if captured:
         # Both CUDA graphs pad their batch to the bucket size.
-        more = _bucket(tokens) - tokens
+        padding = _bucket(tokens) - tokens
         sequences = _bucket(sequences) + 1
-        planned, tokens, sampled = _bucket(features.tokens), tokens + more, sampled + more
+        planned, tokens, sampled = _bucket(features.tokens), tokens + padding, sampled + padding
         launch = 0.0
     before = _layers(knots, cost, planned, features.sum_q_kv, features.sum_kv, n, captured, False)
     after = _layers(knots, cost, tokens, qk_pairs, keys, n, captured, False)
@@ -314,7 +314,7 @@ class LatencyModel:
             knots=tuple((x, y * factor) for x, y in self.knots),
             graph_knots=tuple((x, y * factor) for x, y in self.graph_knots),
             cache_overhead=tuple(
-                replace(part, row=part.row * factor, token=part.token * factor) for part in self.cache_overhead
+                replace(term, row=term.row * factor, token=term.token * factor) for term in self.cache_overhead
             ),
         )
 
@@ -336,15 +336,15 @@ class LatencyModel:
         """Layers' device time for `tokens` positions (s)."""
         return float(_plain_pieces(self.knots, self.slope, tokens, 0, len(self.knots)))
 
-    def step(self, f: Features, left: Features | None = None, first: Features | None = None) -> float:
-        """A step's latency (s); left: features after an eviction; first: of a whole first layer."""
+    def step(self, f: Features, late: Features | None = None, first: Features | None = None) -> float:
+        """A step's latency (s); late: features after an eviction; first: of a whole first layer."""
         if first is not None:
-            more = first.tokens, first.sum_q_kv, first.sum_kv
-            return float(_seconds_first_whole(self.tables, self, f, *more))
-        if left is None:
+            amounts = first.tokens, first.sum_q_kv, first.sum_kv
+            return float(_seconds_first_whole(self.tables, self, f, *amounts))
+        if late is None:
             return float(_seconds(self.tables, self, f))
         return float(
-            _seconds_evicting(self.tables, self, f, left.tokens, left.sum_q_kv, left.sum_kv, left.sampled_rows)
+            _seconds_evicting(self.tables, self, f, late.tokens, late.sum_q_kv, late.sum_kv, late.sampled_rows)
         )  # fmt: skip
 
     def arrays(self, overhead: npt.NDArray[np.float64] | None = None) -> "Cost":
@@ -402,25 +402,25 @@ class Cost(NamedTuple):
 @rule
 def blocks_done(replica: Replica) -> int:
     """Blocks of several positions that this step completes."""
-    found = 0
+    count = 0
     for slot in step_slots(replica):
-        found += row_blocks_done(replica.status[slot], replica.committed[slot], int(replica.fixed.block))
-    return found
+        count += row_blocks_done(replica.status[slot], replica.committed[slot], int(replica.fixed.block))
+    return count
 
 
 @rule
 def row_blocks_done(status: Status, committed: Marks, block: int) -> int:
     """A row's completed blocks; its window may reach into the next block."""
-    found = 0
+    count = 0
     if block == 1:
-        return found
+        return count
     for first in range(0, len(status), block):
-        masks = left = 0
+        masks = remaining = 0
         for p in range(first, first + block):
             masks += status[p] == MASKED
-            left += (status[p] == MASKED) & (not committed[p])
-        found += masks > 0 and left == 0
-    return found
+            remaining += (status[p] == MASKED) & (not committed[p])
+        count += masks > 0 and remaining == 0
+    return count
 
 
 @rule
@@ -449,13 +449,13 @@ def price(replica: Replica, cost: Cost) -> float:
     counters = replica.counters
     latency = step_seconds(cost, counters)
     if len(cost.overhead) and counters.kind == DECODE_STEP and not counters.evicting:
-        more = 0.0
+        overhead = 0.0
         block = int(replica.fixed.block)
         for slot in step_slots(replica):
             sequence = replica.sequences[slot]
             length = int(sequence.prompt) + -(-(int(sequence.end) - int(sequence.prompt)) // block) * block
-            more += cost.overhead[sequence.phase, 0] + cost.overhead[sequence.phase, 1] * length
-        latency += more
+            overhead += cost.overhead[sequence.phase, 0] + cost.overhead[sequence.phase, 1] * length
+        latency += overhead
     if cost.numbers[0].host_block > 0.0:
         latency += cost.numbers[0].host_block * blocks_done(replica)
     return latency
@@ -472,14 +472,14 @@ def step_times(model: LatencyModel, columns: Mapping[str, npt.ArrayLike]) -> npt
 
     columns: as in Counters, one entry per step; missing ones are 0, `num_forwards` 1.
     """
-    given = {"num_forwards": 1, **columns}
-    times = np.empty(np.broadcast_shapes(*(np.shape(column) for column in given.values())))
+    values = {"num_forwards": 1, **columns}
+    times = np.empty(np.broadcast_shapes(*(np.shape(column) for column in values.values())))
     steps = np.zeros(min(len(times), _AT_ONCE), COUNTERS)
     cost = model.arrays()
     for first in range(0, len(times), _AT_ONCE):
-        part = slice(first, first + _AT_ONCE)
-        some = steps[: len(times[part])]
-        for name, column in given.items():
-            some[name] = np.asarray(column)[part] if np.ndim(column) else column
-        _price_each(cost, table(some), times[part])
+        chunk = slice(first, first + _AT_ONCE)
+        records = steps[: len(times[chunk])]
+        for name, column in values.items():
+            records[name] = np.asarray(column)[chunk] if np.ndim(column) else column
+        _price_each(cost, table(records), times[chunk])
     return times

@@ -86,7 +86,7 @@ class Linked(Compiler):  # type: ignore[misc]
         pipelines = super().define_pipelines()
         for pipeline in pipelines:
             pipeline.passes = [
-                (_LinkedLowering, why) if kind is NativeLowering else (kind, why) for kind, why in pipeline.passes
+                (_LinkedLowering, label) if kind is NativeLowering else (kind, label) for kind, label in pipeline.passes
             ]
         return pipelines
 
@@ -139,9 +139,9 @@ def _either(in_python: Callable[..., Any], typing: Callable[..., Any]) -> Any:
     """An intrinsic, and what stands for it in Python."""
     if not JIT:
         return in_python
-    made = intrinsic(typing)
-    made.in_python = in_python
-    return made
+    primitive = intrinsic(typing)
+    primitive.in_python = in_python
+    return primitive
 
 
 def making_views(in_python: Callable[[Any, Any], Any]) -> Any:
@@ -168,8 +168,8 @@ def opening_views(in_python: Callable[[Any], Any]) -> Any:
         pair = numba.types.Tuple((view.replica, view.policy))
 
         def take(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            held = cgutils.create_struct_proxy(view)(context, builder, value=arguments[0])
-            return context.make_tuple(builder, pair, [held.replica, held.policy])
+            members = cgutils.create_struct_proxy(view)(context, builder, value=arguments[0])
+            return context.make_tuple(builder, pair, [members.replica, members.policy])
 
         return pair(view), take
 
@@ -188,17 +188,17 @@ def making_read_only(in_python: Callable[[Any], Any]) -> Any:
 def expecting(error: type[Exception], text: str) -> Any:
     """A check of a condition and two numbers: raises `text` with the numbers, compiled code without them."""
 
-    def in_python(holds: bool, found: Any, most: Any) -> None:
+    def in_python(holds: bool, value: Any, limit: Any) -> None:
         if not holds:
-            raise error(text.format(f" {cut(found)}", f" {cut(most)}"))
+            raise error(text.format(f" {cut(value)}", f" {cut(limit)}"))
 
-    def typing(_context: Any, holds: Any, found: Any, most: Any) -> Any:
+    def typing(_context: Any, holds: Any, value: Any, limit: Any) -> Any:
         def check(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             with builder.if_then(builder.not_(context.cast(builder, arguments[0], holds, numba.types.boolean))):
                 context.call_conv.return_user_exc(builder, error, (text.format("", ""),))
             return context.get_dummy_value()
 
-        return numba.types.none(holds, found, most), check
+        return numba.types.none(holds, value, limit), check
 
     return _either(in_python, typing)
 
@@ -215,30 +215,30 @@ def states(count: int) -> Any:
 
 if JIT:
 
-    def _pointer(context: Any, builder: Any, kind: Any, room: Any, at: Any, of: Any) -> Any:
+    def _pointer(context: Any, builder: Any, kind: Any, room: Any, index: Any, array: Any) -> Any:
         size = context.get_abi_sizeof(context.get_value_type(kind))
         if size > STATE_BYTES:
             raise TypingError(f"a state takes {size} bytes, expected at most {STATE_BYTES}")
-        first = context.make_array(room)(context, builder, of).data
-        place = builder.gep(first, [builder.mul(at, at.type(STATE_BYTES))])
+        first = context.make_array(room)(context, builder, array).data
+        place = builder.gep(first, [builder.mul(index, index.type(STATE_BYTES))])
         return builder.bitcast(place, context.get_value_type(kind).as_pointer())
 
     @intrinsic
-    def _save(_context: Any, room: Any, at: Any, state: Any) -> Any:
+    def _save(_context: Any, room: Any, index: Any, state: Any) -> Any:
         def write(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            of, place, value = arguments
-            builder.store(value, _pointer(context, builder, state, room, place, of))
+            array, place, value = arguments
+            builder.store(value, _pointer(context, builder, state, room, place, array))
             return context.get_dummy_value()
 
         return numba.types.none(room, numba.types.int64, state), write
 
     @intrinsic
-    def _saved(_context: Any, room: Any, at: Any, like: Any) -> Any:
+    def _saved(_context: Any, room: Any, index: Any, like: Any) -> Any:
         """The state at a place, with the type of `like`."""
 
         def read(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            of, place, _ = arguments
-            return builder.load(_pointer(context, builder, like, room, place, of))
+            array, place, _ = arguments
+            return builder.load(_pointer(context, builder, like, room, place, array))
 
         return like(room, numba.types.int64, like), read
 
@@ -246,20 +246,20 @@ if JIT:
     saved: Any = _saved
 else:
     save = list[Any].__setitem__
-    saved = lambda room, at, like: room[at]  # noqa: E731
+    saved = lambda room, index, like: room[index]  # noqa: E731
 
 
 # ---- compiled code on disk -------------------------------------------------------------------------------------
 
 
-def keep(made: Any, function: Callable[..., Any], folder: Path, allocates: bool, before: Callable[[], object]) -> None:
+def keep(entry: Any, function: Callable[..., Any], folder: Path, allocates: bool, before: Callable[[], object]) -> None:
     """Keep a dispatcher's code in a folder, which exists; before: called before it compiles."""
     elsewhere, config.CACHE_DIR = config.CACHE_DIR, str(folder)
     try:
-        made._cache = _Cache(function)
+        entry._cache = _Cache(function)
     finally:
         config.CACHE_DIR = elsewhere
-    made._cache.allocates, made._cache.before = allocates, before
+    entry._cache.allocates, entry._cache.before = allocates, before
 
 
 class _Names(caching.CompileResultCacheImpl):  # type: ignore[misc]
@@ -268,10 +268,10 @@ class _Names(caching.CompileResultCacheImpl):  # type: ignore[misc]
     _locator_classes: ClassVar[list[Any]] = caching.CompileResultCacheImpl._locator_classes[:1]  # type: ignore[misc]
 
     def reduce(self, data: Any) -> Any:
-        (name, kind, (code, _)), *others = super().reduce(data)
+        (name, kind, (code, _)), *fields = super().reduce(data)
         names = [f.name for f in data.library.get_defined_functions()]
-        only_names = ll.parse_assembly("\n".join(f'define void @"{each}"() {{ ret void }}' for each in names))
-        return (name, kind, (code, only_names.as_bitcode())), *others
+        only_names = ll.parse_assembly("\n".join(f'define void @"{function}"() {{ ret void }}' for function in names))
+        return (name, kind, (code, only_names.as_bitcode())), *fields
 
 
 class _Cache(caching.FunctionCache):  # type: ignore[misc]
@@ -290,8 +290,8 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
         if self.allocates:
             rtsys.initialize(target_context)
         with suppress(Exception):  # a damaged file may raise anything
-            if (found := self._load_overload(sig, target_context)) is not None:
-                return found
+            if (overload := self._load_overload(sig, target_context)) is not None:
+                return overload
         self.before()
         return None
 

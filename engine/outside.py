@@ -36,12 +36,12 @@ def from_file(name: str, kinds: type | tuple[type, ...], plural: str, asker: str
     try:
         module = _module(str(Path(path).absolute()), stamp)
     except (Exception, SystemExit) as error:  # a file may raise anything
-        why = f"{type(error).__name__}: {error}"
-        why = why if isinstance(error, PolicyError) else cut(why)
-        raise PolicyError(f"{asker}: {path} cannot be run: {why}") from error
+        reason = f"{type(error).__name__}: {error}"
+        reason = reason if isinstance(error, PolicyError) else cut(reason)
+        raise PolicyError(f"{asker}: {path} cannot be run: {reason}") from error
     if not hasattr(module, attribute):
-        held = ", ".join(n for n, value in vars(module).items() if _is_one(value, kinds, module)) or "none"
-        raise PolicyError(f"{asker}: {path} holds no {cut(attribute)}; its {plural} are {held}")
+        names = ", ".join(n for n, value in vars(module).items() if _is_one(value, kinds, module)) or "none"
+        raise PolicyError(f"{asker}: {path} holds no {cut(attribute)}; its {plural} are {names}")
     return getattr(module, attribute)
 
 
@@ -58,17 +58,17 @@ def running_code_of(asker: str) -> Iterator[None]:
 
 def fault_in_code(error: BaseException | None) -> str | None:
     """The error and its place in a user's file, as a line; None if no user's code raised it."""
-    found = None
+    fault = None
     while error is not None:
         trace = error.__traceback__
         while trace is not None:
             frame = trace.tb_frame
             if str(frame.f_globals.get("__name__")).startswith(NAMED):
-                where = f"{frame.f_code.co_filename}:{trace.tb_lineno}: {frame.f_code.co_name}"
-                found = f"{where}: {type(error).__name__}: {cut(error)}"
+                place = f"{frame.f_code.co_filename}:{trace.tb_lineno}: {frame.f_code.co_name}"
+                fault = f"{place}: {type(error).__name__}: {cut(error)}"
             trace = trace.tb_next
         error = error.__cause__ or error.__context__
-    return found
+    return fault
 
 
 def check_names_object(name: str, asker: str, kind: str, example: str) -> None:
@@ -88,13 +88,13 @@ def _is_one(value: Any, kinds: type | tuple[type, ...], module: types.ModuleType
 def _module(path: str, stamp: int) -> types.ModuleType:
     """Run a file, once per version; its exceptions pass through."""
     name = f"{NAMED}{hashlib.sha256(f'{path} {stamp}'.encode()).hexdigest()[:12]}_{Path(path).stem}"
-    found = importlib.util.spec_from_file_location(name, path)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
     try:
-        found.loader.exec_module(module)
+        spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise

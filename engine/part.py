@@ -258,11 +258,11 @@ class PagedMemory(Part):
 def _default(axis: str) -> Callable[[], Any]:
     """An axis's default part, imported on use: parts' files import this one."""
 
-    def made() -> Any:
+    def component() -> Any:
         module, name = DEFAULTS[axis]
         return getattr(import_module(f".policies.{module}", __package__), name)()
 
-    return made
+    return component
 
 
 AXES = ("batching", "granularity", "eviction", "cache", "unmasking", "memory")
@@ -290,24 +290,24 @@ class Policy:
 
     def __post_init__(self) -> None:
         for axis, kind in KINDS.items():
-            part = getattr(self, axis)
-            if not isinstance(part, kind):
-                raise PolicyError(f"{self.name}: {axis} is {part!r}, expected a {kind.__name__}")
-            made = vars(type(part)).get("__dataclass_params__")
-            if made is None or not made.frozen:
+            piece = getattr(self, axis)
+            if not isinstance(piece, kind):
+                raise PolicyError(f"{self.name}: {axis} is {piece!r}, expected a {kind.__name__}")
+            params = vars(type(piece)).get("__dataclass_params__")
+            if params is None or not params.frozen:
                 raise PolicyError(
-                    f"{self.name}: {type(part).__name__} is not a frozen dataclass, expected @dataclass(frozen=True)"
+                    f"{self.name}: {type(piece).__name__} is not a frozen dataclass, expected @dataclass(frozen=True)"
                 )
         homes: dict[str, str] = {}
-        for part in (getattr(self, axis) for axis in KINDS):
-            owner: Any = type(part)
+        for piece in (getattr(self, axis) for axis in KINDS):
+            owner: Any = type(piece)
             for name in _own_fields(owner):
                 if any(callable(vars(base).get(name)) for base in owner.__mro__ if is_ours(base)):
                     raise PolicyError(f"{self.name}: {owner.__name__} {TAKEN.format(name)}")
-            for one in dataclasses.fields(part):
-                if (other := homes.setdefault(one.name, type(part).__name__)) != type(part).__name__:
-                    both = f"{other} and {type(part).__name__}"
-                    raise PolicyError(f"{self.name}: {both} both have a field {one.name}, expected another name in one")
+            for f in dataclasses.fields(piece):
+                if (other := homes.setdefault(f.name, type(piece).__name__)) != type(piece).__name__:
+                    pair = f"{other} and {type(piece).__name__}"
+                    raise PolicyError(f"{self.name}: {pair} both have a field {f.name}, expected another name in one")
         if self.family not in self.batching.families:
             needs = "static or phase-multiplexed" if self.cache.family else "continuous or synchronous"
             kinds = type(self.cache).__name__, type(self.batching).__name__
@@ -333,7 +333,7 @@ class Policy:
     @property
     def leaps(self) -> bool:
         """Whether steps that differ only by counts can run at once (rows/leap.py)."""
-        if not all(is_ours(type(part)) for part in self.parts()):  # users' rules may look at each step
+        if not all(is_ours(type(piece)) for piece in self.parts()):  # users' rules may look at each step
             return False
         return leap in self.rows.rules or leap in self.granularity.answers(self)
 
@@ -341,8 +341,8 @@ class Policy:
     def neutral(self) -> frozenset[str]:
         """Fields that never change the tokens produced: those of shipped schedulers and memories, and named ones."""
         kinds: list[Any] = [type(self.batching), type(self.memory)]
-        scheduling = ({each.name for each in dataclasses.fields(kind)} - _own_fields(kind) for kind in kinds)
-        return frozenset().union(*scheduling, *(part.neutral for part in self.parts()))
+        scheduling = ({f.name for f in dataclasses.fields(kind)} - _own_fields(kind) for kind in kinds)
+        return frozenset().union(*scheduling, *(piece.neutral for piece in self.parts()))
 
     @property
     def family(self) -> str:
@@ -390,8 +390,8 @@ class Preset:
 
     def __post_init__(self) -> None:
         if self.engine and not self.policy.implementation:
-            own = dataclasses.replace(self.policy, implementation=self.engine.partition("-")[0])  # of any release
-            object.__setattr__(self, "policy", own)  # frozen
+            labelled = dataclasses.replace(self.policy, implementation=self.engine.partition("-")[0])  # of any release
+            object.__setattr__(self, "policy", labelled)  # frozen
 
 
 # In a space: values at which the profile's commit models were fitted.
@@ -402,15 +402,15 @@ BATCHING_SPACE: Mapping[str, Any] = {
 }  # fmt: skip
 
 
-def fields_of(part: Any) -> list[FieldInfo]:
-    hints = typing.get_type_hints(type(part), include_extras=True)
-    found = []
-    for f in dataclasses.fields(part):
+def fields_of(piece: Any) -> list[FieldInfo]:
+    hints = typing.get_type_hints(type(piece), include_extras=True)
+    infos = []
+    for f in dataclasses.fields(piece):
         extras = getattr(hints[f.name], "__metadata__", ())
         bounds = " ".join(str(e) for e in extras if isinstance(e, Range | Choice))
         meaning = " ".join(e for e in extras if isinstance(e, str))
-        found.append(FieldInfo(f.name, getattr(part, f.name), bounds or _kind(hints[f.name]), meaning))
-    return found
+        infos.append(FieldInfo(f.name, getattr(piece, f.name), bounds or _kind(hints[f.name]), meaning))
+    return infos
 
 
 def _kind(hint: Any) -> str:
@@ -426,12 +426,12 @@ TAKEN = "has a field {}, which the engine uses: expected another name"
 def _own_fields(kind: Any) -> set[str]:
     """Fields that a class from outside adds to a shipped one."""
     shipped = [base.__annotations__ for base in kind.__mro__ if is_ours(base)]
-    return {one.name for one in dataclasses.fields(kind)}.difference(*shipped)
+    return {f.name for f in dataclasses.fields(kind)}.difference(*shipped)
 
 
 def numbers_of(policy: "Policy") -> np.ndarray[Any, np.dtype[Any]]:
     """`policy.fields`: numbers, words by index, `Part.numbers`; None is -1."""
-    held: dict[str, Any] = {
+    values: dict[str, Any] = {
         "given": policy.granularity.given,
         "listed": False,
         "sample_block": False,
@@ -440,28 +440,28 @@ def numbers_of(policy: "Policy") -> np.ndarray[Any, np.dtype[Any]]:
         "final": False,
         "first_layer_whole": False,
     }
-    numbers = [part.numbers(policy) for part in policy.parts()]
+    numbers = [piece.numbers(policy) for piece in policy.parts()]
     # A part from outside with `numbers` of its own may give its fields another form.
-    shipped = [each for part, each in zip(policy.parts(), numbers, strict=True) if is_ours(type(part).numbers)]
-    used = set(held).union(*shipped)
-    for part in policy.parts():
-        kind: Any = type(part)  # Any: the caches need no type's __hash__
-        for name in (one.name for one in dataclasses.fields(kind)):
-            value, (bounds, _) = getattr(part, name), bounds_of(kind).get(name, (None, False))
+    shipped = [record for piece, record in zip(policy.parts(), numbers, strict=True) if is_ours(type(piece).numbers)]
+    used = set(values).union(*shipped)
+    for piece in policy.parts():
+        kind: Any = type(piece)  # Any: the caches need no type's __hash__
+        for name in (f.name for f in dataclasses.fields(kind)):
+            value, (bounds, _) = getattr(piece, name), bounds_of(kind).get(name, (None, False))
             if name in used & _own_fields(kind):
                 raise PolicyError(f"{policy.name}: {kind.__name__} {TAKEN.format(name)}")
             if isinstance(value, str) and isinstance(bounds, Choice):
                 value = bounds.words.index(value)
             if value is None or isinstance(value, bool | int | float):
-                held[name] = -1 if value is None else value
-    for each in numbers:
-        held.update(each)
+                values[name] = -1 if value is None else value
+    for record in numbers:
+        values.update(record)
     kinds = [(bool, "?"), (int, "i8"), (float, "f8")]
-    types = [(name, next(code for kind, code in kinds if isinstance(value, kind))) for name, value in held.items()]
-    made = np.zeros(1, np.dtype(types, align=True))
-    for name, value in held.items():
-        made[name] = value
-    return made
+    types = [(name, next(code for kind, code in kinds if isinstance(value, kind))) for name, value in values.items()]
+    array = np.zeros(1, np.dtype(types, align=True))
+    for name, value in values.items():
+        array[name] = value
+    return array
 
 
 def with_canvas(policy: Policy, canvas_length: int) -> Policy:

@@ -81,12 +81,12 @@ Signed = Annotated[float, SIGNED]
 @cache
 def bounds_of(kind: type) -> Mapping[str, tuple[Range | Choice, bool]]:
     """Each field's Range or Choice, and whether it may be None."""
-    found = {}
+    bounds = {}
     for name, hint in typing.get_type_hints(kind, include_extras=True).items():
         for extra in getattr(hint, "__metadata__", ()):
             if isinstance(extra, Range | Choice):
-                found[name] = extra, types.NoneType in typing.get_args(typing.get_args(hint)[0])
-    return found
+                bounds[name] = extra, types.NoneType in typing.get_args(typing.get_args(hint)[0])
+    return bounds
 
 
 def plain(value: object, kind: Any, bounds: Range | Choice | None = None) -> Any:
@@ -94,8 +94,8 @@ def plain(value: object, kind: Any, bounds: Range | Choice | None = None) -> Any
 
     A bool is no number; a whole number is also a float.
     """
-    held = (int, float) if kind is float else kind
-    if not isinstance(value, held) or (isinstance(value, bool) and kind is not bool):
+    kinds = (int, float) if kind is float else kind
+    if not isinstance(value, kinds) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(WORDS[kind])
     number: Any = value
     if kind is float and not abs(number) < MOST[float]:

@@ -56,20 +56,20 @@ def named_fields(spec: str, allow_code: AllowedCode = NO_CODE) -> set[str]:
 
 
 def _written(spec: str, preset: Preset) -> dict[str, str]:
-    head, *rest = spec.split(",")
+    head, *items = spec.split(",")
     _, value = _name_and_value(head)
     settings: dict[str, str] = {}
     if value is not None:
         if not preset.main:
             raise PolicyError(f"policy {_said(spec)}: the preset has no main field for {quoted(value)}")
         settings[preset.main] = value
-    for item in rest:
+    for item in items:
         key, equals, value = item.partition("=")
         if not equals:
             raise PolicyError(f"policy {_said(spec)}: {quoted(item)} is not a field=value")
         if key in settings:
-            both = f"{cut(settings[key])} and {cut(value)}"
-            raise PolicyError(f"policy {_said(spec)}: {cut(key)} is given twice, as {both}")
+            pair = f"{cut(settings[key])} and {cut(value)}"
+            raise PolicyError(f"policy {_said(spec)}: {cut(key)} is given twice, as {pair}")
         settings[key] = value
     return settings
 
@@ -106,10 +106,10 @@ def named_file(spec: str) -> str | None:
     return path if colon and path.endswith(".py") else None
 
 
-def with_file(spec: str, found: Callable[[str], str]) -> str:
-    """The SPEC with its file's path, if any, replaced by `found(path)`."""
+def with_file(spec: str, resolve: Callable[[str], str]) -> str:
+    """The SPEC with its file's path, if any, replaced by `resolve(path)`."""
     path = named_file(spec)
-    return spec if path is None else found(path) + spec[len(path) :]
+    return spec if path is None else resolve(path) + spec[len(path) :]
 
 
 def _name_and_value(head: str) -> tuple[str, str | None]:
@@ -149,19 +149,19 @@ def preset_of(name: str, spec: str = "", allow_code: AllowedCode = NO_CODE) -> P
         return PRESETS[name]
     asker = f"policy {_said(spec)}"
     if is_file(name):
-        found = from_file(name, (Preset, Policy), "policies", asker, allow_code)
-        return _as_preset(found, name, spec)
+        value = from_file(name, (Preset, Policy), "policies", asker, allow_code)
+        return _as_preset(value, name, spec)
     check_names_object(name, asker, "policy", "POLICY")
     close = difflib.get_close_matches(name, PRESETS, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
     raise PolicyError(f"{asker}: no preset is named {quoted(name)}{hint}; there are {', '.join(PRESETS)}")
 
 
-def _as_preset(value: Any, where: str, spec: str) -> Preset:
+def _as_preset(value: Any, name: str, spec: str) -> Preset:
     if isinstance(value, Policy):
         value = Preset(value)
     if not isinstance(value, Preset):
-        raise PolicyError(f"policy {_said(spec)}: {where} is a {type(value).__name__}, expected a Preset or a Policy")
+        raise PolicyError(f"policy {_said(spec)}: {name} is a {type(value).__name__}, expected a Preset or a Policy")
     return value
 
 
@@ -191,23 +191,23 @@ def _with_settings(policy: Policy, spec: str, settings: dict[str, Any]) -> Polic
         if name not in homes:
             close = difflib.get_close_matches(name, homes, n=1)
             hint = f" (did you mean {close[0]}?)" if close else ""
-            known = ", ".join(homes)
-            raise PolicyError(f"policy {_said(spec)}: there is no field {quoted(name)}{hint}; its fields are {known}")
+            names = ", ".join(homes)
+            raise PolicyError(f"policy {_said(spec)}: there is no field {quoted(name)}{hint}; its fields are {names}")
         axis = homes[name]
         axes.setdefault(axis, {})[name] = _convert(spec, type(getattr(policy, axis)), name, value)
     try:
         # A smaller block also shrinks the field sized by it.
         size = policy.granularity.sized_by_block
         if size and "block_length" in axes.get("granularity", {}):
-            given = axes["granularity"]
-            given.setdefault(size, min(getattr(policy.granularity, size), given["block_length"]))
-        changed = {axis: replace(getattr(policy, axis), **given) for axis, given in axes.items()}
-        made = replace(policy, name=spec, **changed)
-        answers_of(made)
-        return made
+            values = axes["granularity"]
+            values.setdefault(size, min(getattr(policy.granularity, size), values["block_length"]))
+        changed = {axis: replace(getattr(policy, axis), **values) for axis, values in axes.items()}
+        result = replace(policy, name=spec, **changed)
+        answers_of(result)
+        return result
     except PolicyError as e:
-        why = str(e).removeprefix("policy ").replace(f"{spec}: ", "", 1)
-        raise PolicyError(f"policy {_said(spec)}: {why}") from None
+        reason = str(e).removeprefix("policy ").replace(f"{spec}: ", "", 1)
+        raise PolicyError(f"policy {_said(spec)}: {reason}") from None
 
 
 def _convert(spec: str, owner: type, name: str, value: Any) -> Any:
@@ -232,8 +232,8 @@ def _convert(spec: str, owner: type, name: str, value: Any) -> Any:
             return number
     except (ValueError, TypeError, OverflowError):
         pass
-    wanted = (WORDS | {str: "a word"}).get(kind, "whole numbers such as 2/8/32")
-    raise PolicyError(f"policy {_said(spec)}: {name} is {quoted(value)}, expected {wanted}")
+    expected = (WORDS | {str: "a word"}).get(kind, "whole numbers such as 2/8/32")
+    raise PolicyError(f"policy {_said(spec)}: {name} is {quoted(value)}, expected {expected}")
 
 
 _kinds = cache(typing.get_type_hints)

@@ -86,7 +86,7 @@ class Prefixes:
 
     def __init__(self, block: int, names: Sequence[Sequence[int]], named: Sequence[int]) -> None:
         self.block = block
-        self.offsets = np.concatenate([[0], np.cumsum([len(each) for each in names], dtype=np.int64)])  # of requests
+        self.offsets = np.concatenate([[0], np.cumsum([len(row) for row in names], dtype=np.int64)])  # of requests
         self.names = np.array(list(chain.from_iterable(names)), np.int64)
         self.named = np.array(named, np.int64)
         self.cached = np.zeros(len(named), np.int64)
@@ -226,33 +226,33 @@ def _key(replica: Replica, policy: SharedState, request: int, page: int) -> int:
     It identifies all tokens up to the page's end; for EAGLE on vLLM, up to the next token, which the drafter's KV of
     the page depends on. Unnamed pages are the request's own.
     """
-    at, size, ahead = policy.cache.pool[0], replica.fixed.page, int(policy.fields.hash_ahead)
+    pool, size, ahead = policy.cache.pool[0], replica.fixed.page, int(policy.fields.hash_ahead)
     end = (page + 1) * size + ahead
     if end > _num_named(policy, request):
         return -1 - ((int(request) << 32) + int(page))
-    block = (end - 1) // at.block
-    before = (block * at.block - ahead) // size  # pages identified before the block begins
-    return int(policy.cache.names[policy.cache.offsets[request] + block]) * at.per_block + page - before
+    block = (end - 1) // pool.block
+    before = (block * pool.block - ahead) // size  # pages identified before the block begins
+    return int(policy.cache.names[policy.cache.offsets[request] + block]) * pool.per_block + page - before
 
 
 @rule
 def _find(policy: AnyPolicy, key: int, group: int) -> int:
     """A group's page, or NONE."""
-    at = int(policy.cache.buckets[(key + group) & (len(policy.cache.buckets) - 1)])
-    while at >= 0 and (policy.cache.entries[at].key != key or policy.cache.entries[at].group != group):
-        at = int(policy.cache.entries[at].next)
-    return at
+    index = int(policy.cache.buckets[(key + group) & (len(policy.cache.buckets) - 1)])
+    while index >= 0 and (policy.cache.entries[index].key != key or policy.cache.entries[index].group != group):
+        index = int(policy.cache.entries[index].next)
+    return index
 
 
 @rule
 def _held(policy: AnyPolicy, key: int, group: int, slot: int) -> int:
     """The page held by a sequence: the one it computed, else the oldest."""
-    at = int(policy.cache.buckets[(key + group) & (len(policy.cache.buckets) - 1)])
-    while at >= 0:
-        entry = policy.cache.entries[at]
+    index = int(policy.cache.buckets[(key + group) & (len(policy.cache.buckets) - 1)])
+    while index >= 0:
+        entry = policy.cache.entries[index]
         if entry.key == key and entry.group == group and entry.owner == slot:
-            return at
-        at = int(entry.next)
+            return index
+        index = int(entry.next)
     return _find(policy, key, group)
 
 
@@ -271,8 +271,8 @@ def _num_named(policy: AnyPolicy, request: int) -> int:
 @rule
 def _shareable(replica: Replica, policy: SharedState, request: int, tokens: int) -> int:
     """Full pages of the first `tokens` that the pool keeps: vLLM keeps all, others named ones."""
-    most = int(tokens) if policy.fields.hashes_all else min(int(tokens), _num_named(policy, request))
-    return most // replica.fixed.page
+    limit = int(tokens) if policy.fields.hashes_all else min(int(tokens), _num_named(policy, request))
+    return limit // replica.fixed.page
 
 
 @rule
@@ -284,16 +284,16 @@ def pages_found(replica: Replica, policy: AnyPolicy, request: int, tokens: int) 
     if num_arrived(replica, request) > 0:
         return min(int(tokens), num_arrived(replica, request)), int(replica.requests[request].reserved)
     num = 0
-    held = 0
-    most = _shareable(replica, policy, request, tokens)
-    while num < most:
-        at = _find(policy, _key(replica, policy, request, num), 0)
-        if at < 0:
+    shared = 0
+    limit = _shareable(replica, policy, request, tokens)
+    while num < limit:
+        index = _find(policy, _key(replica, policy, request, num), 0)
+        if index < 0:
             break
-        if policy.cache.entries[at].refs > 0:
-            held += 1
+        if policy.cache.entries[index].refs > 0:
+            shared += 1
         num += 1
-    return num * replica.fixed.page, held
+    return num * replica.fixed.page, shared
 
 
 @rule
@@ -303,21 +303,21 @@ def pages_found_by_groups(replica: Replica, policy: SharedState, request: int, t
     vllm/v1/core/kv_cache_coordinator.py of 0.32.0, `find_longest_cache_hit`.
     """
     size, groups = replica.fixed.page, _groups(replica, policy)
-    there, held = pages_found(replica, policy, request, tokens)
+    cached, shared = pages_found(replica, policy, request, tokens)
     if groups == 0 or num_arrived(replica, request) > 0:
         policy.cache.pool[0].junction = 0  # layers with a window receive only the prompt's end
-        return there, held
-    last = longest = there // size
+        return cached, shared
+    last = longest = cached // size
     lacking = _last_lacking(replica, policy, request, last)
     while lacking >= 0:
         last = lacking
         lacking = _last_lacking(replica, policy, request, last)
     policy.cache.pool[0].junction = longest if longest > last else 0
-    held = 0
+    shared = 0
     for group in range(groups + 1):
         for page in range(num_left(replica.fixed, last * size) if group > 0 else 0, last):
-            held += int(policy.cache.entries[_find(policy, _key(replica, policy, request, page), group)].refs > 0)
-    return last * size, held
+            shared += int(policy.cache.entries[_find(policy, _key(replica, policy, request, page), group)].refs > 0)
+    return last * size, shared
 
 
 @rule
@@ -342,12 +342,12 @@ def _findable(replica: Replica, policy: SharedState, slot: int, page: int) -> bo
     if page < columns.found:
         return True
     size = fixed.page
-    seen, interval = -(-(fixed.keeps - 1) // size), int(policy.fields.retention) // size
-    if interval > 0 and (seen >= interval or page % interval >= interval - seen):
+    span, interval = -(-(fixed.keeps - 1) // size), int(policy.fields.retention) // size
+    if interval > 0 and (span >= interval or page % interval >= interval - span):
         return True
     # An equal prompt recomputes its last token.
     end, junction = (int(replica.sequences[slot].prompt) - 1) // size, int(columns.junction)
-    return end - seen <= page < end or junction - seen <= page < junction
+    return end - span <= page < end or junction - span <= page < junction
 
 
 @rule
@@ -356,7 +356,7 @@ def take_found(replica: Replica, policy: SharedState, slot: int, tokens: int) ->
 
     A request that arrived with KV already holds its pages, and shares those found.
     """
-    counters, sequence, own, counts = (
+    counters, sequence, columns, counts = (
         replica.counters,
         replica.sequences[slot],
         policy.columns[slot],
@@ -365,19 +365,19 @@ def take_found(replica: Replica, policy: SharedState, slot: int, tokens: int) ->
     row, size = replica.requests[sequence.request], replica.fixed.page
     arrived = num_arrived(replica, int(sequence.request)) > 0
     pages = (int(row.found) if arrived else int(tokens)) // size
-    own.gone = num_left(replica.fixed, tokens)
+    columns.gone = num_left(replica.fixed, tokens)
     if arrived:
         counters.pages_held -= row.reserved  # already counted
         row.reserved = 0
         row.found = 0
     else:
         for group in range(_groups(replica, policy) + 1):
-            for page in range(own.gone if group > 0 else 0, pages):
+            for page in range(columns.gone if group > 0 else 0, pages):
                 if not _join(policy, _find(policy, _key(replica, policy, int(sequence.request), page), group)):
                     counters.pages_held -= 1  # already counted
-    own.shared = pages
-    own.found = pages
-    own.junction = counts.junction
+    columns.shared = pages
+    columns.found = pages
+    columns.junction = counts.junction
     if row.num_preemptions == 0 and not arrived:
         counts.queries += sequence.prompt
         counts.hits += tokens
@@ -389,10 +389,10 @@ def take_found(replica: Replica, policy: SharedState, slot: int, tokens: int) ->
 def refresh_found(replica: Replica, policy: AnyPolicy, request: int, tokens: int) -> None:
     """Make found but unused idle pages the newest, the last page first."""
     for i in range(int(tokens) // replica.fixed.page - 1, -1, -1):
-        at = _find(policy, _key(replica, policy, request, i), 0)
-        if at >= 0 and policy.cache.entries[at].refs == 0:  # arrived pages have no entry yet
-            _unlink(policy, at)
-            _link(policy, at)
+        index = _find(policy, _key(replica, policy, request, i), 0)
+        if index >= 0 and policy.cache.entries[index].refs == 0:  # arrived pages have no entry yet
+            _unlink(policy, index)
+            _link(policy, index)
 
 
 @rule
@@ -406,22 +406,22 @@ def share_pages(replica: Replica, policy: SharedState, slot: int, tokens: int) -
 
     Of a page computed twice SGLang and LMDeploy keep one copy; vLLM keeps both and hits the older.
     """
-    counters, sequence, own = replica.counters, replica.sequences[slot], policy.columns[slot]
+    counters, sequence, pages = replica.counters, replica.sequences[slot], policy.columns[slot]
     make_room(replica, policy)
-    most = _shareable(replica, policy, int(sequence.request), tokens)
-    while own.shared < most:
-        key = _key(replica, policy, int(sequence.request), int(own.shared))
-        at = NONE if policy.fields.hashes_all else _find(policy, key, 0)
-        if at < 0:
+    limit = _shareable(replica, policy, int(sequence.request), tokens)
+    while pages.shared < limit:
+        key = _key(replica, policy, int(sequence.request), int(pages.shared))
+        index = NONE if policy.fields.hashes_all else _find(policy, key, 0)
+        if index < 0:
             _add(policy, key, 0, slot)
-        elif not _join(policy, at):
+        elif not _join(policy, index):
             counters.pages_held -= 1
-        if own.shared >= own.gone:
+        if pages.shared >= pages.gone:
             groups = _groups(replica, policy)
-            if groups > 0 and _findable(replica, policy, slot, int(own.shared)):
+            if groups > 0 and _findable(replica, policy, slot, int(pages.shared)):
                 for group in range(1, groups + 1):
                     _add(policy, key, group, slot)
-        own.shared += 1
+        pages.shared += 1
 
 
 @rule
@@ -433,19 +433,19 @@ def make_room(replica: Replica, policy: AnyPolicy) -> None:
 
 
 @rule
-def find_ahead(replica: Replica, policy: SharedState, request: int, tokens: int, found: int, entries: Ints) -> int:
+def find_ahead(replica: Replica, policy: SharedState, request: int, tokens: int, cached: int, entries: Ints) -> int:
     """How many of the first `tokens` the pool has, for a request that will come with KV.
 
-    found: this number, or -1 to look it up. entries: filled with their pages' entries, then NONE.
+    cached: this number, or -1 to look it up. entries: filled with their pages' entries, then NONE.
     """
-    if found < 0:
-        found = int(reusable(replica, policy, request, tokens)[0])
+    if cached < 0:
+        cached = int(reusable(replica, policy, request, tokens)[0])
     num = 0
     for group in range(_groups(replica, policy) + 1):
-        for page in range(num_left(replica.fixed, tokens) if group > 0 else 0, found // replica.fixed.page):
+        for page in range(num_left(replica.fixed, tokens) if group > 0 else 0, cached // replica.fixed.page):
             entries[num] = _find(policy, _key(replica, policy, request, page), group)
             num += 1
-    return found
+    return cached
 
 
 @rule
@@ -459,21 +459,21 @@ def pin(replica: Replica, policy: AnyPolicy, pages: Ints) -> None:
 @rule
 def let_go(replica: Replica, policy: SharedState, slot: int) -> None:
     """Free a sequence's pages; shared ones without holders become idle, the last first."""
-    counters, sequence, own, groups = (
+    counters, sequence, pages, groups = (
         replica.counters,
         replica.sequences[slot],
         policy.columns[slot],
         _groups(replica, policy),
     )
     counters.pages_held -= (
-        sequence.pages - own.shared + sequence.window_pages - groups * max(0, int(own.shared) - int(own.gone))
+        sequence.pages - pages.shared + sequence.window_pages - groups * max(0, int(pages.shared) - int(pages.gone))
     )
     for k in range(1, groups + 2):
         # Models with windows begin with such a layer.
         group = k if k <= groups else 0
-        _let_go_pages(replica, policy, slot, group, int(own.gone) if group > 0 else 0, int(own.shared))
-    own.shared = 0
-    own.gone = 0
+        _let_go_pages(replica, policy, slot, group, int(pages.gone) if group > 0 else 0, int(pages.shared))
+    pages.shared = 0
+    pages.gone = 0
     sequence.pages = 0
     sequence.window_pages = 0
 
@@ -481,7 +481,7 @@ def let_go(replica: Replica, policy: SharedState, slot: int) -> None:
 @rule
 def let_go_unseen(replica: Replica, policy: SharedState, slot: int, start: int) -> None:
     """Free a sequence's pages that left the windows, the last first."""
-    counters, sequence, own, groups = (
+    counters, sequence, pages, groups = (
         replica.counters,
         replica.sequences[slot],
         policy.columns[slot],
@@ -490,13 +490,13 @@ def let_go_unseen(replica: Replica, policy: SharedState, slot: int, start: int) 
     if groups == 0:
         return
     gone = min(num_left(replica.fixed, start), int(sequence.pages))
-    if gone <= own.gone:
+    if gone <= pages.gone:
         return
-    counters.pages_held -= groups * (gone - max(int(own.gone), min(gone, int(own.shared))))
+    counters.pages_held -= groups * (gone - max(int(pages.gone), min(gone, int(pages.shared))))
     for group in range(1, groups + 1):
-        _let_go_pages(replica, policy, slot, group, int(own.gone), min(gone, int(own.shared)))
-    sequence.window_pages -= groups * (gone - own.gone)
-    own.gone = gone
+        _let_go_pages(replica, policy, slot, group, int(pages.gone), min(gone, int(pages.shared)))
+    sequence.window_pages -= groups * (gone - pages.gone)
+    pages.gone = gone
 
 
 @rule
@@ -506,22 +506,22 @@ def _let_go_pages(replica: Replica, policy: SharedState, slot: int, group: int, 
         if group > 0 and not _findable(replica, policy, slot, page):
             replica.counters.pages_held -= 1
             continue
-        at = _held(policy, _key(replica, policy, int(replica.sequences[slot].request), page), group, slot)
-        entry = policy.cache.entries[at]
+        index = _held(policy, _key(replica, policy, int(replica.sequences[slot].request), page), group, slot)
+        entry = policy.cache.entries[index]
         entry.owner = NONE if entry.owner == slot else entry.owner
         entry.refs -= 1
         if entry.refs == 0:
             replica.counters.pages_held -= 1
-            _link(policy, at)
+            _link(policy, index)
 
 
 @rule
-def _join(policy: AnyPolicy, at: int) -> bool:
+def _join(policy: AnyPolicy, index: int) -> bool:
     """Add a holder to a page; returns whether it was idle."""
-    entry = policy.cache.entries[at]
+    entry = policy.cache.entries[index]
     entry.refs += 1
     if entry.refs == 1:
-        _unlink(policy, at)
+        _unlink(policy, index)
     return entry.refs == 1
 
 
@@ -529,8 +529,8 @@ def _join(policy: AnyPolicy, at: int) -> bool:
 def _add(policy: AnyPolicy, key: int, group: int, slot: int) -> None:
     """Add a page with one holder, after older copies."""
     counts, bucket = policy.cache.pool[0], (key + group) & (len(policy.cache.buckets) - 1)
-    at = int(counts.unused)
-    entry = policy.cache.entries[at]
+    index = int(counts.unused)
+    entry = policy.cache.entries[index]
     counts.unused = entry.next
     entry.key = key
     entry.group = group
@@ -539,49 +539,49 @@ def _add(policy: AnyPolicy, key: int, group: int, slot: int) -> None:
     entry.next = NONE
     last = int(policy.cache.buckets[bucket])
     if last < 0:
-        policy.cache.buckets[bucket] = at
+        policy.cache.buckets[bucket] = index
         return
     while policy.cache.entries[last].next >= 0:
         last = int(policy.cache.entries[last].next)
-    policy.cache.entries[last].next = at
+    policy.cache.entries[last].next = index
 
 
 @rule
 def _evict(policy: AnyPolicy) -> None:
     """Evict the page idle longest."""
     counts = policy.cache.pool[0]
-    at = int(counts.oldest)
-    _unlink(policy, at)
-    entry = policy.cache.entries[at]
+    index = int(counts.oldest)
+    _unlink(policy, index)
+    entry = policy.cache.entries[index]
     bucket = (int(entry.key) + int(entry.group)) & (len(policy.cache.buckets) - 1)
     before = int(policy.cache.buckets[bucket])
-    if before == at:
+    if before == index:
         policy.cache.buckets[bucket] = entry.next
     else:
-        while policy.cache.entries[before].next != at:
+        while policy.cache.entries[before].next != index:
             before = int(policy.cache.entries[before].next)
         policy.cache.entries[before].next = entry.next
     entry.next = counts.unused
-    counts.unused = at
+    counts.unused = index
 
 
 @rule
-def _link(policy: AnyPolicy, at: int) -> None:
+def _link(policy: AnyPolicy, index: int) -> None:
     """Make a page idle, the newest."""
-    counts, entry = policy.cache.pool[0], policy.cache.entries[at]
+    counts, entry = policy.cache.pool[0], policy.cache.entries[index]
     entry.older = counts.newest
     entry.newer = NONE
     if counts.newest >= 0:
-        policy.cache.entries[counts.newest].newer = at
+        policy.cache.entries[counts.newest].newer = index
     else:
-        counts.oldest = at
-    counts.newest = at
+        counts.oldest = index
+    counts.newest = index
     counts.idle += 1
 
 
 @rule
-def _unlink(policy: AnyPolicy, at: int) -> None:
-    counts, entry = policy.cache.pool[0], policy.cache.entries[at]
+def _unlink(policy: AnyPolicy, index: int) -> None:
+    counts, entry = policy.cache.pool[0], policy.cache.entries[index]
     if entry.older >= 0:
         policy.cache.entries[entry.older].newer = entry.newer
     else:

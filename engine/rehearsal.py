@@ -28,16 +28,16 @@ def rehearse(policy: Policy, limits: Limits, requests: Iterable[Request], latenc
     if policy.checked or all(map(is_ours, answers_of(policy).values())):
         return
     engine = Engine(replace(policy, checked=True), limits, RequestTable(REQUESTS), latency=latency)
-    coming = [replace(request, index=i) for i, request in enumerate(islice(requests, REQUESTS))]
+    arrivals = [replace(request, index=i) for i, request in enumerate(islice(requests, REQUESTS))]
     now = 0.0
     for _ in range(STEPS):
-        while coming and coming[0].arrival <= now:
-            engine.submit(coming.pop(0))
+        while arrivals and arrivals[0].arrival <= now:
+            engine.submit(arrivals.pop(0))
         plan = engine.schedule(now)
         if plan is None:
-            if not coming:
+            if not arrivals:
                 return
-            now = coming[0].arrival
+            now = arrivals[0].arrival
             continue
         now += STEP
         engine.commit(StepOutcome(STEP, _commits(policy, plan)), now)

@@ -37,63 +37,63 @@ def replay(
     """
     moves = Moved(engine, replica, requests)
     requests = moves.requests
-    mine = np.flatnonzero((requests["replica"] == replica) & (requests.get("turn", requests["replica"]) >= 0))
+    rows = np.flatnonzero((requests["replica"] == replica) & (requests.get("turn", requests["replica"]) >= 0))
     # A session's turn may come late.
-    mine = mine[np.argsort(requests["turn" if "turn" in requests else "arrival"][mine], kind="stable")]
+    rows = rows[np.argsort(requests["turn" if "turn" in requests else "arrival"][rows], kind="stable")]
     early = Ends(engine.policy, requests)
-    coming = list(requests_of(requests, mine))
-    gone = _cancelled(requests, mine)
+    pending = list(requests_of(requests, rows))
+    cancelled = _cancelled(requests, rows)
     submitted = 0
 
     for row in np.flatnonzero(steps["replica"] == replica):
-        where = f"replica {replica}, step {int(steps['step'][row])}"
-        if steps["submitted"][row] > len(coming):
-            yield f"{where}: {steps['submitted'][row]} requests are submitted, the journal has {len(coming)}"
+        place = f"replica {replica}, step {int(steps['step'][row])}"
+        if steps["submitted"][row] > len(pending):
+            yield f"{place}: {steps['submitted'][row]} requests are submitted, the journal has {len(pending)}"
             return
         start, latency = float(steps["start"][row]), float(steps["latency"][row])
         for until in moves.asked_in_vain(int(steps["step"][row]), start):
-            while submitted < len(coming) and moves.submitted[mine[submitted]] <= until:
-                engine.submit(coming[submitted])
+            while submitted < len(pending) and moves.submitted[rows[submitted]] <= until:
+                engine.submit(pending[submitted])
                 submitted += 1
             if engine.schedule(until) is not None:
-                yield f"{where}: it begins at {start:g} s, the engine has something to do at {until:g} s"
+                yield f"{place}: it begins at {start:g} s, the engine has something to do at {until:g} s"
                 return
         while submitted < steps["submitted"][row]:
-            engine.submit(coming[submitted])
+            engine.submit(pending[submitted])
             submitted += 1
-        while gone and gone[-1][0] <= start:
-            yield from _cancel(engine, *gone.pop())
+        while cancelled and cancelled[-1][0] <= start:
+            yield from _cancel(engine, *cancelled.pop())
         plan = engine.schedule(start)
         if plan is None:
-            yield f"{where}: the journal has a step, the engine has nothing to do"
+            yield f"{place}: the journal has a step, the engine has nothing to do"
             return
         planned = _columns(plan)
         for name in PLANNED:
             if planned[name] != steps[name][row]:
-                yield f"{where}: {name} is {planned[name]}, the journal has {steps[name][row]}"
-        theirs = {name: values[offsets[row] : offsets[row + 1]] for name, (values, offsets) in lists.items()}
-        ours: dict[str, npt.NDArray[Any]] = {
+                yield f"{place}: {name} is {planned[name]}, the journal has {steps[name][row]}"
+        logged = {name: values[offsets[row] : offsets[row + 1]] for name, (values, offsets) in lists.items()}
+        planned_lists: dict[str, npt.NDArray[Any]] = {
             "requests": plan.requests,
             "phases": plan.phases,
             "num_tokens": plan.num_tokens,
             "window": pack(plan.window).reshape(-1),
         }
-        for name, values in ours.items():
-            if not np.array_equal(values, theirs[name]):
-                yield f"{where}: {name} are {values.tolist()}, the journal has {theirs[name].tolist()}"
+        for name, values in planned_lists.items():
+            if not np.array_equal(values, logged[name]):
+                yield f"{place}: {name} are {values.tolist()}, the journal has {logged[name].tolist()}"
                 return
         n, width = plan.window.shape
-        committed = unpack(theirs["commits"].reshape(n, -1), width)
-        evicted = unpack(theirs["evictions"].reshape(n, -1), width)
+        committed = unpack(logged["commits"].reshape(n, -1), width)
+        evicted = unpack(logged["evictions"].reshape(n, -1), width)
         masked = plan.window & (plan.status == MASKED)
         if (evicted & ~masked).any() or (evicted.any() and plan.evicting is None):
-            yield f"{where}: evictions {theirs['evictions'].tolist()} are not all of masks that may be evicted"
+            yield f"{place}: evictions {logged['evictions'].tolist()} are not all of masks that may be evicted"
             return
         if engine.policy.rows.commits == "masks" and (committed & ~(masked & ~evicted)).any():
-            yield f"{where}: commits {theirs['commits'].tolist()} are not all of computed masks"
+            yield f"{place}: commits {logged['commits'].tolist()} are not all of computed masks"
             return
         retained = None if plan.evicting is None else plan.window & ~evicted
-        left = plan.features if retained is None else features_left(plan, retained)
+        late = plan.features if retained is None else features_left(plan, retained)
         outcome = StepOutcome(latency, committed, retained=retained, ends=early.of(plan, committed))
         on_step(plan, outcome)
         moves.change_in_step(int(steps["step"][row]))
@@ -101,37 +101,37 @@ def replay(
         moves.ended(done, start + latency)
         came = {
             "committed": committed.sum(), "finished": len(done), "preempted": len(plan.preempted),
-            "evicted": evicted.sum(), "evicted_q_kv": plan.features.sum_q_kv - left.sum_q_kv,
-            "evicted_kv": plan.features.sum_kv - left.sum_kv,
-            "evicted_sampled": plan.features.sampled_rows - left.sampled_rows,
+            "evicted": evicted.sum(), "evicted_q_kv": plan.features.sum_q_kv - late.sum_q_kv,
+            "evicted_kv": plan.features.sum_kv - late.sum_kv,
+            "evicted_sampled": plan.features.sampled_rows - late.sampled_rows,
         }  # fmt: skip
         for name, value in came.items():
             if value != steps[name][row]:
-                yield f"{where}: {name} is {value}, the journal has {steps[name][row]}"
+                yield f"{place}: {name} is {value}, the journal has {steps[name][row]}"
     moves.finish()
     # Requests rejected or cancelled after the last step are in no step.
-    for request, row in zip(coming[submitted:], mine[submitted:], strict=True):
+    for request, row in zip(pending[submitted:], rows[submitted:], strict=True):
         if requests["status"][row] in (REJECTED, CANCELLED):
             engine.submit(request)
-    for when, index in reversed(gone):
-        yield from _cancel(engine, when, index)
-    if (requests["status"][mine] != UNFINISHED).all() and not engine.idle:
+    for time, index in reversed(cancelled):
+        yield from _cancel(engine, time, index)
+    if (requests["status"][rows] != UNFINISHED).all() and not engine.idle:
         yield f"replica {replica}: the journal ends, the engine has more steps to run"
     for name in ("status", "finish", "num_tokens"):
-        served, recorded = engine.table[name][requests["request"][mine]], requests[name][mine]
+        served, recorded = engine.table[name][requests["request"][rows]], requests[name][rows]
         for k in np.flatnonzero(~((served == recorded) | ((served != served) & (recorded != recorded)))):
-            yield f"request {requests['request'][mine[k]]}: {name} is {served[k]}, the journal has {recorded[k]}"
+            yield f"request {requests['request'][rows[k]]}: {name} is {served[k]}, the journal has {recorded[k]}"
 
 
-def _cancelled(requests: Columns, mine: npt.NDArray[np.int64]) -> list[tuple[float, int]]:
+def _cancelled(requests: Columns, served: npt.NDArray[np.int64]) -> list[tuple[float, int]]:
     """Cancellation times of a replica's requests, and the requests, the last first."""
-    rows = mine[requests["status"][mine] == CANCELLED]
+    rows = served[requests["status"][served] == CANCELLED]
     return sorted(zip(requests["finish"][rows].tolist(), requests["request"][rows].tolist(), strict=True), reverse=True)
 
 
-def _cancel(engine: Engine, when: float, request: int) -> Iterator[str]:
-    if not engine.cancel(request, when):
-        yield f"request {request}: the journal has it cancelled at {when:g} s, the engine has it neither wait nor run"
+def _cancel(engine: Engine, time: float, request: int) -> Iterator[str]:
+    if not engine.cancel(request, time):
+        yield f"request {request}: the journal has it cancelled at {time:g} s, the engine has it neither wait nor run"
 
 
 class _Change(NamedTuple):
@@ -164,38 +164,38 @@ class Moved:
         self._decodes = False
         if not self._any:
             return
-        mine = requests["prefill_replica"] == replica
+        prefilled = requests["prefill_replica"] == replica
         changes: list[_Change] = []
-        no = np.zeros(len(mine), np.bool_)
+        never = np.zeros(len(prefilled), np.bool_)
 
-        def change(name: str, time: str, pages: npt.NDArray[Any], at_once: npt.NDArray[np.bool_] = no) -> None:
+        def change(name: str, time: str, pages: npt.NDArray[Any], at_once: npt.NDArray[np.bool_] = never) -> None:
             turn, in_step = (
                 requests.get(f"{name}_{column}", default)
-                for column, default in (("turn", requests["request"]), ("in_step", no))
+                for column, default in (("turn", requests["request"]), ("in_step", never))
             )
             columns = (
                 requests[f"{name}_step"], requests[time], at_once, turn, in_step, requests["request"], pages,
                 requests["input_length"], requests["prefill_tokens"],
             )  # fmt: skip
-            found = np.flatnonzero(mine & (requests[f"{name}_step"] >= 0)).tolist()
-            changes.extend(_Change(*(column[i].item() for column in columns)) for i in found)
+            indices = np.flatnonzero(prefilled & (requests[f"{name}_step"] >= 0)).tolist()
+            changes.extend(_Change(*(column[i].item() for column in columns)) for i in indices)
 
-        if mine.any():
+        if prefilled.any():
             self._kept = dict(
-                zip(requests["request"][mine].tolist(), requests["pages_kept"][mine].tolist(), strict=True)
+                zip(requests["request"][prefilled].tolist(), requests["pages_kept"][prefilled].tolist(), strict=True)
             )
             # Released as the step ended that the prefill ended with.
             at_once = requests["released"] == requests["prefill_finish"]
             change("released", "released", -requests["pages_kept"], at_once)
             self.requests = _prefills(requests)
         else:
-            mine, self._decodes = requests["replica"] == replica, True
+            prefilled, self._decodes = requests["replica"] == replica, True
             change("reserved", "reserved", requests["pages_reserved"])
         self._changes = sorted(changes, reverse=True)
         self.submitted = self.requests["submitted"]
-        own = np.flatnonzero((self.requests["replica"] == replica) & (self.requests["turn"] >= 0))
-        self._brought = np.sort(self.submitted[own])
-        self._with_pages = np.sort(self.submitted[own][self.requests["arrived"][own] > 0])
+        rows = np.flatnonzero((self.requests["replica"] == replica) & (self.requests["turn"] >= 0))
+        self._brought = np.sort(self.submitted[rows])
+        self._with_pages = np.sort(self.submitted[rows][self.requests["arrived"][rows] > 0])
 
     def asked_in_vain(self, step: int, start: float) -> Iterator[float]:
         """Times before `start` at which the engine was asked for this step in vain.
@@ -215,23 +215,23 @@ class Moved:
                 self._change(step, time, at_once=True)
                 return
             wakes = self._with_pages if self._engine.blocked else self._brought
-            given = [change.time for change in self._changes if change.pages < 0 and change.time > time]
+            releases = [change.time for change in self._changes if change.pages < 0 and change.time > time]
             i = int(np.searchsorted(wakes, time, side="right"))
-            time = min([start, *wakes[i : i + 1].tolist(), *given])
+            time = min([start, *wakes[i : i + 1].tolist(), *releases])
             if waits:
                 self._change(step, self._end, at_once=True)
 
     def _change(self, step: int, time: float, at_once: bool) -> bool:
         """Apply changes up to a time before a step is planned; True if some at that time remain."""
-        left = []
+        deferred = []
         while self._changes and self._changes[-1][:2] <= (step, time):
             change = self._changes.pop()
             if change.at_once and not at_once:
-                left.append(change)
+                deferred.append(change)
             else:
                 self._make(change)
-        self._changes += reversed(left)
-        return bool(left)
+        self._changes += reversed(deferred)
+        return bool(deferred)
 
     def _make(self, change: _Change) -> None:
         engine = self._engine
@@ -287,9 +287,9 @@ class Ends:
         """StepOutcome.ends of a plan: an EOS counts once all before it is known."""
         if not self._any:
             return None
-        at = self._at[plan.requests]
-        found = (reached(self._policy, plan, committed) >= at) & (plan.phases != Phase.IDLE)
-        return np.where(found, np.minimum(at, plan.end), plan.end)
+        ends = self._at[plan.requests]
+        complete = (reached(self._policy, plan, committed) >= ends) & (plan.phases != Phase.IDLE)
+        return np.where(complete, np.minimum(ends, plan.end), plan.end)
 
 
 def _columns(plan: StepPlan) -> dict[str, Any]:

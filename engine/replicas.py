@@ -32,33 +32,33 @@ class Replicas:
         self._zeros: npt.NDArray[Any] = np.zeros(0, COUNTERS)
         self._bins: npt.NDArray[np.int64] = np.zeros((2, NUM_BINS), np.int64)  # as Replica.bins
         self._states: Any = states(0)
-        # Places, how one is chosen, inbox, taken (core._serve); at first the driver hands over each request.
-        nowhere, nothing = np.zeros(0, np.int64), Choosing(sent=nothing_sent())
+        # Places, how one is chosen, inbox, cursor (core._serve); at first the driver hands over each request.
+        no_places, no_choice = np.zeros(0, np.int64), Choosing(memory=nothing_sent())
         inbox = Inbox(np.zeros(0, np.int32), np.zeros(0), np.zeros(0, np.bool_))
         self._source: tuple[npt.NDArray[np.int64], Choosing, Inbox, npt.NDArray[np.int64]]
-        self._source = nowhere, nothing, Inbox(*map(read_only, inbox)), np.array([0, -1], np.int64)
+        self._source = no_places, no_choice, Inbox(*map(read_only, inbox)), np.array([0, -1], np.int64)
         self._run: Any = None  # compiled core.serve; below core.keep_state
         self._keep: Any = None
 
     def add(self, engine: Engine) -> int:
         """Add an engine; returns its place."""
         if None in self.engines:
-            at = self.engines.index(None)
-            self.engines[at] = engine
+            place = self.engines.index(None)
+            self.engines[place] = engine
         else:
-            at = len(self.engines)
+            place = len(self.engines)
             self.engines.append(engine)
-            if at == len(self.due):
-                self._make_places(max(16, 2 * at))
-        self._join(at, engine)
-        return at
+            if place == len(self.due):
+                self._make_places(max(16, 2 * place))
+        self._join(place, engine)
+        return place
 
-    def remove(self, at: int) -> None:
+    def remove(self, place: int) -> None:
         """Release an engine; it keeps its counters."""
-        engine = self.engines[at]
+        engine = self.engines[place]
         assert engine is not None, "there is none"
-        engine.join(self.counters[at : at + 1].copy(), self._bins, lambda state: None)
-        self.engines[at], self.counters[at], self.due[at] = None, np.zeros((), COUNTERS), np.inf
+        engine.join(self.counters[place : place + 1].copy(), self._bins, lambda state: None)
+        self.engines[place], self.counters[place], self.due[place] = None, np.zeros((), COUNTERS), np.inf
 
     def take(self, inbox: Inbox, choosing: Choosing) -> None:
         """Have `run`, not the driver, hand these requests of the table to replicas as they come.
@@ -66,9 +66,9 @@ class Replicas:
         choosing: with which `route.choose` chooses the replica.
         """
         places = self.places([engine for engine in self.engines if engine is not None])
-        taken = np.array([0, -1], np.int64)
-        choosing = choosing._replace(sent=choosing.sent or nothing_sent())
-        self._source = places, choosing, Inbox(*(read_only(column) for column in inbox)), taken
+        cursor = np.array([0, -1], np.int64)
+        choosing = choosing._replace(memory=choosing.memory or nothing_sent())
+        self._source = places, choosing, Inbox(*(read_only(column) for column in inbox)), cursor
         self._run = None  # compiled for another way to choose
 
     def take_by(self, engines: Sequence[Engine]) -> None:
@@ -95,29 +95,29 @@ class Replicas:
         first = next((engine for engine in self.engines if engine is not None), None)
         if first is None:
             return True
-        places, choosing, inbox, taken = self._source
+        places, choosing, inbox, cursor = self._source
         if not len(places):
             inbox = Inbox(inbox.requests[:0], inbox.times[:0], inbox.fits[:0])
         columns = [self.counters[figure] for figure in choosing.figures]
         columns += [self._zeros["expected_tokens"]] * (FIGURES - len(choosing.figures))
         queues = self.counters["num_waiting"], self.counters["num_running"]
-        source = places, tuple(columns), queues, choosing.sent, inbox, taken
+        source = places, tuple(columns), queues, choosing.memory, inbox, cursor
         journal = NO_JOURNAL if recorder is None else recorder.journal
         arguments = self._states, self.due, *source, *first.state, draws, cost
         if self._run is None:
             self._run = first.core.entry("serve", *arguments, journal, 0.0, 0.0, 0)
-        upto = self.num_taken + STEPS_A_CALL
+        limit = self.num_taken + STEPS_A_CALL
         while True:
             journal = NO_JOURNAL if recorder is None else recorder.journal
-            code = self._run(*arguments, journal, now, horizon, upto - self.num_taken)
+            code = self._run(*arguments, journal, now, horizon, limit - self.num_taken)
             if code < 0:
                 return True
-            at, why = divmod(int(code), core.REASONS)
-            if why == core.PAUSED:
+            place, reason = divmod(int(code), core.REASONS)
+            if reason == core.PAUSED:
                 return False  # by `core._serve` as place 0, where no replica need be
-            engine = self.engines[at]
+            engine = self.engines[place]
             assert engine is not None
-            if not engine.goes_on(why, recorder) or self.num_taken >= upto:
+            if not engine.goes_on(reason, recorder) or self.num_taken >= limit:
                 return False
 
     def add_bins(self, totals: StepTotals) -> None:
@@ -130,8 +130,8 @@ class Replicas:
         self.engines.clear()
 
     def places(self, engines: Sequence[Engine]) -> npt.NDArray[np.int64]:
-        at = {id(engine): place for place, engine in enumerate(self.engines)}
-        return np.array([at[id(engine)] for engine in engines], np.int64)
+        place_of = {id(engine): place for place, engine in enumerate(self.engines)}
+        return np.array([place_of[id(engine)] for engine in engines], np.int64)
 
     @property
     def num_completed(self) -> int:
@@ -149,11 +149,11 @@ class Replicas:
         due[:old], counters[:old] = self.due, self.counters
         self.due, self.counters, self._states = due, counters, states(count)
         self._zeros = np.zeros(count, COUNTERS)
-        for at, engine in enumerate(self.engines[:old]):
+        for place, engine in enumerate(self.engines[:old]):
             if engine is not None:
-                self._join(at, engine)
+                self._join(place, engine)
 
-    def _join(self, at: int, engine: Engine) -> None:
+    def _join(self, place: int, engine: Engine) -> None:
         if self._keep is None:
             self._keep = engine.core.entry("keep_state", self._states, 0, *engine.state)
-        engine.join(self.counters[at : at + 1], self._bins, lambda state: self._keep(self._states, at, *state))
+        engine.join(self.counters[place : place + 1], self._bins, lambda state: self._keep(self._states, place, *state))

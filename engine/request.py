@@ -41,15 +41,15 @@ def requests_of(columns: Mapping[str, Any], order: Any) -> Iterator[Request]:
 
     A journal keeps no slo_class.
     """
-    most, widths, deadline = (columns[name] for name in ("max_tokens", "canvas_length", "deadline"))
+    limits, widths, deadline = (columns[name] for name in ("max_tokens", "canvas_length", "deadline"))
     wishes = columns["priority"], np.where(np.isnan(deadline), math.inf, deadline)
     names = ("request", "arrival", "input_length", "output_length")
-    held = [*(columns[name] for name in names), np.where(columns["limited"], most, 0), np.abs(widths)]
-    held += [columns["estimate"], *wishes]
-    arrived = columns.get("arrived", np.zeros(len(most), np.int32))
-    more = zip((widths < 0)[order].tolist(), arrived[order].tolist(), strict=True)
-    rows = zip(*(column[order].tolist() for column in held), strict=True)
-    for values, (read_only, tokens) in zip(rows, more, strict=True):
+    fields = [*(columns[name] for name in names), np.where(columns["limited"], limits, 0), np.abs(widths)]
+    fields += [columns["estimate"], *wishes]
+    arrived = columns.get("arrived", np.zeros(len(limits), np.int32))
+    extras = zip((widths < 0)[order].tolist(), arrived[order].tolist(), strict=True)
+    rows = zip(*(column[order].tolist() for column in fields), strict=True)
+    for values, (read_only, tokens) in zip(rows, extras, strict=True):
         request = Request(*values)
         if read_only or tokens:
             request = replace(request, read_only=read_only, arrived=tokens)

@@ -43,7 +43,7 @@ class Choosing(NamedTuple):
     """How compiled code chooses a replica: by a memory, or by the least sum of figures."""
 
     figures: tuple[str, ...] = ()  # names of the counters
-    sent: Sent | None = None
+    memory: Sent | None = None
 
 
 def nothing_sent() -> Sent:
@@ -52,57 +52,57 @@ def nothing_sent() -> Sent:
 
 
 def sent_of(
-    prefixes: Prefixes, input_length: npt.NDArray[np.int64], replicas: int, most: int, bounds: tuple[float, ...]
+    prefixes: Prefixes, input_length: npt.NDArray[np.int64], replicas: int, limit: int, bounds: tuple[float, ...]
 ) -> Sent:
-    """An empty memory for a run; most, bounds: as in `Sent.numbers`."""
+    """An empty memory for a run; limit, bounds: as in `Sent.numbers`."""
     of_replica = np.zeros(replicas, dtype_of(SentTo))
     of_replica["first"] = -1
     counts = np.minimum(np.diff(prefixes.offsets), -(-input_length // prefixes.block))
-    made: Any = Sent
-    return made(
+    record: Any = Sent
+    return record(
         np.zeros((replicas, prefixes.num_names), np.int32), np.zeros(len(input_length), np.int32), table(of_replica),
-        prefixes.offsets, counts, prefixes.names, np.array([prefixes.block, most, *bounds], np.float64),
+        prefixes.offsets, counts, prefixes.names, np.array([prefixes.block, limit, *bounds], np.float64),
     )  # fmt: skip
 
 
 @rule
-def choose(places: Any, figures: Any, queues: Any, sent: Sent, request: int, tokens: int) -> int:
+def choose(places: Any, figures: Any, queues: Any, memory: Sent, request: int, tokens: int) -> int:
     """The place of the replica for a request with `tokens` in its prompt.
 
     places: of available replicas. figures, queues: columns of all replicas' counters, to be summed. Without a memory:
     the least sum of figures, the first of equals.
     """
-    if len(sent.replicas) == 0:
-        return _least(places, figures, sent, 0)
-    shortest, longest, at = 0, 0, int(places[0])
+    if len(memory.replicas) == 0:
+        return _least(places, figures, memory, 0)
+    shortest, longest, place = 0, 0, int(places[0])
     for k in range(len(places)):
         waiting = queues[0][places[k]] + queues[1][places[k]]
         if k == 0 or waiting < shortest:
-            shortest, at = waiting, int(places[k])
+            shortest, place = waiting, int(places[k])
         longest = waiting if k == 0 else max(longest, waiting)
-    if not (longest - shortest > sent.numbers[3] and longest > sent.numbers[4] * shortest):
-        at = _sent_most(places, figures, sent, request, tokens)
-    _note(sent, at, request)
-    return at
+    if not (longest - shortest > memory.numbers[3] and longest > memory.numbers[4] * shortest):
+        place = _sent_most(places, figures, memory, request, tokens)
+    _note(memory, place, request)
+    return place
 
 
 @rule
-def _sent_most(places: Any, figures: Any, sent: Sent, request: int, tokens: int) -> int:
+def _sent_most(places: Any, figures: Any, memory: Sent, request: int, tokens: int) -> int:
     """The replica that was sent most of a prompt's beginning; of equals, or without enough, the least loaded."""
-    block, most = int(sent.numbers[0]), 0
+    block, longest = int(memory.numbers[0]), 0
     for k in range(len(places)):
-        known = _known(sent, int(places[k]), request)
-        sent.replicas[places[k]].known = known
-        most = max(most, known)
-    return _least(places, figures, sent, most if most * block > sent.numbers[2] * tokens else 0)
+        num_blocks = _known(memory, int(places[k]), request)
+        memory.replicas[places[k]].known = num_blocks
+        longest = max(longest, num_blocks)
+    return _least(places, figures, memory, longest if longest * block > memory.numbers[2] * tokens else 0)
 
 
 @rule
-def _least(places: Any, figures: Any, sent: Sent, known: int) -> int:
-    """The first place with the least sum of figures, of those that were sent `known` blocks; 0: of all."""
+def _least(places: Any, figures: Any, memory: Sent, num_blocks: int) -> int:
+    """The first place with the least sum of figures, of those that were sent `num_blocks` blocks; 0: of all."""
     best, lowest = -1, 0
     for k in range(len(places)):
-        if known > 0 and sent.replicas[places[k]].known != known:
+        if num_blocks > 0 and memory.replicas[places[k]].known != num_blocks:
             continue
         total = 0
         for column in figures:
@@ -113,40 +113,40 @@ def _least(places: Any, figures: Any, sent: Sent, known: int) -> int:
 
 
 @rule
-def _known(sent: Sent, at: int, request: int) -> int:
+def _known(memory: Sent, place: int, request: int) -> int:
     """Blocks of a prompt's beginning that were sent to a replica."""
-    begin = sent.offsets[request]
-    for i in range(sent.counts[request]):
-        if sent.last[at, sent.names[begin + i]] == 0:
+    begin = memory.offsets[request]
+    for i in range(memory.counts[request]):
+        if memory.last[place, memory.names[begin + i]] == 0:
             return int(i)
-    return int(sent.counts[request])
+    return int(memory.counts[request])
 
 
 @rule
-def _note(sent: Sent, at: int, request: int) -> None:
+def _note(memory: Sent, place: int, request: int) -> None:
     """Note that a prompt goes to a replica; forget what exceeds the limit."""
-    own, begin, count = sent.replicas[at], sent.offsets[request], sent.counts[request]
+    entry, begin, count = memory.replicas[place], memory.offsets[request], memory.counts[request]
     if count == 0:
         return
     for i in range(count):
-        name = sent.names[begin + i]
-        if sent.last[at, name] == 0:
-            own.names += 1
-        sent.last[at, name] = request + 1
-    if own.first < 0:
-        own.first = request
-        own.forgotten = 0
+        name = memory.names[begin + i]
+        if memory.last[place, name] == 0:
+            entry.names += 1
+        memory.last[place, name] = request + 1
+    if entry.first < 0:
+        entry.first = request
+        entry.forgotten = 0
     else:
-        sent.following[own.newest] = request
-    own.newest = request
-    while own.names > sent.numbers[1]:
-        oldest = own.first
-        if own.forgotten == sent.counts[oldest]:
-            own.first = sent.following[oldest]
-            own.forgotten = 0
+        memory.following[entry.newest] = request
+    entry.newest = request
+    while entry.names > memory.numbers[1]:
+        oldest = entry.first
+        if entry.forgotten == memory.counts[oldest]:
+            entry.first = memory.following[oldest]
+            entry.forgotten = 0
             continue
-        own.forgotten += 1
-        name = sent.names[sent.offsets[oldest] + sent.counts[oldest] - own.forgotten]
-        if sent.last[at, name] == oldest + 1:
-            sent.last[at, name] = 0
-            own.names -= 1
+        entry.forgotten += 1
+        name = memory.names[memory.offsets[oldest] + memory.counts[oldest] - entry.forgotten]
+        if memory.last[place, name] == oldest + 1:
+            memory.last[place, name] = 0
+            entry.names -= 1

@@ -304,7 +304,7 @@ AnyPolicy = PolicyState[Any, Any, Any]  # for rules that read no policy field
 S = TypeVar("S", bound=tuple[Any, ...])
 
 
-def named(state: S) -> S:
+def as_tables(state: S) -> S:
     """The same memory with records' fields as attributes."""
     fields: Any = state
     return fields._replace(
@@ -323,8 +323,8 @@ def new_replica(fixed: Any, requests: Any, asked: Asked, arrival: Any) -> Replic
     counters["step_min"] = counters["gap_min"] = np.inf
     counters["step_max"] = counters["gap_max"] = -np.inf
     width = int(fixed["width"][0])
-    made: Any = Replica
-    return made(
+    record: Any = Replica
+    return record(
         counters, fixed, np.zeros(0, SEQUENCE), np.zeros((0, width), np.uint8),
         np.zeros((0, width), np.uint16), *(np.zeros((0, width), np.bool_) for _ in range(3)), requests,
         asked, arrival, NO_INBOX, np.zeros((NUM_LISTS, 0), np.int32), np.zeros((16, 3), np.int32),
@@ -340,9 +340,9 @@ def with_slots(replica: Replica, capacity: int) -> Replica:
     def longer(array: Any, axis: int = 0, size: int = capacity) -> Any:
         shape = list(array.shape)
         shape[axis] = max(size, shape[axis])
-        made = np.zeros(shape, array.dtype)
-        made[tuple(slice(n) for n in array.shape)] = array
-        return made
+        extended = np.zeros(shape, array.dtype)
+        extended[tuple(slice(n) for n in array.shape)] = array
+        return extended
 
     counters: Any = replica.counters
     lists = longer(replica.lists, axis=1)

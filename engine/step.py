@@ -85,21 +85,21 @@ def reached(policy: Policy, plan: StepPlan, committed: npt.NDArray[np.bool_]) ->
     start = plan.block_start.astype(np.int64)
     if policy.rows.commits == "tokens":
         return start + 2  # a position's row predicts the next token
-    known = (plan.status != MASKED) | committed
-    return start + np.where(known.all(axis=1), known.shape[1], np.argmin(known, axis=1))
+    resolved = (plan.status != MASKED) | committed
+    return start + np.where(resolved.all(axis=1), resolved.shape[1], np.argmin(resolved, axis=1))
 
 
 def features_left(plan: StepPlan, retained: npt.NDArray[np.bool_]) -> Features:
     """The plan's features for layers after an eviction that left `retained` [rows, width]."""
     assert plan.evicting is not None
     rule = plan.evicting.rule
-    num, beyond, qk_pairs = visible_rows(plan.status, retained, plan.window.shape[1], rule.visible == "listed")
+    num, extent, qk_pairs = visible_rows(plan.status, retained, plan.window.shape[1], rule.visible == "listed")
     start = plan.block_start.astype(np.int64)
     tokens = int(num.sum())
     return plan.features._replace(
         tokens=tokens,
         sum_q_kv=int((num * start + qk_pairs).sum()),
-        sum_kv=int((start + beyond).sum()),
+        sum_kv=int((start + extent).sum()),
         head_rows=tokens,
         sampled_rows=plan.features.sampled_rows if rule.sample_block else tokens,
     )

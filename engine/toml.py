@@ -20,7 +20,7 @@ def toml_of(text: str) -> dict[str, Any]:
     """
     if max(map(text.count, "[{.")) > DEEPEST // 2:  # few texts
         bare = _ASIDE.sub("", text)
-        depths = accumulate(_OPENS[found] for found in re.findall(r"[\[\]{}]", bare))
+        depths = accumulate(_OPENS[bracket] for bracket in re.findall(r"[\[\]{}]", bare))
         parts = (words.count(".") for words in re.split(r"[^\w \t.-]", bare))
         if max(chain(depths, parts)) > DEEPEST:
             raise ValueError(TOO_DEEP)

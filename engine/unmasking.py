@@ -117,8 +117,8 @@ class Unmasking(Part):
                 "policy without importance and low_confidence_dynamic"
             )
         if self.threshold not in self.thresholds:
-            known = ", ".join(f"{threshold:g}" for threshold in self.thresholds)
-            raise PolicyError(f"{policy.name}: threshold is {self.threshold:g}, expected one of its thresholds {known}")
+            texts = ", ".join(f"{threshold:g}" for threshold in self.thresholds)
+            raise PolicyError(f"{policy.name}: threshold is {self.threshold:g}, expected one of its thresholds {texts}")
         if self.sub_block is not None and policy.block_length % self.sub_block:
             raise PolicyError(
                 f"{policy.name}: sub_block is {self.sub_block}, expected a divisor of the block length "
@@ -135,8 +135,8 @@ class Unmasking(Part):
             return {draw_rows: draw_by_law}
         if self.scheduled(policy):
             return {draw_rows: draw_scheduled}
-        own: Answers = {draws_of_step: draws_at_threshold} if self.varies else {}
-        return {draw_rows: keep_commits if self.chooses else draw_block, **own}
+        extra: Answers = {draws_of_step: draws_at_threshold} if self.varies else {}
+        return {draw_rows: keep_commits if self.chooses else draw_block, **extra}
 
     def most_steps(self, block_length: int) -> int | None:
         """A limit on a block's steps besides a law's, or None."""
@@ -158,18 +158,18 @@ class Unmasking(Part):
 
 def linear_quotas(block_length: int, steps: int) -> list[int]:
     """LLaDA's schedule: equal numbers, the remainder first (1.1)."""
-    least, more = divmod(block_length, steps)
-    return [least + 1] * more + [least] * (min(steps, block_length) - more)
+    least, extra = divmod(block_length, steps)
+    return [least + 1] * extra + [least] * (min(steps, block_length) - extra)
 
 
 def dreams_quotas(block_length: int, steps: int, first_alone: bool) -> list[int]:
     """Dream's schedule; the last step commits the rest. first_alone: the first commits one position."""
-    left, found = block_length, []
+    remaining, quotas = block_length, []
     for step in range(steps):
-        share = int(dreams_share(np.array([left]), np.array([step]), steps)[0])
-        found.append(left if step == steps - 1 else 1 if first_alone and step == 0 else share)
-        left -= found[-1]
-    return found
+        share = int(dreams_share(np.array([remaining]), np.array([step]), steps)[0])
+        quotas.append(remaining if step == steps - 1 else 1 if first_alone and step == 0 else share)
+        remaining -= quotas[-1]
+    return quotas
 
 
 def dreams_share(
@@ -202,8 +202,8 @@ def unmask(
     if not masked.size:
         return masked.copy()
     if rule.sub_block is not None:
-        part = np.arange(masked.shape[1]) // rule.sub_block
-        masked = masked & (part == part[np.argmax(masked, axis=1)][:, None])
+        segment = np.arange(masked.shape[1]) // rule.sub_block
+        masked = masked & (segment == segment[np.argmax(masked, axis=1)][:, None])
     score = np.where(masked, confidence, -np.inf)
     if first_token and step is not None:
         score[(step == 0) & masked[:, 0], 0] = np.inf
@@ -251,10 +251,10 @@ def array_of(answer: Any) -> npt.NDArray[Any]:
 
 def _chosen(rule: Unmasking, surety: Any, sure: Any, masked: Any) -> npt.NDArray[np.bool_]:
     chosen = array_of(rule.unmask(surety, sure, masked.copy()))
-    where = f"{type(rule).__name__}.unmask returned"
+    source = f"{type(rule).__name__}.unmask returned"
     if chosen.shape != masked.shape or chosen.dtype != np.bool_:
-        raise PolicyError(f"{where} {chosen.dtype} {list(chosen.shape)}, expected bool {list(masked.shape)}")
+        raise PolicyError(f"{source} {chosen.dtype} {list(chosen.shape)}, expected bool {list(masked.shape)}")
     if (chosen & ~masked).any():
         row, column = (int(i) for i in np.argwhere(chosen & ~masked)[0])
-        raise PolicyError(f"{where} position {column} of row {row}, which is no computed mask")
+        raise PolicyError(f"{source} position {column} of row {row}, which is no computed mask")
     return chosen

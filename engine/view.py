@@ -183,7 +183,7 @@ memory: Any = None  # the rule that answers `held`
 
 
 @rule
-def whole(number: Any) -> bool:
+def is_whole(number: Any) -> bool:
     """Whether an answer is a whole number."""
     return bool(number == int(number))
 
@@ -191,7 +191,7 @@ def whole(number: Any) -> bool:
 @rule
 def three_whole(numbers: Any) -> bool:
     """Whether an answer is three whole numbers."""
-    return len(numbers) == 3 and whole(numbers[0]) and whole(numbers[1]) and whole(numbers[2])
+    return len(numbers) == 3 and is_whole(numbers[0]) and is_whole(numbers[1]) and is_whole(numbers[2])
 
 
 def _whole(number: Any) -> bool:
@@ -199,7 +199,7 @@ def _whole(number: Any) -> bool:
 
 
 # In Python an answer may be anything.
-whole.in_python = _whole  # type: ignore[attr-defined]
+is_whole.in_python = _whole  # type: ignore[attr-defined]
 three_whole.in_python = lambda numbers: (  # type: ignore[attr-defined]
     isinstance(numbers, tuple) and len(numbers) == 3 and all(map(_whole, numbers))
 )
@@ -207,20 +207,20 @@ three_whole.in_python = lambda numbers: (  # type: ignore[attr-defined]
 
 def _choose(replica: Replica, policy: AnyPolicy) -> Any:
     chunk = answer(view_of(replica, policy))
-    _is_a_chunk(whole(chunk) and 1 <= chunk <= replica.fixed.width, chunk, replica.fixed.width)
+    _is_a_chunk(is_whole(chunk) and 1 <= chunk <= replica.fixed.width, chunk, replica.fixed.width)
     return int(chunk)
 
 
 def _threshold_now(replica: Replica, policy: AnyPolicy) -> Any:
     place = answer(view_of(replica, policy))
     num = replica.fixed.num_thresholds
-    _is_a_threshold(whole(place) and 0 <= place < num, place, num)
+    _is_a_threshold(is_whole(place) and 0 <= place < num, place, num)
     return int(place)
 
 
 def _holds_back(replica: Replica, policy: AnyPolicy) -> Any:
     waits = answer(view_of(replica, policy))
-    _is_yes_or_no(whole(waits) and 0 <= waits <= 1, waits, 1)
+    _is_yes_or_no(is_whole(waits) and 0 <= waits <= 1, waits, 1)
     return bool(waits)
 
 
@@ -259,13 +259,13 @@ def _work(prompt: int, length: int, start: int, step: int, block_step: int, bloc
 
 def _head_rows(prompt: int, length: int, start: int, tokens: int, block: int, fields: Any) -> Any:
     rows = answer(prompt, length, start, tokens, block, fields)
-    _has_rows(whole(rows) and 0 <= rows <= tokens, rows, tokens)
+    _has_rows(is_whole(rows) and 0 <= rows <= tokens, rows, tokens)
     return rows
 
 
 def _held(prompt: int, length: int, state: int, fields: Any) -> Any:
     tokens = answer(prompt, length, state, fields)
-    _has_tokens(whole(tokens) and tokens >= 0, tokens, 0)
+    _has_tokens(is_whole(tokens) and tokens >= 0, tokens, 0)
     return tokens
 
 
@@ -289,7 +289,7 @@ FORMS: dict[Any, Any] = {
 
 
 @cache
-def asked(question: Any, answer: Any, memory: Any) -> Any:
+def engine_form(question: Any, answer: Any, memory: Any) -> Any:
     """A rule from outside as the engine asks it; memory: the policy's answer to `held`."""
     return copied(FORMS[question], like=answer, answer=answer, memory=memory)
 

@@ -19,11 +19,11 @@ def in_sight(fixed: Fixed, start: int, end: int) -> int:
 
 
 @rule
-def have_room(fixed: Fixed, pages: int, seen: int) -> bool:
-    """Whether `seen` pages of layers with a window and `pages` of others fit, in one pool or two."""
+def have_room(fixed: Fixed, pages: int, window_pages: int) -> bool:
+    """Whether `window_pages` pages of layers with a window and `pages` of others fit, in one pool or two."""
     if fixed.window_pool > 0:
-        return bool(pages <= fixed.num_pages - fixed.window_pool and seen <= fixed.window_pool)
-    return bool(pages + seen <= fixed.num_pages)
+        return bool(pages <= fixed.num_pages - fixed.window_pool and window_pages <= fixed.window_pool)
+    return bool(pages + window_pages <= fixed.num_pages)
 
 
 @rule

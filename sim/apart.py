@@ -22,23 +22,23 @@ def run_apart(
 
     horizon: the run's end (s), if it does not wait for all requests.
     """
-    going = [(replica.advance(env.now, -math.inf), i) for i, replica in enumerate(replicas)]  # compiles, in this thread
-    heapq.heapify(going)
+    queue = [(replica.advance(env.now, -math.inf), i) for i, replica in enumerate(replicas)]  # compiles, in this thread
+    heapq.heapify(queue)
     with ExitStack() as stack:
         run_all: Callable[..., Any] = map
         if threads > 1 and not any(replica.engine.is_young for replica in replicas):
             run_all = stack.enter_context(ThreadPoolExecutor(min(threads, len(replicas)))).map
-        while going:
+        while queue:
             due: list[tuple[float, int]] = []
             # Beyond the horizon a step may never end.
-            while going and len(due) < AT_ONCE and (going[0][0] < horizon or going[0][0] <= env.now):
-                due.append(heapq.heappop(going))
+            while queue and len(due) < AT_ONCE and (queue[0][0] < horizon or queue[0][0] <= env.now):
+                due.append(heapq.heappop(queue))
             ends = run_all(lambda start: replicas[start[1]].advance(start[0], horizon), due)
             for (_, i), end in zip(due, list(ends), strict=True):
                 replicas[i].report()
                 if not replicas[i].engine.idle:
-                    heapq.heappush(going, (end, i))
-            if going:
-                yield env.at(max(env.now, going[0][0]))
+                    heapq.heappush(queue, (end, i))
+            if queue:
+                yield env.at(max(env.now, queue[0][0]))
     if (end := max(replica.engine.clock for replica in replicas)) > env.now:
         yield env.at(end)

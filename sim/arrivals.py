@@ -110,7 +110,7 @@ class OpenLoop:
 
 def _fitting(engine: Engine, trace: Trace, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
     # Under shipped rules a longer request never takes less.
-    if all(is_ours(type(part)) for part in engine.policy.parts()) and not trace.canvas_length.any():
+    if all(is_ours(type(component)) for component in engine.policy.parts()) and not trace.canvas_length.any():
         longest = Request(0, 0.0, int(trace.input_length[rows].max(initial=0)), int(trace.limit[rows].max(initial=0)))
         if engine.fits(longest):
             return np.ones(len(rows), np.bool_)

@@ -12,13 +12,13 @@ from ..files.read import did_you_mean
 TYPES = {int: "a whole number", bool: "true or false", float: "a number"}
 
 
-def new_part(what: str, spec: str, shipped: Mapping[str, type | None], base: type, allow_code: AllowedCode) -> Any:
+def new_part(role: str, spec: str, shipped: Mapping[str, type | None], base: type, allow_code: AllowedCode) -> Any:
     """Make the part that a SPEC names: a dataclass, shipped or of a user's file, whose fields are its settings.
 
-    what: its kind, such as scaler. shipped: None for a name that takes no part. PolicyError for an unknown name, field
+    role: its kind, such as scaler. shipped: None for a name that takes no part. PolicyError for an unknown name, field
     or value; CodeError for a file not in `allow_code`.
     """
-    kind, settings, asker = kind_of(what, spec, shipped, base, allow_code)
+    kind, settings, asker = kind_of(role, spec, shipped, base, allow_code)
     try:
         with running_code_of(asker):
             hints = get_type_hints(kind)
@@ -29,22 +29,22 @@ def new_part(what: str, spec: str, shipped: Mapping[str, type | None], base: typ
 
 
 def kind_of(
-    what: str, spec: str, shipped: Mapping[str, type | None], base: type, allow_code: AllowedCode
+    role: str, spec: str, shipped: Mapping[str, type | None], base: type, allow_code: AllowedCode
 ) -> tuple[Any, list[str], str]:
     """A SPEC's class, the items of its settings, and the beginning of an error; see `new_part`."""
     name, *settings = spec.split(",")
-    asker = f"{what} {quoted(spec)}"
+    asker = f"{role} {quoted(spec)}"
     if shipped.get(name):
         return shipped[name], settings, asker
     if is_file(name):
-        kind = from_file(name, base, f"{what}s", asker, allow_code)
+        kind = from_file(name, base, f"{role}s", asker, allow_code)
         if not (isinstance(kind, type) and issubclass(kind, base)):
             raise PolicyError(
                 f"{asker}: it is a {type(kind).__name__}, expected a subclass of dsim.fleet.{base.__name__}"
             )
         return kind, settings, asker
-    check_names_object(name, asker, what, what.upper())
-    raise PolicyError(f"{what} is {quoted(name)}{did_you_mean(name, shipped)}, expected one of {', '.join(shipped)}")
+    check_names_object(name, asker, role, role.upper())
+    raise PolicyError(f"{role} is {quoted(name)}{did_you_mean(name, shipped)}, expected one of {', '.join(shipped)}")
 
 
 def values(settings: Sequence[str], types: Mapping[str, Any], asker: str) -> dict[str, Any]:

@@ -84,9 +84,9 @@ class Fleet:
             if any(end.to == link.source for end in self.links):
                 raise PolicyError(f"pool {link.source} is at both ends of links, expected to prefill or to decode")
             _check_pair(pools[link.source], pools[link.to])
-        for (source, to), count in Counter((link.source, link.to) for link in self.links).items():
+        for (source, target), count in Counter((link.source, link.to) for link in self.links).items():
             if count > 1:
-                raise PolicyError(f"{count} links join {source} and {to}, expected one")
+                raise PolicyError(f"{count} links join {source} and {target}, expected one")
         return self
 
     def prefills(self, pool: Pool) -> bool:
@@ -118,21 +118,21 @@ def with_ends(link: Link, names: Sequence[str]) -> Link:
     return replace(link, source=source, to=link.to or names[1 if source == names[0] else 0])
 
 
-def _check_pair(source: Pool, to: Pool) -> None:
-    """PolicyError unless `to` can decode what `source` prefilled."""
-    policies = [pool.setting.policy for pool in (source, to)]
-    for pool, policy in zip((source, to), policies, strict=True):
+def _check_pair(source: Pool, target: Pool) -> None:
+    """PolicyError unless `target` can decode what `source` prefilled."""
+    policies = [pool.setting.policy for pool in (source, target)]
+    for pool, policy in zip((source, target), policies, strict=True):
         if policy.family == "full-sequence":
             raise PolicyError(
                 f"pool {pool.name} has {cut(policy.name)}, whose passes over whole sequences run where it decodes: "
                 "expected a policy that decodes against a prompt's keys and values"
             )
-    memories = [pool.setting.profile.memory for pool in (source, to)]
+    memories = [pool.setting.profile.memory for pool in (source, target)]
     compared: dict[str, list[Any]] = {
         "block_length": [policy.block_length for policy in policies],
         "family": [policy.family for policy in policies],
         "bytes of KV a token": [m.kv_bytes_per_token + m.window_bytes_per_token for m in memories],
     }
-    for what, (x, y) in compared.items():
+    for trait, (x, y) in compared.items():
         if x != y:
-            raise PolicyError(f"pool {source.name} has {what} {x} and pool {to.name} {y}: expected the same")
+            raise PolicyError(f"pool {source.name} has {trait} {x} and pool {target.name} {y}: expected the same")

@@ -24,17 +24,17 @@ MANY = 32  # from this number on, figures are read as one column
 class Member:
     """A replica of a group, with `Replica`'s interface."""
 
-    def __init__(self, group: "Group", engine: Engine, at: int, stopped: simpy.Event) -> None:
+    def __init__(self, group: "Group", engine: Engine, place: int, stopped: simpy.Event) -> None:
         self.engine = engine
         self.stopped = stopped  # after `drain`, when its last request has ended
-        self.at = at
+        self.place = place
         self._group = group
 
     def submit(self, request: Request) -> bool:
         """Hand the engine a request; False if it can never fit."""
-        taken = self.engine.submit(request)
-        self._group.touched(self.at)
-        return taken
+        accepted = self.engine.submit(request)
+        self._group.touched(self.place)
+        return accepted
 
     def drain(self) -> None:
         """End after its last request; no more may come."""
@@ -51,9 +51,9 @@ class Serving(list[Engine]):
         super().append(engine)
         self._places = None
 
-    def pop(self, at: SupportsIndex = -1) -> Engine:
+    def pop(self, index: SupportsIndex = -1) -> Engine:
         self._places = None
-        return super().pop(at)
+        return super().pop(index)
 
     def column(self, name: str) -> "Sequence[int] | npt.NDArray[np.int64]":
         """A figure of each replica (Router.least)."""
@@ -104,10 +104,10 @@ class Group:
         while not replicas.run(-math.inf, self._env.now, model.arrays, model.cost, self._recorder):
             pass
 
-    def touched(self, at: int) -> None:
+    def touched(self, place: int) -> None:
         """Run a replica with a new request, after this moment's other arrivals."""
-        if self.replicas.due[at] == math.inf:
-            self.replicas.due[at] = self._env.now
+        if self.replicas.due[place] == math.inf:
+            self.replicas.due[place] = self._env.now
         self._wake()
 
     def drain(self, member: Member) -> None:
@@ -119,7 +119,7 @@ class Group:
         if member in self._draining:
             self._draining.remove(member)
         self._done -= member.engine.num_completed
-        self.replicas.remove(member.at)
+        self.replicas.remove(member.place)
 
     def _wake(self) -> None:
         if not self._woken:

@@ -50,12 +50,12 @@ class Link:
     def parse(cls, text: str) -> Self:
         """Read `BANDWIDTH[,LATENCY][,field=value...]`, or raise PolicyError."""
         asker = f"link {quoted(text)}"
-        first, *rest = text.split(",")
+        first, *items = text.split(",")
         bandwidth = _quantity(first, _BANDWIDTH, asker, "a bandwidth")
         latency = 0.0
-        if rest and "=" not in rest[0]:
-            latency = _quantity(rest.pop(0), _LATENCY, asker, "a latency")
-        settings = values(rest, _TYPES, asker)
+        if items and "=" not in items[0]:
+            latency = _quantity(items.pop(0), _LATENCY, asker, "a latency")
+        settings = values(items, _TYPES, asker)
         return cls(bandwidth, latency, settings.pop("from", ""), **settings)
 
     def size(self, profile: Profile, tokens: int) -> int:
@@ -64,7 +64,7 @@ class Link:
         in_window = tokens if windowed is None else min(tokens, windowed.window - 1)
         return tokens * memory.kv_bytes_per_token + in_window * memory.window_bytes_per_token
 
-    def left(self, profile: Profile, size: float, prefill: float) -> float:
+    def unsent(self, profile: Profile, size: float, prefill: float) -> float:
         """Bytes to send after a prefill of `prefill` seconds.
 
         With `overlap` each layer is sent while the next are computed; the last follows the prefill.
@@ -130,11 +130,11 @@ class Wire:
             then()
 
 
-def _quantity(text: str, units: dict[str, str], asker: str, what: str) -> float:
+def _quantity(text: str, units: dict[str, str], asker: str, noun: str) -> float:
     """A number with a unit; infinity for `inf`."""
     if text == "inf" and "GB/s" in units:
         return math.inf
     shape = re.fullmatch(r"(\d+(?:\.\d+)?(?:e-?\d+)?)(\D+)", text)
     if shape is None or shape[2] not in units:
-        raise PolicyError(f"{asker}: {quoted(text)} is not {what} in {', '.join(units)}, such as {_EXAMPLE}")
+        raise PolicyError(f"{asker}: {quoted(text)} is not {noun} in {', '.join(units)}, such as {_EXAMPLE}")
     return float(Decimal(shape[1]) * Decimal(units[shape[2]]))  # 10us is 1e-5 s exactly

@@ -46,36 +46,36 @@ class StepMemory:
         sizes = {"weights": memory.weight_bytes, "KV pages": pages, "rows": rows}
         return {name: size for name, size in sizes.items() if size}
 
-    def of(self, forward: Forward) -> dict[str, int]:
+    def sizes(self, forward: Forward) -> dict[str, int]:
         """Bytes of a forward's tensors: each GPU holds the whole residual stream and logits."""
         cap = getattr(self.setting.policy.batching, "max_num_logits", None)
         # A workspace holds the copies of its row's logits.
-        how = replace(SERVING, logit_bytes=4) if self.setting.memory.workspace_bytes else SERVING
-        tensors = of_forward(self.setting.profile.model, forward.tokens, forward.head_rows, how=how, max_num_logits=cap)
+        use = replace(SERVING, logit_bytes=4) if self.setting.memory.workspace_bytes else SERVING
+        tensors = of_forward(self.setting.profile.model, forward.tokens, forward.head_rows, how=use, max_num_logits=cap)
         return {name: self.setting.profile.device.count * size for name, size in tensors.items()}
 
     def largest(self, requests: Trace) -> Forward:
         """The largest forward of these requests."""
         forwards = _forwards(self.setting.policy, self.setting.limits, requests)
-        return max(forwards, key=lambda forward: sum(self.of(forward).values()))
+        return max(forwards, key=lambda forward: sum(self.sizes(forward).values()))
 
     def shortage(self, forward: Forward) -> str | None:
         """The tensor of a forward that exceeds the memory, and by how much; None if it fits."""
-        tensors = self.of(forward)
-        more = sum(self.standing.values()) + sum(tensors.values()) - self.capacity
-        if more <= 0:
+        tensors = self.sizes(forward)
+        lack = sum(self.standing.values()) + sum(tensors.values()) - self.capacity
+        if lack <= 0:
             return None
         tensor = max(tensors, key=tensors.__getitem__)
         standing = ", ".join(f"{name} {gb(size)}" for name, size in self.standing.items())
         return (
-            f"out of memory by {gb(more)} of {gb(self.capacity)}: {tensor} of a forward of {forward.tokens} tokens and "
+            f"out of memory by {gb(lack)} of {gb(self.capacity)}: {tensor} of a forward of {forward.tokens} tokens and "
             f"{forward.head_rows} rows of logits take {gb(tensors[tensor])} in addition to {standing}"
         )
 
     def to_json(self, requests: Trace) -> dict[str, Any]:
         """For run.json: GB by name, at the largest forward."""
         forward = self.largest(requests)
-        sizes = {**self.standing, **self.of(forward)}
+        sizes = {**self.standing, **self.sizes(forward)}
         return {
             "policy": self.setting.policy.name,
             "tokens": forward.tokens,

@@ -37,7 +37,7 @@ class PoolWatch:
         self._last = 0.0  # s, the last tick
         self._forwards = self._committed = 0.0  # since the run began
 
-    def sent(self, *requests: int) -> None:
+    def add_requests(self, *requests: int) -> None:
         self._new += requests
 
     def view(self, now: float, engines: Sequence[Engine], starting: int, draining: Sequence[Engine]) -> PoolView:
@@ -75,36 +75,36 @@ class PoolWatch:
 
     def _requests(self, now: float) -> tuple[dict[str, Any], tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
         """PoolView's fields on requests; the replica and prompt tokens of each queued request."""
-        table, asks, block = self._table, self._table.asked, self._pool.setting.policy.block_length
+        table, lengths, block = self._table, self._table.asked, self._pool.setting.policy.block_length
         new = np.array(self._new, np.int64)
-        mine = np.concatenate([self._open, new])
-        rows, arrival = table.rows[mine], table.arrival[mine]
-        going, waits, done = rows["status"] == UNFINISHED, np.isnan(rows["scheduled"]), rows["status"] == COMPLETED
+        indices = np.concatenate([self._open, new])
+        rows, arrival = table.rows[indices], table.arrival[indices]
+        active, waits, done = rows["status"] == UNFINISHED, np.isnan(rows["scheduled"]), rows["status"] == COMPLETED
         first, last = rows["first_emission"], rows["last_emission"]
         emitted = (first > self._last) & (first <= now)
-        more = done & (rows["num_tokens"] > rows["num_first"])
-        blocks = -(-np.maximum(asks.estimate[mine] - rows["num_tokens"], 1) // block)
-        queued = going & waits & (rows["replica"] >= 0)  # without those that left and return for their next block
-        prompts = asks.input_length[mine] - rows["arrived"]
+        several = done & (rows["num_tokens"] > rows["num_first"])
+        blocks = -(-np.maximum(lengths.estimate[indices] - rows["num_tokens"], 1) // block)
+        queued = active & waits & (rows["replica"] >= 0)  # without those that left and return for their next block
+        prompts = lengths.input_length[indices] - rows["arrived"]
         fields = {
             "submitted": len(new),
             "completed": int(done.sum()),
             "queued_tokens": int(prompts[queued].sum()),
-            "submitted_blocks": int((-(-np.maximum(asks.estimate[new], 1) // block)).sum()),
+            "submitted_blocks": int((-(-np.maximum(lengths.estimate[new], 1) // block)).sum()),
             "waiting_blocks": int(blocks[queued].sum()),
-            "running_blocks": int(blocks[going & ~waits].sum()),
-            "input_length": _mean(asks.input_length[new]),
-            "expected_length": _mean(asks.estimate[new]),
+            "running_blocks": int(blocks[active & ~waits].sum()),
+            "input_length": _mean(lengths.input_length[new]),
+            "expected_length": _mean(lengths.estimate[new]),
             "output_length": _mean(rows["num_tokens"][done]),
             "ttft": _mean((first - arrival)[emitted]),
-            "itl": _mean(((last - first) / (rows["num_tokens"] - rows["num_first"]).clip(min=1))[more]),
+            "itl": _mean(((last - first) / (rows["num_tokens"] - rows["num_first"]).clip(min=1))[several]),
             "e2el": _mean((rows["finish"] - arrival)[done]),
         }
         if self._cached is not None:
             looked_up = ~waits & (rows["scheduled"] > self._last) & (rows["arrived"] == 0)
             if total := prompts[looked_up].sum():
-                fields["hit_rate"] = float(self._cached[mine][looked_up].sum() / total)
-        self._new, self._open = [], mine[going]
+                fields["hit_rate"] = float(self._cached[indices][looked_up].sum() / total)
+        self._new, self._open = [], indices[active]
         return fields, (rows["replica"][queued], prompts[queued])
 
     def _steps(self, counters: Any, replicas: Sequence[int]) -> npt.NDArray[np.float64]:

@@ -52,11 +52,11 @@ class Replica:
 
     def submit(self, request: Request) -> bool:
         """Hand the engine a request and wake it; False if it can never fit."""
-        taken = self.engine.submit(request)
+        accepted = self.engine.submit(request)
         # A request without pages changes nothing.
         if not self.engine.blocked or request.arrived:
             self.wake()
-        return taken
+        return accepted
 
     def drain(self) -> None:
         """End after its last request; only requests on their way may come."""

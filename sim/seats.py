@@ -75,7 +75,7 @@ class Move:
     request: Request
     tokens: int  # that leave the prefill pool
     source: Seat
-    to: Seat | None = None  # None: not chosen
+    target: Seat | None = None  # None: not chosen
     pages_kept: int = 0  # of the source since the prefill's end
     reserved: int = 0  # pages of the destination
     cached: int = 0  # tokens in the destination's prefix cache

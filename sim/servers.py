@@ -120,9 +120,9 @@ class Servers:
         if chosen is None and self._fleet.num_replicas == 1 and self._fleet.routing.is_shipped:
             chosen = np.zeros(len(self._table.rows), np.int64)
         changes = self._fleet.scaling is not None
-        apart = not changes and chosen is not None
+        separate = not changes and chosen is not None
         ahead = ahead and isinstance(source, OpenLoop) and self._split is None
-        self._together, self._apart = ahead and not apart, ahead and apart
+        self._together, self._apart = ahead and not separate, ahead and separate
         for members in self._members:
             for _ in range(members.pool.count):
                 self._add(members)
@@ -157,7 +157,7 @@ class Servers:
         chosen = self._router.route(self._engines, request)
         watch = self._pool_of[chosen].watch
         if watch is not None:
-            watch.sent(request.index)
+            watch.add_requests(request.index)
         return self._replicas[chosen].submit(request)
 
     @property
@@ -181,8 +181,8 @@ class Servers:
                 members.group.replicas.close()
             members.ready.clear()
             members.draining.clear()
-        for those in (self._replicas, self._engines, self._pool_of):
-            those.clear()
+        for collection in (self._replicas, self._engines, self._pool_of):
+            collection.clear()
 
     def replica_time(self, end: float) -> float:
         """Replica-seconds paid up to a time (s)."""
@@ -255,7 +255,7 @@ class Servers:
     @property
     def _next_ready(self) -> float:
         """When the next starting replica will take requests."""
-        return min((one.ready for members in self._members for one in members.starting), default=math.inf)
+        return min((server.ready for members in self._members for server in members.starting), default=math.inf)
 
     def _take_by_ready(self) -> None:
         """Give handed-over requests to the ready replicas."""
@@ -276,15 +276,15 @@ class Servers:
         self._taken = new.stop
         watch = self._members[0].watch
         if watch is not None:
-            watch.sent(*new)
+            watch.add_requests(*new)
 
     def _drain_one(self, members: _Members) -> None:
         """Let a pool's newest replica take no more requests, and stop once idle."""
         replica = members.ready.pop()
         members.draining.append(replica)
-        at = self._replicas.index(replica)
-        for those in (self._replicas, self._engines, self._pool_of):
-            those.pop(at)
+        index = self._replicas.index(replica)
+        for collection in (self._replicas, self._engines, self._pool_of):
+            collection.pop(index)
         if self._split is not None:
             assert isinstance(replica, Replica)
             self._split.retire(replica)
@@ -322,8 +322,8 @@ class Servers:
 
     def _checked(self, spec: str, targets: Any) -> list[int]:
         try:
-            whole = [int(target) for target in targets]
-            ok = len(whole) == len(self._members) and min(whole) >= 0 and sum(whole) >= 1
+            counts = [int(target) for target in targets]
+            ok = len(counts) == len(self._members) and min(counts) >= 0 and sum(counts) >= 1
         except (TypeError, ValueError):
             ok = False
         if not ok:
@@ -331,11 +331,11 @@ class Servers:
                 f"scaler {spec} returned {quoted(targets)} at {self._env.now:g} s, expected a number of replicas for "
                 f"each of {len(self._members)} pools, at least 1 in all"
             )
-        return whole
+        return counts
 
     def _view(self, members: _Members) -> PoolView:
         assert members.watch is not None
-        ready, draining = ([r.engine for r in those] for those in (members.ready, members.draining))
+        ready, draining = ([r.engine for r in replicas] for replicas in (members.ready, members.draining))
         return members.watch.view(self._env.now, ready, len(members.starting), draining)
 
     def _resize(self, targets: list[int]) -> None:

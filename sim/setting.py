@@ -218,17 +218,17 @@ def memory_of(policy: Policy, memory: MemoryModel) -> MemoryModel:
     if policy.rows.commits == "tokens":
         memory = replace(memory, workspace_bytes=0)
     if not policy.batching.frees_windows:
-        whole = memory.kv_bytes_per_token + memory.window_bytes_per_token
-        memory = replace(memory, kv_bytes_per_token=whole, window_bytes_per_token=0)
+        total = memory.kv_bytes_per_token + memory.window_bytes_per_token
+        memory = replace(memory, kv_bytes_per_token=total, window_bytes_per_token=0)
     return memory
 
 
 def caps_of(max_steps: int | None, requests: Trace) -> "npt.NDArray[np.int64] | int | None":
     """Most steps of a block: the policy's, or per request if the trace allows fewer."""
-    nothing = [None] * len(requests)
+    absent = [None] * len(requests)
     limits, reads = (requests.extras.get(name) for name in (MAX_STEPS, READ_ONLY))
     if limits is None and reads is None:
         return max_steps
     no_limit = np.iinfo(np.int32).max if max_steps is None else max_steps
-    caps = [no_limit if limit is None else min(int(limit), no_limit) for limit in limits or nothing]
-    return np.where([bool(read) for read in reads or nothing], 1, caps)
+    caps = [no_limit if limit is None else min(int(limit), no_limit) for limit in limits or absent]
+    return np.where([bool(read) for read in reads or absent], 1, caps)

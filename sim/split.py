@@ -80,10 +80,10 @@ class Split:
 
     def retire(self, replica: Replica) -> None:
         """Let a replica take only requests already on their way."""
-        gone = self._seats[replica]
+        seat = self._seats[replica]
         for seats in (self._sources, self._destinations):
-            if gone in seats:
-                seats.remove(gone)
+            if seat in seats:
+                seats.remove(seat)
 
     def submit(self, request: Request) -> bool:
         """Take an arriving request; False if no replica can ever serve it."""
@@ -101,10 +101,10 @@ class Split:
             request.index, prefill_tokens=tokens, prefill_submitted=self._env.now, prefill_turn=self._moves.next_turn()
         )
         if source.watch is not None:
-            source.watch.sent(request.index)
+            source.watch.add_requests(request.index)
         source.server.submit(_leg(request, tokens))
-        if move.to is not None:
-            self._reserve(move.to)
+        if move.target is not None:
+            self._reserve(move.target)
         return True
 
     # ---- the replicas that serve it --------------------------------------------------------------------------
@@ -134,9 +134,9 @@ class Split:
         pools = {link.to for link in self._links[source.name] if self._fits(link.to, request)}
         return [seat for seat in self._destinations if seat.pool.name in pools]
 
-    def _link(self, source: Seat, to: Seat | None) -> Link:
+    def _link(self, source: Seat, target: Seat | None) -> Link:
         links = self._links[source.pool.name]
-        return links[0] if to is None else next(link for link in links if link.to == to.pool.name)
+        return links[0] if target is None else next(link for link in links if link.to == target.pool.name)
 
     def _choose(self, move: Move) -> None:
         """Choose a request's decoder and ask it for pages."""
@@ -144,10 +144,10 @@ class Split:
         if not places:
             self._homeless.append(move)
             return
-        to = move.to = places[self._to_decode.route(places, move.request)]
-        self._table["replica"][move.request.index] = to.replica
-        to.expect(move.request)
-        to.asking.append(move)
+        target = move.target = places[self._to_decode.route(places, move.request)]
+        self._table["replica"][move.request.index] = target.replica
+        target.expect(move.request)
+        target.asking.append(move)
 
     def _find_homes(self) -> None:
         """Choose decoders for moves without one."""
@@ -171,7 +171,7 @@ class Split:
             if move.reserved:
                 self._transfer(move)
                 continue
-            if move.to is None and move not in self._homeless:
+            if move.target is None and move not in self._homeless:
                 self._choose(move)
             self._await_pages(move)
 
@@ -179,21 +179,21 @@ class Split:
         """Reserve pages at the decoder; start the lease of the prefill pool's pages."""
         if move.prefilled:
             move.lease += 1
-            lease = self._link(move.source, move.to).lease
+            lease = self._link(move.source, move.target).lease
             self._env.call(self._env.now + lease, partial(self._expire, move, move.lease))
-        if move.to is not None:
-            self._reserve(move.to)
+        if move.target is not None:
+            self._reserve(move.target)
 
-    def _reserve(self, to: Seat) -> None:
+    def _reserve(self, target: Seat) -> None:
         """Reserve pages for moves that ask, first come, first served."""
-        while to.asking:
-            move, engine = to.asking[0], to.engine
+        while target.asking:
+            move, engine = target.asking[0], target.engine
             index, prompt, page = move.request.index, move.request.input_length, engine.policy.memory.page_size
-            here = engine.num_waiting + engine.num_running + to.coming - len(to.asking)
-            spare = -(-max(SPARE_TOKENS * (here + 1), move.request.limit) // page) if here else 0
+            load = engine.num_waiting + engine.num_running + target.coming - len(target.asking)
+            spare = -(-max(SPARE_TOKENS * (load + 1), move.request.limit) // page) if load else 0
             if not engine.reserve(index, prompt, move.tokens, spare):
                 return
-            to.asking.popleft()
+            target.asking.popleft()
             move.reserved, move.cached = (int(self._table[name][index]) for name in ("reserved", "found"))
             self._moves.note(
                 index, reserved=self._env.now, pages_reserved=move.reserved, reserved_step=engine.num_steps
@@ -203,16 +203,16 @@ class Split:
                 self._transfer(move)
 
     def _transfer(self, move: Move) -> None:
-        assert move.to is not None
-        link, env, index = self._link(move.source, move.to), self._env, move.request.index
+        assert move.target is not None
+        link, env, index = self._link(move.source, move.target), self._env, move.request.index
         profile, table = move.source.pool.setting.profile, self._moves.table
         took = float(table["finish"][index] - table["scheduled"][index])
         self._moves.note(index, transfer_start=env.now)
-        size = link.left(profile, link.size(profile, move.tokens - move.cached), took)
+        size = link.unsent(profile, link.size(profile, move.tokens - move.cached), took)
         self._wire(move).send(size, lambda: self._received(move))
 
     def _wire(self, move: Move) -> Wire:
-        link = self._link(move.source, move.to)
+        link = self._link(move.source, move.target)
         sender = move.source.replica if link.sharing != "pool" else -1
         return self._wires.setdefault((sender, id(link)), Wire(self._env, link))
 
@@ -227,11 +227,11 @@ class Split:
         """A lease ended before the transfer began: the decoder also prefills."""
         if move.over or move.reserved or move.lease != lease:
             return
-        if move.to is None:  # no link's end: any
-            move.to = self._destinations[self._to_decode.route(self._destinations, move.request)]
-            move.to.expect(move.request)
+        if move.target is None:  # no link's end: any
+            move.target = self._destinations[self._to_decode.route(self._destinations, move.request)]
+            move.target.expect(move.request)
         else:
-            move.to.asking.remove(move)
+            move.target.asking.remove(move)
         self._end(move, move.request)
 
     def _release(self, move: Move) -> None:
@@ -243,19 +243,19 @@ class Split:
         source.server.wake()
 
     def _end(self, move: Move, request: Request) -> None:
-        to = move.to
-        assert to is not None
+        target = move.target
+        assert target is not None
         self._release(move)
-        to.expect_no_longer(request)
+        target.expect_no_longer(request)
         move.over = True
         del self._moving[request.index]
-        self._hand_over(to, request)
+        self._hand_over(target, request)
 
-    def _hand_over(self, to: Seat, request: Request) -> bool:
+    def _hand_over(self, target: Seat, request: Request) -> bool:
         self._moves.note(request.index, submitted=self._env.now, turn=self._moves.next_turn())
-        if to.watch is not None:
-            to.watch.sent(request.index)
-        return to.server.submit(request)
+        if target.watch is not None:
+            target.watch.add_requests(request.index)
+        return target.server.submit(request)
 
 
 def _tokens(pool: Pool, request: Request) -> int:

@@ -32,9 +32,9 @@ class Startup:
     parts: tuple[Part, ...] = ()
 
     def __post_init__(self) -> None:
-        for part in self.parts:
-            if not (0 <= part.mean < math.inf and 0 <= part.std < math.inf):
-                raise PolicyError(f"startup is {part.seconds} s, expected at least 0 and finite")
+        for stage in self.parts:
+            if not (0 <= stage.mean < math.inf and 0 <= stage.std < math.inf):
+                raise PolicyError(f"startup is {stage.seconds} s, expected at least 0 and finite")
 
     @classmethod
     def parse(cls, text: str | float) -> "Startup":
@@ -55,19 +55,19 @@ class Startup:
         return cls(tuple(parts))
 
     def __str__(self) -> str:
-        return ",".join(f"{part.name}={part.seconds}" for part in self.parts).removeprefix("start=")
+        return ",".join(f"{stage.name}={stage.seconds}" for stage in self.parts).removeprefix("start=")
 
     @property
     def mean(self) -> float:
         """s, without the cut at 0."""
-        return sum(part.mean for part in self.parts)
+        return sum(stage.mean for stage in self.parts)
 
     def draw(self, seed: int, number: int) -> float:
         """Seconds of the run's start with this number."""
-        if not any(part.std for part in self.parts):
+        if not any(stage.std for stage in self.parts):
             return self.mean
         random = np.random.default_rng([seed, _PURPOSE, number])
-        return float(sum(max(0.0, random.normal(part.mean, part.std)) for part in self.parts))
+        return float(sum(max(0.0, random.normal(stage.mean, stage.std)) for stage in self.parts))
 
 
 AT_ONCE = Startup()

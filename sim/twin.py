@@ -117,10 +117,10 @@ def simulate(
     recorder = None if append is None else StepRecorder(append, width)
     ended = 0
 
-    def finished(more: int, now: float) -> None:
+    def finished(num: int, now: float) -> None:
         nonlocal ended
-        ended += more
-        source.ended(more)
+        ended += num
+        source.ended(num)
         if progress is not None:
             progress(ended, now)
 
@@ -128,11 +128,11 @@ def simulate(
     firsts: dict[str, Engine] = {}
 
     def new_engine(pool: Pool, number: int) -> Engine:
-        own = table if split is None else split.table_of(pool)
+        table_of_pool = table if split is None else split.table_of(pool)
         like = firsts.get(pool.name)
-        made = pool.setting.engine(own, replica=number, emit=emit, eos=eos, prefixes=prefixes, like=like)
-        firsts.setdefault(pool.name, made)
-        return made
+        engine = pool.setting.engine(table_of_pool, replica=number, emit=emit, eos=eos, prefixes=prefixes, like=like)
+        firsts.setdefault(pool.name, engine)
+        return engine
 
     new_router = partial(fleet.routing.new, prefixes, seed=seed)
     split = None if moves is None else Split(env, fleet, table, moves, new_router)
@@ -187,27 +187,27 @@ def _foreseen(fleet: Fleet, trace: Trace, seed: int, timed: bool) -> Fleet:
 def _work(trace: Trace, setting: Setting, seed: int) -> npt.NDArray[np.float64]:
     """Seconds of a full replica per request, from a replay of some that come at once."""
     num = min(len(trace), WAVES * setting.limits.max_batch)
-    some = trace.take(np.linspace(0, len(trace) - 1, num).astype(np.int64), np.zeros(num))
-    result = simulate(some, setting, seed=seed)
+    sample = trace.take(np.linspace(0, len(trace) - 1, num).astype(np.int64), np.zeros(num))
+    result = simulate(sample, setting, seed=seed)
     totals, block = result.totals, setting.policy.block_length
     blocks = -(-trace.output_length // block).astype(np.float64)
-    a_token = totals.prefill_time / max(1, totals.prefill_tokens)
-    a_block = totals.decode_time / float(max(1, -(-some.output_length // block).sum()))
-    work: npt.NDArray[np.float64] = a_token * trace.input_length + a_block * blocks
+    token_time = totals.prefill_time / max(1, totals.prefill_tokens)
+    block_time = totals.decode_time / float(max(1, -(-sample.output_length // block).sum()))
+    work: npt.NDArray[np.float64] = token_time * trace.input_length + block_time * blocks
     return work
 
 
 def _with_missed_eos(trace: Trace, settings: list[Setting], eos: bool) -> tuple[Trace, npt.NDArray[np.bool_]]:
     """The trace as the policies serve it with EOS ends (`_past_eos`, `_on_canvases`); all must serve it alike."""
-    found = []
+    outcomes = []
     for policy in (setting.policy for setting in settings):
         if policy.family == "block-diffusion" and policy.unmasking.eos == "block":
-            found.append(_past_eos(trace, policy.block_length, eos))
+            outcomes.append(_past_eos(trace, policy.block_length, eos))
         else:
             served = _on_canvases(trace) if eos and policy.family == "full-sequence" else trace
-            found.append((served, np.zeros(len(trace), np.bool_)))
-    served, missed = found[0]
-    if any(not np.array_equal(served.lengths, other.lengths) for other, _ in found[1:]):
+            outcomes.append((served, np.zeros(len(trace), np.bool_)))
+    served, missed = outcomes[0]
+    if any(not np.array_equal(served.lengths, other.lengths) for other, _ in outcomes[1:]):
         names = " and ".join(cut(setting.policy.name) for setting in settings)
         raise PolicyError(f"{names} end requests at different EOS, expected pools that end them at the same")
     return served, missed
@@ -251,12 +251,12 @@ def check_fit(trace: Trace, limits: Limits, policy: Policy) -> None:
             f"than a step of {cut(policy.name)} takes"
         )
     i = int(np.argmin(length))
-    pages, seen = engine.most_pages(trace.request(i))
-    found, expected = f"{pages + seen} pages", f"{limits.num_pages} pages of {policy.memory.page_size}"
-    if of_windows := policy.memory.pools(limits.num_pages, limits.window_bytes, limits.kv_bytes)[1]:
-        found += f", {seen} of them in layers with a window"
-        expected += f", {of_windows} of them for layers with a window"
+    pages, window_pages = engine.most_pages(trace.request(i))
+    needed, expected = f"{pages + window_pages} pages", f"{limits.num_pages} pages of {policy.memory.page_size}"
+    if window_limit := policy.memory.pools(limits.num_pages, limits.window_bytes, limits.kv_bytes)[1]:
+        needed += f", {window_pages} of them in layers with a window"
+        expected += f", {window_limit} of them for layers with a window"
     raise TraceError(
         f"{trace.name}: none of its {len(trace)} requests fits: the shortest has {int(length[i])} tokens "
-        f"({found}), expected at most {limits.context_limit} tokens (context) and {expected}"
+        f"({needed}), expected at most {limits.context_limit} tokens (context) and {expected}"
     )

@@ -73,26 +73,26 @@ def plan_prefill(replica: Replica, policy: AnyPolicy) -> None:
 
 
 @rule
-def plan_pieces(replica: Replica, most: int) -> None:
+def plan_pieces(replica: Replica, limit: int) -> None:
     """Plan a prefill from rows' num_tokens, num_keys and left (0: the prompt is complete).
 
-    A prompt's last block is a denoising step (1.2). Prompts of more than `most` tokens take several forwards.
+    A prompt's last block is a denoising step (1.2). Prompts of more than `limit` tokens take several forwards.
     """
     block, longest, sums = replica.fixed.block, 0, no_rows()
     for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         computed, length = int(sequence.num_tokens), int(sequence.num_keys)
         before = length - computed
-        whole = sequence.left == 0
+        complete = sequence.left == 0
         for p in range(replica.window.shape[1]):
-            replica.window[slot, p] = whole and p < block
+            replica.window[slot, p] = complete and p < block
         note_row(sequence, PREFILL, computed, length)
-        rows = block if whole else 0
+        rows = block if complete else 0
         # Block-causal: positions see their own and earlier blocks.
         sums = add_row(sums, sequence, (length * (length + block) - before * (before + block)) // 2, rows, rows)
         longest = max(longest, computed)
     set_features(replica, sums, 0)
-    replica.counters.num_forwards = max(1, -(-longest // most))
+    replica.counters.num_forwards = max(1, -(-longest // limit))
 
 
 @rule
@@ -132,8 +132,8 @@ def visible(status: npt.NDArray[np.uint8], window: npt.NDArray[np.bool_], listed
         cached: npt.NDArray[np.bool_] = window | (status == CACHED)
         return cached
     # Up to the last computed column.
-    upto: npt.NDArray[np.bool_] = np.logical_or.accumulate(window[:, ::-1], axis=1)[:, ::-1]
-    return upto
+    reach: npt.NDArray[np.bool_] = np.logical_or.accumulate(window[:, ::-1], axis=1)[:, ::-1]
+    return reach
 
 
 @rule
@@ -183,7 +183,7 @@ def plan_block(replica: Replica, policy: BlockState) -> None:
         if not fields.given:
             window[:] = False
         select(status, reach, counters.chunk, fields, window)
-        num, beyond, own_pairs = visible_keys(status, window, block, fields.listed)
+        num, extent, own_pairs = visible_keys(status, window, block, fields.listed)
         masks = 0
         for k in range(width):
             masks += window[k] and status[k] == MASKED
@@ -194,7 +194,7 @@ def plan_block(replica: Replica, policy: BlockState) -> None:
             masks = 0
         start = int(sequence.start)
         heads = masks if fields.head == MASKS else num
-        note_row(sequence, phase, num, start + beyond)
+        note_row(sequence, phase, num, start + extent)
         sums = add_row(sums, sequence, num * start + own_pairs, heads, block if fields.sample_block else heads)
     set_features(replica, sums, counters.chunk)
 
@@ -297,16 +297,16 @@ def next_block(replica: Replica, policy: AnyPolicy, slot: int) -> None:
 
 
 @rule
-def _any(status: Status, upto: int, kind: int) -> bool:
-    for p in range(upto):
+def _any(status: Status, limit: int, kind: int) -> bool:
+    for p in range(limit):
         if status[p] == kind:
             return True
     return False
 
 
 @rule
-def _any_open(status: Status, upto: int) -> bool:
-    for p in range(upto):
+def _any_open(status: Status, limit: int) -> bool:
+    for p in range(limit):
         if status[p] != CACHED:
             return True
     return False

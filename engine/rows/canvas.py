@@ -32,21 +32,21 @@ CanvasState = PolicyState[CanvasFields, ChunkColumns, object]
 
 
 @rule
-def whole(status: Status) -> bool:
-    """Whether a canvas is decoded: only the pass that stores its KV is left."""
+def is_complete(status: Status) -> bool:
+    """Whether a canvas is decoded: only the pass that stores its KV remains."""
     return status[0] != MASKED
 
 
 @rule
 def next_of_canvas(replica: Replica, policy: CanvasState, slot: int) -> int:
     """The rest of a prompt, or a canvas."""
-    sequence, own = replica.sequences[slot], policy.columns[slot]
-    if own.computed < own.goal:
-        return int(own.goal) - int(own.computed)
+    sequence, columns = replica.sequences[slot], policy.columns[slot]
+    if columns.computed < columns.goal:
+        return int(columns.goal) - int(columns.computed)
     # vLLM counts any pass in flight as two tokens: it computes a useless last canvas, and skips every other step of
     # requests that lack two tokens.
     at_limit = sequence.start + 2 >= sequence.end and knows_limit(replica, sequence)
-    if own.unsure > 0 and (at_limit or reads_only(replica, sequence)):  # or its only step is in flight
+    if columns.unsure > 0 and (at_limit or reads_only(replica, sequence)):  # or its only step is in flight
         return 0
     return canvas_width(replica, sequence)
 
@@ -54,23 +54,23 @@ def next_of_canvas(replica: Replica, policy: CanvasState, slot: int) -> int:
 @rule
 def begin_canvas(replica: Replica, policy: CanvasState, slot: int) -> None:
     """Begin a sequence's step: a prompt chunk, a denoising step, or the committing pass."""
-    sequence, own = replica.sequences[slot], policy.columns[slot]
-    n, before = int(own.wanted), int(own.computed)
+    sequence, columns = replica.sequences[slot], policy.columns[slot]
+    n, before = int(columns.wanted), int(columns.computed)
     sequence.left = 0
     computed = False
     if sequence.finished:  # one canvas too many, already decided
-        last = int(sequence.block) if whole(replica.status[slot]) else 0
+        last = int(sequence.block) if is_complete(replica.status[slot]) else 0
         note_row(sequence, IDLE, n, int(sequence.start) + n + last)
-    elif before < own.goal:
+    elif before < columns.goal:
         note_row(sequence, PREFILL, n, before + n)
-        own.computed = before + n
-        sequence.left = own.goal - own.computed
+        columns.computed = before + n
+        sequence.left = columns.goal - columns.computed
         for p in range(len(replica.status[slot])):  # a preempted sequence restarts its canvas
             replica.status[slot, p] = MASKED
             replica.evaluations[slot, p] = 0
     else:
-        note_row(sequence, FLUSH if whole(replica.status[slot]) else DENOISE, n, int(sequence.start) + n)
-        own.unsure = n
+        note_row(sequence, FLUSH if is_complete(replica.status[slot]) else DENOISE, n, int(sequence.start) + n)
+        columns.unsure = n
         computed = True
         if sequence.phase == FLUSH:  # a budget may cut it: it then commits a part
             sequence.block = n
@@ -99,10 +99,10 @@ def plan_canvases(replica: Replica, policy: CanvasState) -> None:
 @rule
 def canvas_entered(replica: Replica, policy: CanvasState, slot: int) -> None:
     """A canvas is committed; its KV is stored unless preempted."""
-    sequence, own = replica.sequences[slot], policy.columns[slot]
-    own.goal += sequence.block
+    sequence, columns = replica.sequences[slot], policy.columns[slot]
+    columns.goal += sequence.block
     if sequence.pages > 0:
-        own.computed += sequence.block
+        columns.computed += sequence.block
     sequence.block = canvas_width(replica, sequence)
 
 

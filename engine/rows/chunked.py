@@ -37,40 +37,40 @@ ChunkState = PolicyState[ChunkFields, ChunkColumns, object]
 
 
 @rule
-def prefills(own: ChunkColumns, fields: ChunkFields) -> bool:
+def prefills(columns: ChunkColumns, fields: ChunkFields) -> bool:
     """Whether the next positions are prompt tokens, or tokens whose KV is lost."""
-    return own.goal > own.computed if fields.canvases else not own.sampled
+    return columns.goal > columns.computed if fields.canvases else not columns.sampled
 
 
 @rule
 def next_of_chunked(replica: Replica, policy: ChunkState, slot: int) -> int:
     """The rest of a prompt, or the last token and drafts."""
-    sequence, own = replica.sequences[slot], policy.columns[slot]
+    sequence, columns = replica.sequences[slot], policy.columns[slot]
     output = max(1, int(sequence.end) - int(sequence.prompt))
-    if own.goal - sequence.prompt >= output and knows_limit(replica, sequence):  # the step in flight reaches the limit
+    if columns.goal - sequence.prompt >= output and knows_limit(replica, sequence):  # the step in flight reaches it
         return 0
-    left = int(own.goal) - int(own.computed)
-    return left if prefills(own, policy.fields) else left + policy.fields.drafts
+    remaining = int(columns.goal) - int(columns.computed)
+    return remaining if prefills(columns, policy.fields) else remaining + policy.fields.drafts
 
 
 @rule
 def begin_chunked(replica: Replica, policy: ChunkState, slot: int) -> None:
     """Begin a sequence's step: count its positions as computed."""
-    sequence, own = replica.sequences[slot], policy.columns[slot]
-    n, before = int(own.wanted), int(own.computed)
+    sequence, columns = replica.sequences[slot], policy.columns[slot]
+    n, before = int(columns.wanted), int(columns.computed)
     sequence.left = 0
     sampled = 0
     if sequence.finished:  # after the decision
         note_row(sequence, IDLE, n, before + n)
     else:
-        note_row(sequence, PREFILL if prefills(own, policy.fields) else DENOISE, n, before + n)
-        own.computed = min(before + n, int(own.goal))
-        own.unsure = before + n - own.computed
-        sequence.left = own.goal - own.computed
-        if own.computed == own.goal:
-            sampled = 1 + own.drafts
-            own.sampled = True
-            own.goal += 1
+        note_row(sequence, PREFILL if prefills(columns, policy.fields) else DENOISE, n, before + n)
+        columns.computed = min(before + n, int(columns.goal))
+        columns.unsure = before + n - columns.computed
+        sequence.left = columns.goal - columns.computed
+        if columns.computed == columns.goal:
+            sampled = 1 + columns.drafts
+            columns.sampled = True
+            columns.goal += 1
     for p in range(replica.window.shape[1]):
         replica.window[slot, p] = p < sampled
 
@@ -104,7 +104,7 @@ def commit_chunked(replica: Replica, policy: ChunkState, now: float) -> None:
     counters, emits = replica.counters, replica.fixed.emit != EMIT_END
     gaps = 0.0
     for slot in step_slots(replica):
-        sequence, own = replica.sequences[slot], policy.columns[slot]
+        sequence, columns = replica.sequences[slot], policy.columns[slot]
         if sequence.phase == IDLE or not replica.committed[slot, 0]:
             continue
         num = 0
@@ -113,9 +113,9 @@ def commit_chunked(replica: Replica, policy: ChunkState, now: float) -> None:
         tokens = min(num, int(sequence.stop) - int(sequence.start) - 1)
         if tokens > 0:
             sequence.start += tokens
-            own.goal += tokens - 1
+            columns.goal += tokens - 1
             if sequence.pages > 0:
-                own.computed += tokens - 1
+                columns.computed += tokens - 1
             outcome = replica.requests[sequence.request]
             if outcome.first_block != outcome.first_block:
                 outcome.first_block = now
@@ -137,17 +137,17 @@ def leap_chunked(
         return
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]
-        sequence, own = replica.sequences[slot], policy.columns[slot]
+        sequence, columns = replica.sequences[slot], policy.columns[slot]
         if slot != replica.lists[RUNNING, i] or sequence.phase != DENOISE:
             return
-        if own.computed != sequence.start or own.goal != own.computed + 1:
+        if columns.computed != sequence.start or columns.goal != columns.computed + 1:
             return
-    taken = take_tokens(replica, policy, cost, journal, horizon, False)
+    steps = take_tokens(replica, policy, cost, journal, horizon, False)
     for slot in step_slots(replica):
-        own = policy.columns[slot]
-        own.computed += taken
-        own.goal += taken
-        own.settled = own.computed
+        columns = policy.columns[slot]
+        columns.computed += steps
+        columns.goal += steps
+        columns.settled = columns.computed
 
 
 CHUNKED = Kind(

@@ -36,11 +36,11 @@ def take_tokens(
     if how_long == NO or counters.prefill_tokens > 0 or fixed.window > 0:
         return 0
     ahead = int(paged_ahead(replica, policy))
-    emitting, most = _prepare(replica, ahead)
+    emitting, limit = _prepare(replica, ahead)
     rows = counters.num_rows
-    now, taken, at = counters.clock, 0, 0
-    while taken < most and goes_on(replica, how_long, journal):
-        if counters.pages_held + replica.growth[at] > fixed.num_pages:
+    now, steps, place = counters.clock, 0, 0
+    while steps < limit and goes_on(replica, how_long, journal):
+        if counters.pages_held + replica.growth[place] > fixed.num_pages:
             break
         counters.sum_q_kv += rows  # a key more for each row's one token
         counters.sum_kv += rows
@@ -50,9 +50,9 @@ def take_tokens(
             counters.sum_q_kv -= rows
             counters.sum_kv -= rows
             break
-        counters.pages_held += replica.growth[at]
-        _hold_filled(replica, policy, taken, ahead, at)
-        _take_step(replica, journal, taken, now, end, latency, rows)
+        counters.pages_held += replica.growth[place]
+        _hold_filled(replica, policy, steps, ahead, place)
+        _take_step(replica, journal, steps, now, end, latency, rows)
         if emitting > 0:
             gap = end - now
             count_gaps(replica, gap, emitting)
@@ -64,41 +64,41 @@ def take_tokens(
                     gaps += gap
                 counters.gap_sum += gaps
         now = end
-        taken += 1
-        at = at + 1 if at + 1 < fixed.page else 0
-    if taken > 0:
+        steps += 1
+        place = place + 1 if place + 1 < fixed.page else 0
+    if steps > 0:
         counters.clock = now
-        _settle(replica, taken, now, ahead)
-    return taken
+        _settle(replica, steps, now, ahead)
+    return steps
 
 
 @rule
-def _hold_filled(replica: Replica, policy: AnyPolicy, taken: int, ahead: int, at: int) -> None:
-    """Hold the pages that this step's tokens fill, as the step's decision does, after `taken` steps of a leap.
+def _hold_filled(replica: Replica, policy: AnyPolicy, steps: int, ahead: int, place: int) -> None:
+    """Hold the pages that this step's tokens fill, as the step's decision does, after this many `steps` of a leap.
 
-    at: the step's place in `replica.growth`; a row fills a page `2 - ahead` steps before it takes another.
+    place: the step's place in `replica.growth`; a row fills a page `2 - ahead` steps before it takes another.
     """
     page = replica.fixed.page
-    if replica.growth[at] == 0 and (ahead == 2 or replica.growth[(at + 1) % page] == 0):
+    if replica.growth[place] == 0 and (ahead == 2 or replica.growth[(place + 1) % page] == 0):
         return
     for slot in step_slots(replica):
-        filled = int(replica.sequences[slot].start) + taken + 1
+        filled = int(replica.sequences[slot].start) + steps + 1
         if filled % page == 0 or (filled + ahead - 2) % page == 0:
             hold(replica, policy, slot, filled)
 
 
 @rule
 def _take_step(
-    replica: Replica, journal: Journal, taken: int, now: float, end: float, latency: float, committed: int
+    replica: Replica, journal: Journal, steps: int, now: float, end: float, latency: float, committed: int
 ) -> None:  # fmt: skip
     """Take a decode step of the same rows, as `begin` and `account` do.
 
-    taken: steps of the leap before it. committed: a token of each row.
+    steps: those of the leap before it. committed: a token of each row.
     """
     counters = replica.counters
     counters.latency = latency
     waiting, submitted = counters.num_waiting, counters.submitted
-    record_again(replica, journal, taken, now, waiting, submitted, True)
+    record_again(replica, journal, steps, now, waiting, submitted, True)
     enter(replica, end)
     _count_steps(replica, now, end, waiting, submitted, committed, committed, 1)
 
@@ -131,46 +131,46 @@ def _prepare(replica: Replica, ahead: int) -> tuple[int, int]:
     replica.growth[:] = 0
     emits = replica.fixed.emit != EMIT_END
     emitting = 0
-    most = 1 << 30
+    limit = 1 << 30
     for slot in step_slots(replica):
         sequence = replica.sequences[slot]
-        most = min(most, sequence.stop - sequence.start - 2)
-        left = sequence.answer - sequence.prompt - sequence.emitted
-        if emits and left > 0:
+        limit = min(limit, sequence.stop - sequence.start - 2)
+        remaining = sequence.answer - sequence.prompt - sequence.emitted
+        if emits and remaining > 0:
             if replica.requests[sequence.request].last_emission != counters.clock:
                 return 0, 0  # its next gap differs from all others
             emitting += 1
-            most = min(most, left)
+            limit = min(limit, remaining)
         spare = sequence.pages * page - (sequence.start + ahead)  # tokens that its pages have room for
         if spare < 0:
             spare = -1
         elif spare >= page:
-            most = min(most, spare)
+            limit = min(limit, spare)
         replica.growth[(spare + 1) % page] += 1
-    return emitting, most
+    return emitting, limit
 
 
 @rule
-def _settle(replica: Replica, taken: int, now: float, ahead: int) -> None:
+def _settle(replica: Replica, steps: int, now: float, ahead: int) -> None:
     """Bring the rows up to date at the end of a leap's last step."""
     counters, page = replica.counters, replica.fixed.page
     emits = replica.fixed.emit != EMIT_END
     for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         outcome = replica.requests[sequence.request]
-        sequence.pages = max(sequence.pages, -(-(sequence.start + taken - 1 + ahead) // page))
-        sequence.start += taken
+        sequence.pages = max(sequence.pages, -(-(sequence.start + steps - 1 + ahead) // page))
+        sequence.start += steps
         sequence.num_keys = sequence.start
-        outcome.num_forwards += taken
-        outcome.num_committed += taken
-        outcome.num_computed += taken
+        outcome.num_forwards += steps
+        outcome.num_committed += steps
+        outcome.num_computed += steps
         if emits and sequence.emitted < sequence.answer - sequence.prompt:
             outcome.last_emission = now
-            outcome.num_emissions += taken
-            outcome.num_tokens += taken
-            counters.expected_tokens -= min(taken, max(0, sequence.expected - sequence.emitted))
-            sequence.emitted += taken
-            counters.outstanding_tokens -= taken
+            outcome.num_emissions += steps
+            outcome.num_tokens += steps
+            counters.expected_tokens -= min(steps, max(0, sequence.expected - sequence.emitted))
+            sequence.emitted += steps
+            counters.outstanding_tokens -= steps
 
 
 @rule
@@ -180,33 +180,33 @@ def goes_on(replica: Replica, how_long: int, journal: Journal) -> bool:
 
 
 @rule
-def take_alike(replica: Replica, how_long: int, most: int, journal: Journal, horizon: float) -> int:
-    """Take at most `most` steps that are priced like the one that is over; returns their number.
+def take_alike(replica: Replica, how_long: int, limit: int, journal: Journal, horizon: float) -> int:
+    """Take at most `limit` steps that are priced like the one that is over; returns their number.
 
     Counts each row's forwards and positions; callers change the rows, and record what these steps commit.
     """
     counters = replica.counters
     latency = counters.latency
     began = now = counters.clock
-    waiting, submitted, taken = counters.waiting, counters.submitted_then, 0
-    while taken < most and goes_on(replica, how_long, journal):
+    waiting, submitted, steps = counters.waiting, counters.submitted_then, 0
+    while steps < limit and goes_on(replica, how_long, journal):
         end = now + latency
         if not end < horizon:
             break
         began, now = now, end
         waiting, submitted = counters.num_waiting, counters.submitted
-        record_again(replica, journal, taken, began, waiting, submitted, False)
+        record_again(replica, journal, steps, began, waiting, submitted, False)
         enter(replica, end)
-        taken += 1
-    if taken > 0:
+        steps += 1
+    if steps > 0:
         counters.clock = now
-        _count_steps(replica, began, now, waiting, submitted, 0, counters.num_rows, taken)
+        _count_steps(replica, began, now, waiting, submitted, 0, counters.num_rows, steps)
         for slot in step_slots(replica):
             sequence = replica.sequences[slot]
             outcome = replica.requests[sequence.request]
-            outcome.num_forwards += taken
-            outcome.num_computed += taken * sequence.num_retained
-    return taken
+            outcome.num_forwards += steps
+            outcome.num_computed += steps * sequence.num_retained
+    return steps
 
 
 @rule
@@ -218,22 +218,22 @@ def leap_canvases(
     how_long = steady(replica, policy)
     if how_long == NO or counters.prefill_tokens > 0 or counters.num_rows != counters.num_running:
         return
-    taken = take_alike(replica, how_long, _steps_without_commits(replica, draws), journal, horizon)
-    if taken == 0:
+    steps = take_alike(replica, how_long, _steps_without_commits(replica, draws), journal, horizon)
+    if steps == 0:
         return
-    counters.fruitless += taken
+    counters.fruitless += steps
     for slot in step_slots(replica):
-        replica.sequences[slot].fruitless += taken
+        replica.sequences[slot].fruitless += steps
         status, evaluations, window = replica.status[slot], replica.evaluations[slot], replica.window[slot]
         for p in range(len(status)):
-            evaluations[p] += (window[p] & (status[p] == MASKED)) * taken
+            evaluations[p] += (window[p] & (status[p] == MASKED)) * steps
 
 
 @rule
 def _steps_without_commits(replica: Replica, draws: Draws) -> int:
     """Steps like the one that is over, in which all rows denoise; 0 where it was no such step."""
     counters = replica.counters
-    most = replica.fixed.most_fruitless - 1 - counters.fruitless
+    limit = replica.fixed.most_fruitless - 1 - counters.fruitless
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
@@ -241,10 +241,10 @@ def _steps_without_commits(replica: Replica, draws: Draws) -> int:
             return 0
         if sequence.num_tokens != canvas_width(replica, sequence) or replica.evaluations[slot, 0] == 0:
             return 0  # cut by a budget; a new canvas
-        most = min(most, replica.fixed.most_fruitless - 1 - sequence.fruitless)
-        left = steps_left(
+        limit = min(limit, replica.fixed.most_fruitless - 1 - sequence.fruitless)
+        remaining = steps_left(
             replica.status[slot], replica.evaluations[slot], replica.window[slot], int(sequence.start),
             int(sequence.prompt), int(sequence.request), draws,
         )  # fmt: skip
-        most = min(most, left - 1)
-    return int(most)
+        limit = min(limit, remaining - 1)
+    return int(limit)

@@ -40,7 +40,7 @@ from ..state import (
     Sequence,
     step_slots,
 )
-from ..view import asked
+from ..view import engine_form
 from .blocks import next_block
 from .kind import Kind
 from .step import add_row, no_rows, note_row, set_features
@@ -92,8 +92,8 @@ class PassScheduler(Scheduler):
 
     def reserved(self, policy: Policy, prompt: Any, output: Any, state_tokens: int = 1) -> Any:
         cache: Any = policy.cache  # an ApproximateCache
-        held: Ints = cache.held(prompt, self.length(policy, prompt, output), state_tokens)
-        return held.reshape(np.shape(prompt))
+        tokens: Ints = cache.held(prompt, self.length(policy, prompt, output), state_tokens)
+        return tokens.reshape(np.shape(prompt))
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
         return {"pads": self.pads}
@@ -122,12 +122,12 @@ class ApproximateCache(Cache):
             rules = vars(kind).get("rules", {})
             if work not in rules:
                 continue
-            said = f"{policy.name}: {kind.__name__} answers work"
+            text = f"{policy.name}: {kind.__name__} answers work"
             if held not in rules:  # an inherited `held` suits other work
-                raise PolicyError(f"{said} and not held, the memory of a request: expected an answer to both")
+                raise PolicyError(f"{text} and not held, the memory of a request: expected an answer to both")
             if self.overhead is None and not is_ours(rules[work]):
                 raise PolicyError(
-                    f"{said} and does not declare overhead: expected the shipped cache whose measured overhead it has, "
+                    f"{text} and does not declare overhead: expected the shipped cache whose measured overhead it has, "
                     'such as "SparseCache", or "none"'
                 )
             return
@@ -135,14 +135,14 @@ class ApproximateCache(Cache):
     def answers(self, policy: Any) -> dict[Any, Any]:
         return self._rules()
 
-    def work(self, at: RowPosition) -> Work:
+    def work(self, position: RowPosition) -> Work:
         """Work of each request's next step."""
-        phases, tokens, keys = self._answers(work, at[:5], at.block).reshape(-1, 3).T
+        phases, tokens, keys = self._answers(work, position[:5], position.block).reshape(-1, 3).T
         return Work(phases.astype(np.uint8), tokens, keys)
 
-    def head_rows(self, at: RowPosition, tokens: Ints) -> Ints:
+    def head_rows(self, position: RowPosition, tokens: Ints) -> Ints:
         """LM-head rows of steps that compute `tokens`."""
-        return self._answers(head_rows, (*at[:3], tokens), at.block)
+        return self._answers(head_rows, (*position[:3], tokens), position.block)
 
     def held(self, prompt: Ints, length: Ints, state: int = 1) -> Ints:
         """Tokens' worth of KV of running requests (hooks.held)."""
@@ -152,15 +152,15 @@ class ApproximateCache(Cache):
         """A rule's answers to each row of the columns, in Python."""
         rules = self._rules()
         rule = rules[question]
-        answer = plain(rule if is_ours(rule) else asked(question, rule, rules[held]))
+        answer = plain(rule if is_ours(rule) else engine_form(question, rule, rules[held]))
         rows = zip(*(np.atleast_1d(column).tolist() for column in columns), strict=True)
         return np.array([answer(*row, number, self) for row in rows], np.int64)
 
     def _rules(self) -> dict[Any, Any]:
-        found: dict[Any, Any] = {}
+        rules: dict[Any, Any] = {}
         for kind in reversed(type(self).__mro__):
-            found.update(vars(kind).get("rules", {}))
-        return found
+            rules.update(vars(kind).get("rules", {}))
+        return rules
 
 
 def first_layers(policy: Policy, prompt: npt.NDArray[Any], end: npt.NDArray[Any], offsets: npt.NDArray[Any]) -> Ints:
@@ -232,10 +232,10 @@ def _longest(replica: Replica) -> tuple[int, int, int]:
     """The same for a padded batch, whose rows are at the same block, finished ones included."""
     prompt = canvases = furthest = 0
     for slot in step_slots(replica):
-        own, length, start = _extent(replica.sequences[slot], replica.fixed.block)
-        prompt = max(prompt, own)
-        canvases = max(canvases, length - own)
-        furthest = max(furthest, start - own)
+        row_prompt, length, start = _extent(replica.sequences[slot], replica.fixed.block)
+        prompt = max(prompt, row_prompt)
+        canvases = max(canvases, length - row_prompt)
+        furthest = max(furthest, start - row_prompt)
     return prompt, prompt + canvases, prompt + furthest
 
 
@@ -245,8 +245,8 @@ def plan_passes(replica: Replica, policy: PassState) -> None:
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     block = fixed.block
     longest = _longest(replica)
-    whole = 0
-    whole_pairs = 0
+    total = 0
+    total_pairs = 0
     sums = no_rows()
     for slot in step_slots(replica):
         sequence = replica.sequences[slot]
@@ -259,13 +259,13 @@ def plan_passes(replica: Replica, policy: PassState) -> None:
         note_row(sequence, IDLE if over and sequence.prefilled else phase, tokens, keys)
         heads = head_rows(prompt, length, start, tokens, block, fields)
         sums = add_row(sums, sequence, tokens * keys, heads, heads)
-        whole += length
-        whole_pairs += length * length
+        total += length
+        total_pairs += length * length
     set_features(replica, sums, block)
-    if fields.first_layer_whole and whole > sums.tokens:
-        counters.first_tokens = whole
-        counters.first_q_kv = whole_pairs
-        counters.first_kv = whole
+    if fields.first_layer_whole and total > sums.tokens:
+        counters.first_tokens = total
+        counters.first_q_kv = total_pairs
+        counters.first_kv = total
 
 
 @rule

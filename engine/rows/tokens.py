@@ -18,9 +18,9 @@ def plan_tokens(replica: Replica, policy: AnyPolicy) -> None:
     sums = no_rows()
     for slot in step_slots(replica):
         sequence = replica.sequences[slot]
-        seen = int(sequence.start) + 1
-        note_row(sequence, DENOISE, 1, seen)
-        sums = add_row(sums, sequence, seen, 1, 1)
+        num_keys = int(sequence.start) + 1
+        note_row(sequence, DENOISE, 1, num_keys)
+        sums = add_row(sums, sequence, num_keys, 1, 1)
         replica.window[slot, 0] = True
     set_features(replica, sums, 1)
 

@@ -50,10 +50,10 @@ class LongestPrefix(Router):
         if longest - shortest > BALANCE_ABS_THRESHOLD and longest > BALANCE_REL_THRESHOLD * shortest:
             chosen = queues.index(shortest)
         else:
-            sent = [self._sent.known(replica.replica, request) for replica in replicas]
+            lengths = [self._sent.known(replica.replica, request) for replica in replicas]
             equals = list(range(len(replicas)))
-            if max(sent) > CACHE_THRESHOLD * request.input_length:
-                equals = [i for i in equals if sent[i] == max(sent)]
+            if max(lengths) > CACHE_THRESHOLD * request.input_length:
+                equals = [i for i in equals if lengths[i] == max(lengths)]
             chosen = min(equals, key=lambda i: replicas[i].expected_tokens)
         self._sent.add(replicas[chosen].replica, request)
         return chosen

@@ -87,13 +87,13 @@ REQUEST_FIGURES = tuple(name for name, value in vars(RequestView).items() if isi
 class Restricted:
     """A replica or request with its view's attributes alone, for code from outside."""
 
-    def __init__(self, subject: Any, what: str, names: Sequence[str]) -> None:
-        self.__subject, self.__what, self.__names = subject, what, names
+    def __init__(self, subject: Any, role: str, names: Sequence[str]) -> None:
+        self.__subject, self.__role, self.__names = subject, role, names
 
     def __getattr__(self, name: str) -> Any:
         if name not in self.__names:
             raise AttributeError(
-                f"there is no {name} of a {self.__what} to see, expected one of {', '.join(self.__names)}"
+                f"there is no {name} of a {self.__role} to see, expected one of {', '.join(self.__names)}"
             )
         return getattr(self.__subject, name)
 

@@ -31,18 +31,18 @@ class SentNames:
 
     def known(self, replica: int, request: RequestView) -> int:
         """First tokens of a prompt that a replica was sent."""
-        num, sent = 0, self._sent[replica]
+        num, times = 0, self._sent[replica]
         since = request.arrival - self._ttl
         for name in self._names(request):
-            if name not in sent or sent[name] < since:
+            if name not in times or times[name] < since:
                 break
             num += 1
         return num * self._prefixes.block
 
     def add(self, replica: int, request: RequestView) -> None:
-        sent = self._sent[replica]
+        times = self._sent[replica]
         for name in reversed(self._names(request)):  # a prefix outlives what follows it
-            sent[name] = request.arrival
-            sent.move_to_end(name)
-        while len(sent) > self._most:
-            sent.popitem(last=False)
+            times[name] = request.arrival
+            times.move_to_end(name)
+        while len(times) > self._most:
+            times.popitem(last=False)

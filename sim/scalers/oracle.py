@@ -41,12 +41,12 @@ class Oracle(Scaler):
             """Work that came by a time."""
             return float(total[np.searchsorted(times, until, side="right")])
 
-        needed, done, each = [], 0.0, self.every * self.load
+        needed, done, capacity = [], 0.0, self.every * self.load
         for k in count():
             end = (k + 1) * self.every
             due = come(end - self.within) - done
-            replicas = min(max(self.least, math.ceil(due / each - 1e-9)), self.most)
-            done = min(come(end), done + replicas * each)
+            replicas = min(max(self.least, math.ceil(due / capacity - 1e-9)), self.most)
+            done = min(come(end), done + replicas * capacity)
             needed.append(replicas)
             if done >= total[-1] - 1e-9:
                 break

@@ -55,8 +55,8 @@ class QueuedForwards(Scaler):
         has, forwards = pool.ready + pool.starting, pool.forwards_per_block
         if not rate > 0 or forwards != forwards:
             return max(has, self.least)
-        coming = sum(history.blocks) / (len(history.blocks) * self.every)
-        wish = math.ceil((coming + pool.waiting_blocks / self.drain) * forwards / rate)
+        arriving = sum(history.blocks) / (len(history.blocks) * self.every)
+        wish = math.ceil((arriving + pool.waiting_blocks / self.drain) * forwards / rate)
         return history.wishes.settle(now, min(max(wish, self.least), self.most), has)
 
 

@@ -86,7 +86,7 @@ class Scaler:
         raise NotImplementedError("it has no method targets")
 
 
-def check_range(least: int, most: int) -> None:
+def check_range(least: int, limit: int) -> None:
     """PolicyError unless a pool may have these numbers of replicas."""
-    if not 1 <= least <= most:
-        raise PolicyError(f"least is {least} and most is {most}, expected 1 <= least <= most")
+    if not 1 <= least <= limit:
+        raise PolicyError(f"least is {least} and most is {limit}, expected 1 <= least <= most")

@@ -40,9 +40,9 @@ def test_no_recorded_step_is_larger_than_the_largest(path: object) -> None:
     spec = str(held["spec"])
     policy = parse(spec)
     memory = memory_of(spec, golden.profile_name(policy))
-    largest = sum(memory.of(memory.largest(golden.trace_of(policy.family == "full-sequence"))).values())
+    largest = sum(memory.sizes(memory.largest(golden.trace_of(policy.family == "full-sequence"))).values())
     forwards = -(-held["s.tokens"] // np.maximum(1, held["s.num_forwards"])), held["s.head_rows"]
-    sizes = [sum(memory.of(Forward(*size)).values()) for size in zip(*map(np.ndarray.tolist, forwards), strict=True)]
+    sizes = [sum(memory.sizes(Forward(*size)).values()) for size in zip(*map(np.ndarray.tolist, forwards), strict=True)]
     assert 0 < min(sizes) <= max(sizes) <= largest
 
 
@@ -72,7 +72,7 @@ def test_a_full_sequence_of_long_prompts_runs_out_of_memory_on_all_rows_of_logit
         policy = parse(f"vanilla,logits={logits},max_num_logits=100000")
         memory = StepMemory(Setting(policy, held))
         forward = memory.largest(requests)
-        sizes[logits] = memory.of(forward).get("logits", 0), memory.shortage(forward)
+        sizes[logits] = memory.sizes(forward).get("logits", 0), memory.shortage(forward)
     rows = 8000 + 256
     assert sizes["all"][0] == rows * profile.memory.vocab * 10
     assert sizes["all"][1] is not None
