@@ -241,8 +241,8 @@ def select(device: str) -> int | None:
         return None
     keep_private()
     if not torch.cuda.is_available():
-        why = f"PyTorch {torch.__version__} finds no CUDA device here"
-        raise ModelError(f"device is {cut(device)}, and {why}: expected cpu")
+        reason = f"PyTorch {torch.__version__} finds no CUDA device here"
+        raise ModelError(f"device is {cut(device)}, and {reason}: expected cpu")
     _, colon, index = device.partition(":")
     count = torch.cuda.device_count()
     if colon and not (index.isdecimal() and int(index) < count):
@@ -316,14 +316,14 @@ def shape_of_canvas(config: CanvasConfig) -> ModelShape:
     )  # fmt: skip
 
 
-def check_same_model(profile: Profile, ours: ModelShape) -> None:
+def check_same_model(profile: Profile, shape: ModelShape) -> None:
     """ProfileError unless the profile's model has these dimensions."""
-    theirs = profile.model
+    priced = profile.model
     for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab"):
-        if getattr(theirs, name) != getattr(ours, name):
+        if getattr(priced, name) != getattr(shape, name):
             raise ProfileError(
-                f"profile {profile.name} is of {theirs.name} with {name} {getattr(theirs, name)}, "
-                f"and the model {ours.name} has {getattr(ours, name)}"
+                f"profile {profile.name} is of {priced.name} with {name} {getattr(priced, name)}, "
+                f"and the model {shape.name} has {getattr(shape, name)}"
             )
 
 
@@ -389,14 +389,14 @@ def measure_steps(
         heat(heavy_then_reference, HEAT_SHARE * budget)
     spent = 0.0
     for i, shape in enumerate(order, start=1):
-        for each in (shape, reference) if i % ROUND == 0 else (shape,):
-            on_progress(_words(each), min(1.0, spent / budget))
-            repeats = REPEATS if each.tokens <= LARGE else FEW_REPEATS
-            hot = loaded.on_gpu and each.tokens > SMALL / 2
-            settle = LONG_SETTLE if hot and each.window == 0 and each.tokens <= LARGE else SETTLE
+        for current in (shape, reference) if i % ROUND == 0 else (shape,):
+            on_progress(_words(current), min(1.0, spent / budget))
+            repeats = REPEATS if current.tokens <= LARGE else FEW_REPEATS
+            hot = loaded.on_gpu and current.tokens > SMALL / 2
+            settle = LONG_SETTLE if hot and current.window == 0 and current.tokens <= LARGE else SETTLE
             settled = SETTLED if hot else 0.0
             measured_shapes.append(
-                measure_shape(forward, each, block, repeats, loaded.text, settle, context, settled)
+                measure_shape(forward, current, block, repeats, loaded.text, settle, context, settled)
             )  # fmt: skip
         spent = time.monotonic() - begin
         if spent > budget and len(measured_shapes) >= FEWEST:
@@ -418,12 +418,12 @@ def _on_levels(loaded: Loaded, batch: int, tokens: int, context: int) -> list[Sh
     every = levels(tokens).astype(int).tolist()
     on_levels = []
     for is_decode in (False, True):
-        apart = [1]
+        spaced = [1]
         for level in dict.fromkeys(map(bucket, every)) if is_decode and loaded.graphs else every:
-            if level <= SMALL or level >= 1.1 * apart[-1]:
-                apart.append(level)
-        on = level_shapes(loaded.model.config.block_length, batch, tokens, context, apart)
-        on_levels += [s for s in on if (s.window > 0) == is_decode]
+            if level <= SMALL or level >= 1.1 * spaced[-1]:
+                spaced.append(level)
+        candidates = level_shapes(loaded.model.config.block_length, batch, tokens, context, spaced)
+        on_levels += [s for s in candidates if (s.window > 0) == is_decode]
     return on_levels
 
 
@@ -522,12 +522,12 @@ def _filled_cache(loaded: Loaded, pages: int, seed: int) -> PagedCache:
     return cache
 
 
-def _samples(taken: Sequence[Measured], apart: bool) -> Samples:
-    """The measured steps; apart: device and planning processor are different."""
-    features = [m.features for m in taken for _ in m.latency]
-    latency, device = (np.concatenate([getattr(m, name) for m in taken] or [[]]) for name in ("latency", "device"))
+def _samples(steps: Sequence[Measured], separate: bool) -> Samples:
+    """The measured steps; separate: device and planning processor are different."""
+    features = [m.features for m in steps for _ in m.latency]
+    latency, device = (np.concatenate([getattr(m, name) for m in steps] or [[]]) for name in ("latency", "device"))
     # On a CPU one term per row covers the forward's work for a sequence and the host's, which is no larger.
-    return samples(features, latency, device if apart else None)
+    return samples(features, latency, device if separate else None)
 
 
 def _words(shape: Shape) -> str:
@@ -694,7 +694,7 @@ def _said(latency: LatencyModel, policy: Policy, features: Features, length: int
 
 
 def journal_of(
-    serving: Serving, requests: Sequence[Request], stop: Callable[[], bool], names: Sequence[str] = (), **how: Any
+    serving: Serving, requests: Sequence[Request], stop: Callable[[], bool], names: Sequence[str] = (), **options: Any
 ) -> tuple[Columns, Columns, int]:
     """Serve requests: the steps' columns, the values of these lists, and what was compiled or captured meanwhile."""
     steps: list[Columns] = []
@@ -704,13 +704,13 @@ def journal_of(
         steps.append(columns)
         rows.append({name: lists[name][0] for name in names})
 
-    done = run(serving, requests, append=append, stop=stop, **how)
+    done = run(serving, requests, append=append, stop=stop, **options)
     check_whole(done)
     return concatenated(steps), concatenated(rows), done.num_made_ready
 
 
 def concatenated(parts: Sequence[Columns]) -> Columns:
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return {name: np.concatenate([columns[name] for columns in parts]) for name in parts[0]}
 
 
 # ---- compiling ------------------------------------------------------------------------------------------------
@@ -723,7 +723,7 @@ def seconds_to_compile(policies: Iterable[Policy]) -> float:
     """About how long compiling the steps takes that are not on disk."""
     limits, free = Limits(1 << 20, 1 << 30, 1), LatencyModel(((0.0, 0.0),), 0.0)
     cores = (Engine(policy, limits, RequestTable(0), latency=free).core for policy in policies)
-    return COMPILING * sum(each.is_young(name="schedule") for each in cores)
+    return COMPILING * sum(program.is_young(name="schedule") for program in cores)
 
 
 @contextmanager
@@ -850,8 +850,8 @@ def profile_model(
     """
     begin = time.monotonic()
 
-    def progress(what: str, _: float = 0.0) -> None:
-        on_progress(what, min(1.0, (time.monotonic() - begin) / budget))
+    def progress(stage: str, _: float = 0.0) -> None:
+        on_progress(stage, min(1.0, (time.monotonic() - begin) / budget))
 
     if both_ways and workloads:
         raise ProfileError("commits are logged of block diffusion, and the profile is to be of a full-sequence model")

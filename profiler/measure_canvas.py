@@ -100,10 +100,10 @@ def profile_canvas(
             source = f"dsim profile: {config.name} at work on {workload}, {len(canvases.request)} canvases"
             if not file:
                 source += "; they drive canvases to their cap, which says nothing of text (--prompts)"
-            law, why = fit_canvas_law(
+            law, doubts = fit_canvas_law(
                 canvases, workload=workload, canvas_length=config.canvas_length, late=False, source=source
             )
-            fit = doubted(profile.fit, [f"{workload}: {line}" for line in why])
+            fit = doubted(profile.fit, [f"{workload}: {line}" for line in doubts])
             profile = replace(profile, fit=fit, canvas_laws=(*profile.canvas_laws, law))
     return profile, evidence
 
