@@ -42,7 +42,7 @@ from ..live.canvas_model import (
     read_canvas_model,
 )
 from ..live.config import ModelConfig
-from ..live.config_file import AS_IT_SAYS, ConfigJson, Given, decoder_config
+from ..live.config_file import AS_IT_SAYS, ConfigJson, Settings, decoder_config
 from ..live.forward import Forward
 from ..live.graphs import GraphForward
 from ..live.kernel_cache import keep_private
@@ -62,7 +62,7 @@ from ..live.measure import measure as measure_shape
 from ..live.model import Decoder
 from ..live.padding import MAX_ROWS
 from ..live.prompts import WORKLOADS, Prompts, prompts_from, random_prompts, read_tokens
-from ..live.session import Kept, LiveRun, Serving, run
+from ..live.session import GraphCache, LiveRun, Serving, run
 from .clocks import Clocks, clocks_of
 from .commit_log import CommitLog, from_journal
 from .fit import fit_latency
@@ -86,7 +86,7 @@ class OnDevice:
     trained: bool  # False: random weights
     derived: str = ""  # how the weights were derived; empty: as stored
     graphs: bool = False  # steps run as captured CUDA graphs
-    captured: Kept = field(default_factory=Kept)  # the graphs, from run to run
+    captured: GraphCache = field(default_factory=GraphCache)  # the graphs, from run to run
     clocks: Clocks = field(default_factory=lambda: Clocks(None))  # sampled while steps run
     text: Prompts | None = None  # that steps are measured on; None: random tokens
     weight: torch.Tensor  # one of the model's
@@ -103,7 +103,7 @@ class OnDevice:
         return default_max_batch(self.device.compute_capability) if self.on_gpu else on_cpu
 
     @property
-    def graph_cache(self) -> Kept | None:
+    def graph_cache(self) -> GraphCache | None:
         """Captured graphs; None if none are captured."""
         return self.captured if self.graphs else None
 
@@ -148,7 +148,7 @@ Model = TypeVar("Model", Loaded, LoadedCanvas)
 
 
 def open_any(
-    name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None, settings: Given = AS_IT_SAYS
+    name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None, settings: Settings = AS_IT_SAYS
 ) -> Opened:
     """Load a model or make random weights on a device: bf16 on a GPU, fp32 on a CPU.
 
@@ -204,7 +204,7 @@ def open_any(
     )
 
 
-def check_settings(source: ConfigJson, settings: Given) -> None:
+def check_settings(source: ConfigJson, settings: Settings) -> None:
     """ModelError for a decoder's settings of a canvas model."""
     for value, option, expected in (
         (settings.mask_token, "--mask-token-id", "none: it knows no mask"),
@@ -505,9 +505,9 @@ def _forward(loaded: Loaded, pages: int, longest: int, batch: int, seed: int) ->
     if loaded.graphs:
         forward = captured = GraphForward(loaded.model, cache, longest=longest)
         # Capture the largest step of each kind now: others share its memory, and the budget may end before their turn.
-        captured.prepare(every_step({"max_batch": batch}, Autoregressive()), batch, most=1)
+        captured.prepare(every_step({"max_batch": batch}, Autoregressive()), batch, limit=1)
         if (block := config.block_length) > 1:  # windows of every size
-            captured.prepare(every_step({"max_batch": batch}, FixedChunk(2, block), DelayedCache()), batch, most=1)
+            captured.prepare(every_step({"max_batch": batch}, FixedChunk(2, block), DelayedCache()), batch, limit=1)
         loaded.captured.keep(captured)
     if loaded.text is not None:
         fill_with_text(forward, loaded.text, min(longest, MOST_TEXT))
@@ -631,7 +631,7 @@ def measure_eviction(
     forward = Forward(loaded.model, cache)
     if loaded.graphs:
         forward = GraphForward(loaded.model, cache, longest=context + 3 * block)
-        forward.prepare(evicting_policy(block, batches[-1], context), batches[-1], most=1)
+        forward.prepare(evicting_policy(block, batches[-1], context), batches[-1], limit=1)
     over: list[float] = []
     for batch in batches:
         if not over or time.monotonic() - begin < budget:

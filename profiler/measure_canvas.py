@@ -19,7 +19,7 @@ from ..files.memory import free_memory
 from ..files.read import cut_words
 from ..live.canvas_model import CanvasConfig
 from ..live.prompts import random_prompts
-from ..live.session import Kept, Serving, run
+from ..live.session import GraphCache, Serving, run
 from .fit import fit_latency
 from .fit_canvas import fit_canvas_law
 from .logged import Canvases
@@ -190,7 +190,7 @@ def spread(batches: Sequence[int]) -> list[int]:
     return order
 
 
-def _captured(loaded: LoadedCanvas, graphs: Kept, batches: list[int], pages: int, longest: int) -> list[int]:
+def _captured(loaded: LoadedCanvas, graphs: GraphCache, batches: list[int], pages: int, longest: int) -> list[int]:
     """Batches whose steps could be captured, with room for all (a resize would drop graphs)."""
     cache = graphs.canvases(loaded.model, pages, PAGE, longest)
     while True:
