@@ -28,7 +28,7 @@ from dsim.live.canvas_graphs import GraphCanvasCache
 from dsim.live.canvas_model import CanvasConfig, CanvasModel, num_params, random_canvas_model
 from dsim.live.config_file import Settings
 from dsim.live.shipped_configs import CONFIGS
-from dsim.live.weights import made as weights_made
+from dsim.live.weights import origin as weights_origin
 from dsim.live.weights import source_of
 from dsim.profiler.measure import describe, settings_of
 
@@ -218,7 +218,7 @@ def main() -> None:
         dtype = torch.bfloat16 if cuda else torch.float32
         model = random_canvas_model(source, device, dtype, 0, random)
     config, about = model.config, describe(device)
-    made = weights_made(0, trained=False, has_experts=True)
+    made = weights_origin(0, trained=False, has_experts=True)
     size = model.embedding.element_size()
     if cuda:
         torch.cuda.synchronize()

@@ -85,7 +85,7 @@ def is_trained(model: str, settings: Settings = AS_IT_SAYS) -> bool:
     return not settings.random_weights and (model not in CONFIGS or Path(model).is_dir())
 
 
-def made(seed: int, *, trained: bool, has_experts: bool) -> str:
+def origin(seed: int, *, trained: bool, has_experts: bool) -> str:
     """The weights' origin in words; empty: read from files."""
     if trained:
         return ""

@@ -186,7 +186,7 @@ def open_any(
             model = random_canvas_model(source, device, dtype, seed, settings)
     except torch.OutOfMemoryError as error:
         raise ModelError(f"{name}: its {size / 1e9:.1f} GB do not fit on {device} ({error})") from None
-    derived = weights.made(seed, trained=trained, has_experts=is_canvas or config.experts is not None)
+    derived = weights.origin(seed, trained=trained, has_experts=is_canvas or config.experts is not None)
     if derived:
         tell(f"{name}: weights {derived}")
     weight = model.embedding if is_canvas else model.embedding.weight
