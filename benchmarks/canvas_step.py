@@ -26,9 +26,9 @@ from dsim.kernels.window_attention import Spans
 from dsim.live.canvas import CanvasCache, Turn
 from dsim.live.canvas_graphs import GraphCanvasCache
 from dsim.live.canvas_model import CanvasConfig, CanvasModel, num_params, random_canvas_model
-from dsim.live.config_file import Given
+from dsim.live.config_file import Settings
 from dsim.live.shipped_configs import CONFIGS
-from dsim.live.weights import made as weights_made
+from dsim.live.weights import origin as weights_origin
 from dsim.live.weights import source_of
 from dsim.profiler.measure import describe, settings_of
 
@@ -210,7 +210,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="no part begins later than this")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    watch, cuda, random = Watch(given.seconds), torch.cuda.is_available(), Given(random_weights=True)
+    watch, cuda, random = Watch(given.seconds), torch.cuda.is_available(), Settings(random_weights=True)
     device = "cuda" if cuda else "cpu"
     with tempfile.TemporaryDirectory() as folder:
         name = "diffusiongemma" if cuda else tiny(Path(folder))
@@ -218,7 +218,7 @@ def main() -> None:
         dtype = torch.bfloat16 if cuda else torch.float32
         model = random_canvas_model(source, device, dtype, 0, random)
     config, about = model.config, describe(device)
-    made = weights_made(0, trained=False, has_experts=True)
+    made = weights_origin(0, trained=False, has_experts=True)
     size = model.embedding.element_size()
     if cuda:
         torch.cuda.synchronize()
@@ -257,7 +257,7 @@ def main() -> None:
     for slot in texts:
         graphs.begin(slot, chance.integers(0, config.vocab, config.canvas_length))
     for mode in ("captured", "eager"):
-        graphs.most = most if mode == "captured" else 0
+        graphs.max_canvases = most if mode == "captured" else 0
         for canvases in sizes:
             if watch.late(f"{mode} {canvases} x {config.canvas_length}"):
                 continue

@@ -158,7 +158,7 @@ class LiveSetting:
         Asks the device now: a failure must not cost a measurement.
         """
         settings = dict(self.loaded.settings)
-        named = {name: settings.pop(name, "") for name in ("device", "model", "dtype", "weights")}
+        labels = {name: settings.pop(name, "") for name in ("device", "model", "dtype", "weights")}
         if self.sampling is not None:
             settings["sampling"] = asdict(self.sampling)
 
@@ -168,7 +168,7 @@ class LiveSetting:
                 "driver": "live",
                 "commits": self.commits,
                 "live": LiveInfo(
-                    **named,
+                    **labels,
                     prompts=self.prompts or "random tokens",
                     host_ms={
                         result.policy.name: 1e3 * result.totals.host.quantile(0.5)

@@ -152,12 +152,12 @@ def plan_cells(
 
     A closed loop has no more requests in flight than the policy's largest batch.
     """
-    whole = [replace(base, arrival="trace", policy=policy) for policy in policies]
-    capacities = dict(zip(policies, memo.map(Pool(jobs=1), _throughput, whole), strict=True))
+    worlds = [replace(base, arrival="trace", policy=policy) for policy in policies]
+    capacities = dict(zip(policies, memo.map(Pool(jobs=1), _throughput, worlds), strict=True))
     cells: dict[tuple[str, str | int], Cell] = {}
     for load in loads:
         share = math.inf if load == FULL else float(load)
-        for world in whole:
+        for world in worlds:
             concurrency, rate = None, share * capacities[world.policy]
             if share >= 1:
                 concurrency = int(min(share, world.setting().limits.max_batch))
@@ -200,7 +200,7 @@ def validate(
     seconds: float | None = 0.0,
     within: float = math.inf,
     bounds: Sequence[Bound] = (),
-    more: Callable[[float], bool] = lambda seconds: True,
+    fits: Callable[[float], bool] = lambda seconds: True,
     watch: Watch = lambda cell, policy: nullcontext(),
     memo: Memo | None = None,
 ) -> Validated:
@@ -208,7 +208,7 @@ def validate(
 
     Cells with folders in `out` are not
     measured again. within: s of all runs; those that do not fit are left. seconds: of a cell, in addition to its
-    fewest requests'; None: as `within` allows. more: gets the expected s of each run but the first; False leaves it
+    fewest requests'; None: as `within` allows. fits: gets the expected s of each run but the first; False leaves it
     out. DsimError before measuring if settings cannot run.
     """
     profile = live.profile
@@ -254,7 +254,7 @@ def validate(
     }
     for i, (cell, name) in enumerate(chosen):
         folder, (world, requests) = out / cell.name / name, work[cell]
-        if (done or i > 0) and not more(_expected(cell, out / cell.name / "predicted")):
+        if (done or i > 0) and not fits(_expected(cell, out / cell.name / "predicted")):
             unmeasured.append(f"{cell.name}/{folder.name}")
             continue
         recorded = record([world], requests, live.serve, out=folder, about=about, watch=partial(watch, cell))

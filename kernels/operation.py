@@ -30,7 +30,7 @@ def operation(*tensors: str, check: Callable[..., None] | None = None) -> Callab
 
     def decorate(specification: Callable[P, R]) -> Callable[P, R]:
         parameters = signature(specification).parameters
-        defaults = {name: each.default for name, each in parameters.items() if each.default is not each.empty}
+        defaults = {name: entry.default for name, entry in parameters.items() if entry.default is not entry.empty}
 
         @wraps(specification)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -73,7 +73,7 @@ def _check(rules: list[tuple[str, str, str, list[Size]]], arguments: dict[str, A
         allowed = FLOATS if dtype == "float" else (dtypes.get(dtype) or getattr(torch, dtype),)
         parts = {label: value}
         if not isinstance(value, torch.Tensor):
-            parts = {f"{label}[{i}]": part for i, part in enumerate(value)}
+            parts = {f"{label}[{i}]": item for i, item in enumerate(value)}
         for label, tensor in parts.items():
             shape = tensor.shape
             expected: list[int | str] = []

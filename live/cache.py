@@ -65,12 +65,12 @@ class PagedCache:
         self._grow(int(slots.max()) + 1, int(need.max()))
         for i in np.flatnonzero(need > self._count[slots]).tolist():
             slot = int(slots[i])
-            more = int(need[i] - self._count[slot])
+            num = int(need[i] - self._count[slot])
             # The engine counts every page and would have preempted.
-            assert more <= len(self._free), f"{more} pages wanted, {len(self._free)} of {self.num_pages} free"
-            taken = [self._free.pop() for _ in range(more)]
-            self.table[slot, self._count[slot] : self._count[slot] + more] = taken
-            self._count[slot] += more
+            assert num <= len(self._free), f"{num} pages wanted, {len(self._free)} of {self.num_pages} free"
+            pages = [self._free.pop() for _ in range(num)]
+            self.table[slot, self._count[slot] : self._count[slot] + num] = pages
+            self._count[slot] += num
 
     def release(self, slot: int) -> None:
         self.release_before(slot, int(self._count[slot]) * self.page_size)

@@ -66,18 +66,18 @@ class CanvasCache:
         """num_pages: of sliding, of full layers."""
         config = model.config
         self.model, self.page_size = model, page_size
-        self.of: dict[bool, PagedCache] = {}
+        self.caches: dict[bool, PagedCache] = {}
         self.index: list[int] = []  # each layer's index among its kind
         for sliding, pages in zip((True, False), num_pages, strict=True):
             kind = [layer for layer in config.layers if layer.sliding == sliding]
             assert len({(layer.kv_heads, layer.head_dim) for layer in kind}) <= 1, "layers of a kind are alike"
             if kind:
                 shape = PageShape(len(kind), kind[0].kv_heads, kind[0].head_dim)
-                self.of[sliding] = PagedCache(shape, pages, page_size, device, dtype)
-        seen = {True: 0, False: 0}
+                self.caches[sliding] = PagedCache(shape, pages, page_size, device, dtype)
+        counts = {True: 0, False: 0}
         for layer in config.layers:
-            self.index.append(seen[layer.sliding])
-            seen[layer.sliding] += 1
+            self.index.append(counts[layer.sliding])
+            counts[layer.sliding] += 1
         self.length: dict[int, int] = {}  # tokens of text by slot
         self._device = model.embedding.device
         # By slot; the last is no slot's.
@@ -87,27 +87,27 @@ class CanvasCache:
     @torch.inference_mode()
     def encode(self, texts: Mapping[int, Tensor]) -> None:
         """Append text to slots causally; free the pages before every window."""
-        left = {slot: tokens for slot, tokens in texts.items() if len(tokens)}
-        while left:
-            now: dict[int, Tensor] = {}
+        pending = {slot: tokens for slot, tokens in texts.items() if len(tokens)}
+        while pending:
+            batch: dict[int, Tensor] = {}
             room = ENCODED
-            for slot, tokens in left.items():
+            for slot, tokens in pending.items():
                 if room:
-                    now[slot] = tokens[:room]
-                    room -= len(now[slot])
-            self._encode(now)
-            left = {slot: tokens[len(now.get(slot, ())) :] for slot, tokens in left.items()}
-            left = {slot: tokens for slot, tokens in left.items() if len(tokens)}
+                    batch[slot] = tokens[:room]
+                    room -= len(batch[slot])
+            self._encode(batch)
+            pending = {slot: tokens[len(batch.get(slot, ())) :] for slot, tokens in pending.items()}
+            pending = {slot: tokens for slot, tokens in pending.items() if len(tokens)}
 
     def _encode(self, texts: Mapping[int, Tensor]) -> None:
         spans = self._spans({slot: len(tokens) for slot, tokens in texts.items()})
-        given = self._on_device(self._layout(spans))
-        attend = _Attention(self, given, causal=True)
-        self.model.encode(torch.cat(list(texts.values())), given["positions"], attend)
+        inputs = self._on_device(self._layout(spans))
+        attend = _Attention(self, inputs, causal=True)
+        self.model.encode(torch.cat(list(texts.values())), inputs["positions"], attend)
         for slot, _, end in spans:
             self.length[slot] = end
-            if True in self.of:
-                self.of[True].release_before(slot, max(0, end - self.model.config.window + 1))
+            if True in self.caches:
+                self.caches[True].release_before(slot, max(0, end - self.model.config.window + 1))
 
     @torch.inference_mode()
     def begin(self, slot: int, tokens: Ints) -> None:
@@ -124,25 +124,25 @@ class CanvasCache:
     @torch.inference_mode()
     def denoise(self, turns: Mapping[int, Turn]) -> dict[int, Reading]:
         """One step of canvases (production-dllm-serving.md 1.2)."""
-        given = self._layout(self._canvases(list(turns)))
-        given["temperature"] = np.array([turn.temperature for turn in turns.values()])
-        given["uniform"] = np.concatenate([turn.uniform for turn in turns.values()])
-        given["noise"] = np.concatenate([turn.noise for turn in turns.values()])
-        answers = self._run(given)
+        arrays = self._layout(self._canvases(list(turns)))
+        arrays["temperature"] = np.array([turn.temperature for turn in turns.values()])
+        arrays["uniform"] = np.concatenate([turn.uniform for turn in turns.values()])
+        arrays["noise"] = np.concatenate([turn.noise for turn in turns.values()])
+        answers = self._run(arrays)
         return {
             slot: Reading(row[:-1].astype(np.int64), float(row[-1])) for slot, row in zip(turns, answers, strict=True)
         }
 
-    def _run(self, given: "Mapping[str, npt.NDArray[np.generic]]") -> Floats:
-        answers: Floats = self._step(self._on_device(given)).cpu().numpy()
+    def _run(self, arrays: "Mapping[str, npt.NDArray[np.generic]]") -> Floats:
+        answers: Floats = self._step(self._on_device(arrays)).cpu().numpy()
         return answers
 
-    def _step(self, given: "dict[str, Tensor]") -> Tensor:
+    def _step(self, inputs: "dict[str, Tensor]") -> Tensor:
         """Likeliest tokens and mean entropy, [canvases, canvas + 1] in fp64."""
-        length, slots = self._tokens.shape[1], given["slots"]
-        hidden = self._states(given)
-        uniform = given["uniform"].float()
-        temperature = given["temperature"].float()[:, None].expand(-1, length).contiguous().view(-1)
+        length, slots = self._tokens.shape[1], inputs["slots"]
+        hidden = self._states(inputs)
+        uniform = inputs["uniform"].float()
+        temperature = inputs["temperature"].float()[:, None].expand(-1, length).contiguous().view(-1)
         at_once = max(1, LOGITS_BYTES // (len(self.model.embedding) * hidden.element_size() * length)) * length
         read, signals = [], []
         for low in range(0, len(hidden), at_once):
@@ -152,13 +152,13 @@ class CanvasCache:
             signals.append(self.model.signal_of(logits))  # read_logits turned logits into probabilities
         drawn, likeliest, entropy = (torch.cat(parts).view(-1, length) for parts in zip(*read, strict=True))
         accepted = accept(entropy, self.model.config.renoise.entropy_bound)
-        self._tokens[slots] = torch.where(accepted, drawn, given["noise"].view(-1, length))
+        self._tokens[slots] = torch.where(accepted, drawn, inputs["noise"].view(-1, length))
         self._signals[slots] = torch.cat(signals).view(-1, *self._signals.shape[1:])
         return torch.cat([likeliest.double(), entropy.mean(1, keepdim=True).double()], 1)
 
-    def _states(self, given: "dict[str, Tensor]") -> Tensor:
-        tokens, signals = (x[given["slots"]].flatten(0, 1) for x in (self._tokens, self._signals))
-        return self.model.denoise(tokens, signals, given["positions"], _Attention(self, given, causal=False))
+    def _states(self, inputs: "dict[str, Tensor]") -> Tensor:
+        tokens, signals = (x[inputs["slots"]].flatten(0, 1) for x in (self._tokens, self._signals))
+        return self.model.denoise(tokens, signals, inputs["positions"], _Attention(self, inputs, causal=False))
 
     def clear(self) -> None:
         for slot in list(self.length):
@@ -166,28 +166,28 @@ class CanvasCache:
 
     def release(self, slot: int) -> None:
         self.length.pop(slot, None)
-        for cache in self.of.values():
+        for cache in self.caches.values():
             cache.release(slot)
 
     def _make_room(self, slots: int) -> None:
         have = len(self._tokens) - 1
         if slots > have:
-            more = max(slots, 2 * have) - have
+            extra = max(slots, 2 * have) - have
             self._tokens, self._signals = (
-                torch.cat([x, x.new_zeros(more, *x.shape[1:])]) for x in (self._tokens, self._signals)
+                torch.cat([x, x.new_zeros(extra, *x.shape[1:])]) for x in (self._tokens, self._signals)
             )
 
     def _canvases(self, slots: Sequence[int]) -> "list[Span]":
         self._make_room(max(slots) + 1)
         return self._spans(dict.fromkeys(slots, self.model.config.canvas_length))
 
-    def _spans(self, more: Mapping[int, int]) -> "list[Span]":
+    def _spans(self, counts: Mapping[int, int]) -> "list[Span]":
         """Each slot with the begin and end of its next tokens, whose pages are reserved."""
-        spans = [(slot, self.length.get(slot, 0), self.length.get(slot, 0) + num) for slot, num in more.items()]
+        spans = [(slot, self.length.get(slot, 0), self.length.get(slot, 0) + num) for slot, num in counts.items()]
         slots, ends = np.array([slot for slot, *_ in spans], np.int32), np.array([end for *_, end in spans])
         for slot, begin, _ in spans:
             self.length[slot] = begin
-        for cache in self.of.values():
+        for cache in self.caches.values():
             cache.reserve(slots, ends)
         return spans
 
@@ -198,14 +198,14 @@ class CanvasCache:
         starts = np.concatenate([[0], np.cumsum(counts)])
         row = np.repeat(np.arange(len(spans)), counts)
         positions = np.arange(starts[-1]) - starts[row] + begins[row]
-        given = {"slots": slots, "positions": positions, "starts": starts, "lengths": ends}
-        for kind, cache in self.of.items():
-            given[f"table {kind}"] = cache.tables(slots.astype(np.int32), ends)
-            given[f"places {kind}"] = cache.places(slots[row].astype(np.int32), positions)
-        return given
+        arrays = {"slots": slots, "positions": positions, "starts": starts, "lengths": ends}
+        for kind, cache in self.caches.items():
+            arrays[f"table {kind}"] = cache.tables(slots.astype(np.int32), ends)
+            arrays[f"places {kind}"] = cache.places(slots[row].astype(np.int32), positions)
+        return arrays
 
-    def _on_device(self, given: "Mapping[str, npt.NDArray[np.generic]]") -> "dict[str, Tensor]":
-        return {name: torch.from_numpy(np.ascontiguousarray(x)).to(self._device) for name, x in given.items()}
+    def _on_device(self, arrays: "Mapping[str, npt.NDArray[np.generic]]") -> "dict[str, Tensor]":
+        return {name: torch.from_numpy(np.ascontiguousarray(x)).to(self._device) for name, x in arrays.items()}
 
 
 Span = tuple[int, int, int]  # a slot, and its next tokens' begin and end
@@ -214,15 +214,15 @@ Span = tuple[int, int, int]  # a slot, and its next tokens' begin and end
 class _Attention:
     """Causal attention of text, or of canvases to all that the window shows."""
 
-    def __init__(self, cache: CanvasCache, given: Mapping[str, Tensor], causal: bool) -> None:
+    def __init__(self, cache: CanvasCache, inputs: Mapping[str, Tensor], causal: bool) -> None:
         self._cache, self._causal = cache, causal
-        starts, lengths = given["starts"].int(), given["lengths"].int()
-        self._spans = {kind: Spans(given[f"table {kind}"].int(), starts, lengths) for kind in cache.of}
-        self._places = {kind: given[f"places {kind}"] for kind in cache.of}
+        starts, lengths = inputs["starts"].int(), inputs["lengths"].int()
+        self._spans = {kind: Spans(inputs[f"table {kind}"].int(), starts, lengths) for kind in cache.caches}
+        self._places = {kind: inputs[f"places {kind}"] for kind in cache.caches}
 
     def pages(self, layer: int) -> Pages:
         sliding, index = self._cache.model.config.layers[layer].sliding, self._cache.index[layer]
-        pages = self._cache.of[sliding]
+        pages = self._cache.caches[sliding]
         return Pages(pages.keys[index], pages.values[index], self._places[sliding])
 
     def __call__(self, layer: int, q: Tensor) -> Tensor:
@@ -245,8 +245,8 @@ class Canvas:
         return self.likeliest[-1]
 
     def turn(self, vocab: int, rule: Renoise) -> Turn:
-        left = max(0, rule.max_steps - self.steps) / rule.max_steps
-        return Turn(rule.t_min + (rule.t_max - rule.t_min) * left, self.chance.uniform(), self.chance.noise(vocab))
+        share = max(0, rule.max_steps - self.steps) / rule.max_steps
+        return Turn(rule.t_min + (rule.t_max - rule.t_min) * share, self.chance.uniform(), self.chance.noise(vocab))
 
     def settle(self, reading: Reading, rule: Renoise) -> None:
         """Count a step; decide whether it was the last (production-dllm-serving.md 1.2)."""

@@ -49,8 +49,8 @@ class CanvasExecutor(Texts):
         self._cache = cache
         self._draws = draws
         self._seed = seed
-        rule, most = cache.model.config.renoise, policy.unmasking.denoising_steps
-        self._rule = rule if most is None else replace(rule, max_steps=min(most, rule.max_steps))
+        rule, limit = cache.model.config.renoise, policy.unmasking.denoising_steps
+        self._rule = rule if limit is None else replace(rule, max_steps=min(limit, rule.max_steps))
         self._denoised: dict[int, Canvas] = {}  # by slot
         self._device = cache.model.embedding.device
 

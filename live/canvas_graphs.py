@@ -12,7 +12,7 @@ from .forward import flattened
 from .graphs import Captured, Graphs, Recorder
 
 MOST = 64  # canvases of a graph; larger steps hide their launches
-Given = Mapping[str, npt.NDArray[np.generic]]
+Arrays = Mapping[str, npt.NDArray[np.generic]]
 # Inputs by position; tables are by page, all others by canvas.
 ROWS = ("positions", "uniform", "noise", "places True", "places False")
 
@@ -24,7 +24,7 @@ def padded(num: int) -> int:
 
 
 class GraphCanvasCache(CanvasCache):
-    """Replays a graph for steps of at most `most` canvases, captured on first use or in `prepare`."""
+    """Replays a graph for steps of at most `max_canvases` canvases, captured on first use or in `prepare`."""
 
     def __init__(
         self, model: CanvasModel, num_pages: tuple[int, int], page_size: int, device: str, dtype: torch.dtype,
@@ -33,23 +33,23 @@ class GraphCanvasCache(CanvasCache):
         """longest: most tokens of a sequence, its last canvas included."""
         super().__init__(model, num_pages, page_size, device, dtype)
         self.pages = -(-longest // page_size)
-        self.most = MOST
+        self.max_canvases = MOST
         self.graphs = Graphs(self._device, record)
 
     @torch.inference_mode()
-    def prepare(self, most: int) -> None:
-        """Capture graphs for up to `most` canvases, largest first."""
-        self._make_room(most)
-        for size in sorted({padded(n) for n in range(1, min(most, self.most) + 1)}, reverse=True):
+    def prepare(self, max_canvases: int) -> None:
+        """Capture graphs for up to `max_canvases` canvases, largest first."""
+        self._make_room(max_canvases)
+        for size in sorted({padded(n) for n in range(1, min(max_canvases, self.max_canvases) + 1)}, reverse=True):
             self._graph(size)
 
-    def _run(self, given: Given) -> npt.NDArray[np.float64]:
-        num = len(given["slots"])
-        pages = next(given[name] for name in given if name.startswith("table")).shape[1]
-        if num > self.most or pages > self.pages:
-            return super()._run(given)
+    def _run(self, arrays: Arrays) -> npt.NDArray[np.float64]:
+        num = len(arrays["slots"])
+        pages = next(arrays[name] for name in arrays if name.startswith("table")).shape[1]
+        if num > self.max_canvases or pages > self.pages:
+            return super()._run(arrays)
         graph = self._graph(padded(num))
-        self.graphs.bring(flattened(self._pad(given, padded(num)))[0])
+        self.graphs.bring(flattened(self._pad(arrays, padded(num)))[0])
         graph.replay()
         answers: npt.NDArray[np.float64] = graph.answers[0][:num].cpu().numpy()
         return answers
@@ -67,13 +67,13 @@ class GraphCanvasCache(CanvasCache):
             lambda shapes: (self._step(self.graphs.inputs(shapes)),),
         )
 
-    def _pad(self, given: Given, size: int) -> dict[str, npt.NDArray[np.generic]]:
+    def _pad(self, arrays: Arrays, size: int) -> dict[str, npt.NDArray[np.generic]]:
         """Pad to `size` canvases, which see nothing and write to no slot's canvas."""
         length = self.model.config.canvas_length
         fills = {
             **dict.fromkeys(("positions", "lengths", "noise"), 0), "slots": len(self._tokens) - 1,
             "temperature": 1.0, "uniform": 0.0,
-            **dict.fromkeys((f"{name} {kind}" for kind in self.of for name in ("places", "table")), -1),
+            **dict.fromkeys((f"{name} {kind}" for kind in self.caches for name in ("places", "table")), -1),
         }  # fmt: skip
         padded: dict[str, npt.NDArray[np.generic]] = {"starts": np.arange(size + 1) * length}
         for name, fill in fills.items():
@@ -81,6 +81,6 @@ class GraphCanvasCache(CanvasCache):
             if name.startswith("table"):
                 shape = size, self.pages
             padded[name] = np.full(shape, fill)
-            if (x := given.get(name)) is not None:
+            if (x := arrays.get(name)) is not None:
                 padded[name][tuple(slice(n) for n in x.shape)] = x
         return padded

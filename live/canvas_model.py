@@ -23,11 +23,11 @@ from ..kernels.grouped_experts import grouped_experts
 from ..kernels.qk_norm_rope import qk_norm_rope_scatter
 from ..kernels.route_experts import route_experts
 from ..kernels.swiglu import swiglu
-from .config_file import AS_IT_SAYS, ConfigJson, Given, check_plain, config_json
+from .config_file import AS_IT_SAYS, ConfigJson, Settings, check_plain, config_json
 from .families import CANVAS
 from .model import Pages
 from .random_weights import drawn_experts, fill, of_rows
-from .stored import alike, held_in
+from .stored import alike, stored_tensors
 
 ARCHITECTURE = CANVAS
 MOST = 1 << 24  # of any number in a config.json; of layers, 1 << 10
@@ -175,16 +175,16 @@ class CanvasModel:
 
     def _layers(self, x: Tensor, positions: Tensor, attend: Attend, encode: bool) -> Tensor:
         config, eps = self.config, self.config.norm_eps
-        at, turns = positions.float()[:, None], dict[bool, tuple[Tensor, Tensor]]()
-        for sliding, each in self._frequencies.items():
-            angle = at * each
+        column, turns = positions.float()[:, None], dict[bool, tuple[Tensor, Tensor]]()
+        for sliding, frequency in self._frequencies.items():
+            angle = column * frequency
             turns[sliding] = angle.cos().to(x), angle.sin().to(x)
         _, normed = add_rms_norm(x, None, self._first, eps)
-        for i, (about, layer) in enumerate(zip(config.layers, self.layers, strict=True)):
-            qkv = linear(normed, layer.qkv).view(len(x), -1, about.head_dim)
+        for i, (kind, layer) in enumerate(zip(config.layers, self.layers, strict=True)):
+            qkv = linear(normed, layer.qkv).view(len(x), -1, kind.head_dim)
             q = qk_norm_rope_scatter(
-                qkv, config.heads, layer.q_norm, layer.k_norm, eps, *turns[about.sliding], *attend.pages(i),
-                "normed" if about.sliding else "keys",
+                qkv, config.heads, layer.q_norm, layer.k_norm, eps, *turns[kind.sliding], *attend.pages(i),
+                "normed" if kind.sliding else "keys",
             )  # fmt: skip
             read = linear(attend(i, q).view(len(x), -1), layer.out)
             x, normed = sandwich_norm(x, (read,), None, layer.after_attention, None, self._no_weight, eps)
@@ -207,19 +207,19 @@ def _fed(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     return linear(swiglu(linear(x, gate_up), "gelu"), down)
 
 
-def _gate_up(weights: dict[str, Tensor], at: str) -> Tensor:
-    return torch.cat([weights.pop(f"{at}.{name}_proj.weight") for name in ("gate", "up")])
+def _gate_up(weights: dict[str, Tensor], prefix: str) -> Tensor:
+    return torch.cat([weights.pop(f"{prefix}.{name}_proj.weight") for name in ("gate", "up")])
 
 
 def _layer(weights: dict[str, Tensor], config: CanvasConfig, i: int) -> _Layer:
-    at, after = f"layers.{i}.", f"layers.{i + 1}.input_layernorm" if i + 1 < len(config.layers) else "norm"
-    attention = at + "self_attn."
+    stem, after = f"layers.{i}.", f"layers.{i + 1}.input_layernorm" if i + 1 < len(config.layers) else "norm"
+    attention = stem + "self_attn."
 
     def fp32(*names: str) -> Tensor:
-        return torch.stack([weights[f"{at}{name}.weight"].float() for name in names])
+        return torch.stack([weights[f"{stem}{name}.weight"].float() for name in names])
 
     dense, expert = fp32("pre_feedforward_layernorm", "pre_feedforward_layernorm_2")
-    router = weights[at + "router.scale"].float() * config.hidden**-0.5
+    router = weights[stem + "router.scale"].float() * config.hidden**-0.5
     names = "qkv" if config.layers[i].sliding else "qk"
     return _Layer(
         qkv=torch.cat([weights.pop(f"{attention}{name}_proj.weight") for name in names]),
@@ -227,14 +227,14 @@ def _layer(weights: dict[str, Tensor], config: CanvasConfig, i: int) -> _Layer:
         k_norm=weights[attention + "k_norm.weight"],
         out=weights.pop(attention + "o_proj.weight"),
         after_attention=fp32("post_attention_layernorm")[0],
-        gate_up=_gate_up(weights, at + "mlp").mul_(dense),
-        down=weights.pop(at + "mlp.down_proj.weight"),
-        router=weights.pop(at + "router.proj.weight").mul_(router),
-        expert_scale=weights[at + "router.per_expert_scale"].float(),
-        experts=(weights.pop(at + "experts.gate_up_proj").mul_(expert), weights.pop(at + "experts.down_proj")),
+        gate_up=_gate_up(weights, stem + "mlp").mul_(dense),
+        down=weights.pop(stem + "mlp.down_proj.weight"),
+        router=weights.pop(stem + "router.proj.weight").mul_(router),
+        expert_scale=weights[stem + "router.per_expert_scale"].float(),
+        experts=(weights.pop(stem + "experts.gate_up_proj").mul_(expert), weights.pop(stem + "experts.down_proj")),
         after_parts=fp32("post_feedforward_layernorm_1", "post_feedforward_layernorm_2"),
         after=fp32("post_feedforward_layernorm")[0],
-        scales={encode: weights[f"{ENCODER if encode else ''}{at}layer_scalar"].float() for encode in (True, False)},
+        scales={encode: weights[f"{ENCODER if encode else ''}{stem}layer_scalar"].float() for encode in (True, False)},
         following=weights[after + ".weight"].float(),
     )
 
@@ -246,28 +246,28 @@ def frequencies(head_dim: int, theta: float, share: float) -> Tensor:
     return torch.nn.functional.pad(half, (0, head_dim // 2 - turned))
 
 
-def canvas_config(source: ConfigJson, given: Given = AS_IT_SAYS) -> CanvasConfig:
+def canvas_config(source: ConfigJson, settings: Settings = AS_IT_SAYS) -> CanvasConfig:
     """A canvas model's dimensions. Raises ModelError."""
     with parsing(source.path, "a DiffusionGemma's configuration", ModelError):
-        return _canvas_config(source, given)
+        return _canvas_config(source, settings)
 
 
-def _canvas_config(source: ConfigJson, given: Given) -> CanvasConfig:
-    path, found = source.path, source.found
-    if found.get("architectures") != [ARCHITECTURE]:
-        raise ModelError(f"{path}: architectures is {cut(found.get('architectures'))}, expected [{ARCHITECTURE}]")
-    text = found.get("text_config") or {}
-    if not given.random_weights:
+def _canvas_config(source: ConfigJson, settings: Settings) -> CanvasConfig:
+    path, values = source.path, source.values
+    if values.get("architectures") != [ARCHITECTURE]:
+        raise ModelError(f"{path}: architectures is {cut(values.get('architectures'))}, expected [{ARCHITECTURE}]")
+    text = values.get("text_config") or {}
+    if not settings.random_weights:
         check_plain(source)
-    for key, wanted in (("attention_bias", False), ("hidden_activation", "gelu_pytorch_tanh")):
-        if text.get(key, wanted) != wanted:
-            raise ModelError(f"{path}: {key} is {cut(text[key])}, expected {wanted}")
+    for key, expected in (("attention_bias", False), ("hidden_activation", "gelu_pytorch_tanh")):
+        if text.get(key, expected) != expected:
+            raise ModelError(f"{path}: {key} is {cut(text[key])}, expected {expected}")
     if text.get("use_bidirectional_attention") == "all":
         raise ModelError(f"{path}: use_bidirectional_attention is all, expected the text to be read causally")
-    if not (found.get("tie_word_embeddings", True) and text.get("tie_word_embeddings", True)):
+    if not (values.get("tie_word_embeddings", True) and text.get("tie_word_embeddings", True)):
         raise ModelError(f"{path}: tie_word_embeddings is False, expected True")
 
-    def whole(key: str, default: Any = None, source: Mapping[str, Any] = text) -> int:
+    def size(key: str, default: Any = None, source: Mapping[str, Any] = text) -> int:
         value = source.get(key)
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -276,20 +276,20 @@ def _canvas_config(source: ConfigJson, given: Given) -> CanvasConfig:
             raise ModelError(f"{path}: {key} is {cut(value)}, expected at most {MOST}")
         return value
 
-    num, head_dim, kv_heads = whole("num_hidden_layers"), whole("head_dim"), whole("num_key_value_heads")
+    num, head_dim, kv_heads = size("num_hidden_layers"), size("head_dim"), size("num_key_value_heads")
     if num > 1 << 10:
         raise ModelError(f"{path}: num_hidden_layers is {num}, expected at most {1 << 10}")
     kinds = text.get("layer_types") or ["full_attention" if i % 6 == 5 else "sliding_attention" for i in range(num)]
     if len(kinds) != num or not {*kinds} <= {"sliding_attention", "full_attention"}:
-        held = f"{len(kinds)} of {cut(sorted({*kinds}))}"
-        raise ModelError(f"{path}: layer_types holds {held}, expected {num} of two kinds")
-    own = text.get("per_layer_config") or {}
+        contents = f"{len(kinds)} of {cut(sorted({*kinds}))}"
+        raise ModelError(f"{path}: layer_types holds {contents}, expected {num} of two kinds")
+    layer_configs = text.get("per_layer_config") or {}
     layers = []
     for i, kind in enumerate(kinds):
         sliding = kind == "sliding_attention"
-        of_layer = own.get(str(i), {}) if not sliding else {}
-        wide = head_dim if sliding else whole("head_dim", text.get("global_head_dim", 512), of_layer)
-        of_keys = kv_heads if sliding else whole(
+        of_layer = layer_configs.get(str(i), {}) if not sliding else {}
+        wide = head_dim if sliding else size("head_dim", text.get("global_head_dim", 512), of_layer)
+        of_keys = kv_heads if sliding else size(
             "num_key_value_heads", text.get("num_global_key_value_heads") or kv_heads, of_layer
         )  # fmt: skip
         layers.append(CanvasLayer(sliding, of_keys, wide))
@@ -300,11 +300,11 @@ def _canvas_config(source: ConfigJson, given: Given) -> CanvasConfig:
         turning[sliding] = float(turns.get("rope_theta", theta)), float(turns.get("partial_rotary_factor", share))
     ends = source.generation.get("eos_token_id", text.get("eos_token_id"))
     return CanvasConfig(
-        name=source.name, layers=tuple(layers), hidden=whole("hidden_size"),
-        heads=whole("num_attention_heads"), ffn=whole("intermediate_size"), vocab=whole("vocab_size"),
-        context_limit=whole("max_position_embeddings"), window=whole("sliding_window"),
-        num_experts=whole("num_experts"), top_k=whole("top_k_experts"), expert_ffn=whole("moe_intermediate_size"),
-        canvas_length=whole("canvas_length", 256, found), softcap=float(text.get("final_logit_softcapping") or 30.0),
+        name=source.name, layers=tuple(layers), hidden=size("hidden_size"),
+        heads=size("num_attention_heads"), ffn=size("intermediate_size"), vocab=size("vocab_size"),
+        context_limit=size("max_position_embeddings"), window=size("sliding_window"),
+        num_experts=size("num_experts"), top_k=size("top_k_experts"), expert_ffn=size("moe_intermediate_size"),
+        canvas_length=size("canvas_length", 256, values), softcap=float(text.get("final_logit_softcapping") or 30.0),
         norm_eps=float(text.get("rms_norm_eps", 1e-6)), rope=turning,
         eos=tuple(token for token in (ends if isinstance(ends, list) else [ends]) if isinstance(token, int)),
         renoise=_renoise(source.generation),
@@ -313,43 +313,43 @@ def _canvas_config(source: ConfigJson, given: Given) -> CanvasConfig:
 
 def _renoise(generation: Mapping[str, Any]) -> Renoise:
     bound = (generation.get("sampler_config") or {}).get("entropy_bound")
-    given = {
+    values = {
         "max_steps": generation.get("max_denoising_steps"), "entropy_bound": bound, "t_min": generation.get("t_min"),
         "t_max": generation.get("t_max"), "stability": generation.get("stability_threshold"),
         "confidence": generation.get("confidence_threshold"),
     }  # fmt: skip
-    return Renoise(**{key: value for key, value in given.items() if value is not None})
+    return Renoise(**{key: value for key, value in values.items() if value is not None})
 
 
 def shapes(config: CanvasConfig) -> dict[str, tuple[int, ...]]:
     """Shapes of the text weights, by their names after `model.decoder.`."""
     hidden, wide = config.hidden, config.expert_ffn
 
-    def gated(at: str) -> dict[str, tuple[int, ...]]:
-        found: dict[str, tuple[int, ...]] = {f"{at}.{x}_proj.weight": (config.ffn, hidden) for x in ("gate", "up")}
-        return found | {f"{at}.down_proj.weight": (hidden, config.ffn)}
+    def gated(prefix: str) -> dict[str, tuple[int, ...]]:
+        pair: dict[str, tuple[int, ...]] = {f"{prefix}.{x}_proj.weight": (config.ffn, hidden) for x in ("gate", "up")}
+        return pair | {f"{prefix}.down_proj.weight": (hidden, config.ffn)}
 
-    found: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (config.vocab, hidden), "norm.weight": (hidden,)}
-    found |= gated("self_conditioning") | {"self_conditioning.pre_norm.weight": (hidden,)}
+    by_name: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (config.vocab, hidden), "norm.weight": (hidden,)}
+    by_name |= gated("self_conditioning") | {"self_conditioning.pre_norm.weight": (hidden,)}
     for i, layer in enumerate(config.layers):
-        at, q, kv = f"layers.{i}.", config.heads * layer.head_dim, layer.kv_heads * layer.head_dim
+        prefix, q, kv = f"layers.{i}.", config.heads * layer.head_dim, layer.kv_heads * layer.head_dim
         norms = ["input_layernorm", "post_attention_layernorm"]
         norms += [f"{x}_feedforward_layernorm" for x in ("pre", "post")]
         norms += [f"{x}_feedforward_layernorm_{n}" for x, n in (("post", 1), ("post", 2), ("pre", 2))]
-        found |= {f"{at}{name}.weight": (hidden,) for name in norms} | gated(at + "mlp")
-        found |= {
-            f"{at}self_attn.q_proj.weight": (q, hidden), f"{at}self_attn.k_proj.weight": (kv, hidden),
-            f"{at}self_attn.o_proj.weight": (hidden, q), f"{at}self_attn.q_norm.weight": (layer.head_dim,),
-            f"{at}self_attn.k_norm.weight": (layer.head_dim,), f"{at}layer_scalar": (1,),
-            f"{ENCODER}{at}layer_scalar": (1,), f"{at}router.scale": (hidden,),
-            f"{at}router.per_expert_scale": (config.num_experts,),
-            f"{at}router.proj.weight": (config.num_experts, hidden),
-            f"{at}experts.gate_up_proj": (config.num_experts, 2 * wide, hidden),
-            f"{at}experts.down_proj": (config.num_experts, hidden, wide),
+        by_name |= {f"{prefix}{name}.weight": (hidden,) for name in norms} | gated(prefix + "mlp")
+        by_name |= {
+            f"{prefix}self_attn.q_proj.weight": (q, hidden), f"{prefix}self_attn.k_proj.weight": (kv, hidden),
+            f"{prefix}self_attn.o_proj.weight": (hidden, q), f"{prefix}self_attn.q_norm.weight": (layer.head_dim,),
+            f"{prefix}self_attn.k_norm.weight": (layer.head_dim,), f"{prefix}layer_scalar": (1,),
+            f"{ENCODER}{prefix}layer_scalar": (1,), f"{prefix}router.scale": (hidden,),
+            f"{prefix}router.per_expert_scale": (config.num_experts,),
+            f"{prefix}router.proj.weight": (config.num_experts, hidden),
+            f"{prefix}experts.gate_up_proj": (config.num_experts, 2 * wide, hidden),
+            f"{prefix}experts.down_proj": (config.num_experts, hidden, wide),
         }  # fmt: skip
         if layer.sliding:
-            found[f"{at}self_attn.v_proj.weight"] = (kv, hidden)
-    return found
+            by_name[f"{prefix}self_attn.v_proj.weight"] = (kv, hidden)
+    return by_name
 
 
 def num_params(config: CanvasConfig) -> int:
@@ -357,15 +357,15 @@ def num_params(config: CanvasConfig) -> int:
 
 
 def random_canvas_model(
-    source: ConfigJson, device: str, dtype: torch.dtype, seed: int = 0, given: Given = AS_IT_SAYS
+    source: ConfigJson, device: str, dtype: torch.dtype, seed: int = 0, settings: Settings = AS_IT_SAYS
 ) -> CanvasModel:
     """A model with random weights, whose rows draw their experts."""
-    config = canvas_config(source, given)
-    generator, found = torch.Generator(device=device).manual_seed(seed), {}
+    config = canvas_config(source, settings)
+    generator, weights = torch.Generator(device=device).manual_seed(seed), {}
     for name, shape in shapes(config).items():
-        found[name] = torch.empty(shape, dtype=dtype, device=device)
-        fill(found[name], name, len(config.layers), generator)
-    model = CanvasModel(config, found)
+        weights[name] = torch.empty(shape, dtype=dtype, device=device)
+        fill(weights[name], name, len(config.layers), generator)
+    model = CanvasModel(config, weights)
     model.drawn = drawn_experts(config.num_experts, len(config.layers), seed, device)
     return model
 
@@ -379,10 +379,10 @@ def read_canvas_model(folder: Path, device: str, dtype: torch.dtype) -> CanvasMo
 
 def _read(source: ConfigJson, config: CanvasConfig, device: str, dtype: torch.dtype) -> dict[str, Tensor]:
     """The text weights by our names."""
-    wanted, found, named = shapes(config), dict[str, Tensor](), dict[str, tuple[Path, str]]()
+    expected, weights, origins = shapes(config), dict[str, Tensor](), dict[str, tuple[Path, str]]()
     folder = source.path.parent
-    for held in held_in(folder, device):
-        path, name = held.path, held.name
+    for tensor in stored_tensors(folder, device):
+        path, name = tensor.path, tensor.name
         if name.startswith(NOT_TEXT):
             continue
         plain = name.removeprefix(DECODER)
@@ -390,15 +390,15 @@ def _read(source: ConfigJson, config: CanvasConfig, device: str, dtype: torch.dt
             plain = name.removeprefix(ENCODER)  # a second copy of the same weight
         elif name == "lm_head.weight":
             plain = "embed_tokens.weight"
-        if plain not in wanted:
+        if plain not in expected:
             raise ModelError(f"{path}: holds {cut(name)}, which {config.name} has no place for")
-        if held.shape != wanted[plain]:
-            raise ModelError(f"{path}: {name} is {list(held.shape)}, expected {list(wanted[plain])} by config.json")
-        if plain in named and not alike((path, name), named[plain]):
-            raise ModelError(f"{path}: {name} is not {named[plain][1]}, and config.json says that it is (tied)")
-        named[plain] = path, name
-        found[plain] = held.read().to(dtype)
-    lacking = [name for name in wanted if name not in named]
+        if tensor.shape != expected[plain]:
+            raise ModelError(f"{path}: {name} is {list(tensor.shape)}, expected {list(expected[plain])} by config.json")
+        if plain in origins and not alike((path, name), origins[plain]):
+            raise ModelError(f"{path}: {name} is not {origins[plain][1]}, and config.json says that it is (tied)")
+        origins[plain] = path, name
+        weights[plain] = tensor.read().to(dtype)
+    lacking = [name for name in expected if name not in origins]
     if lacking:
-        raise ModelError(f"{folder}: lacks {lacking[0]} ({len(lacking)} of {len(wanted)} weights are missing)")
-    return found
+        raise ModelError(f"{folder}: lacks {lacking[0]} ({len(lacking)} of {len(expected)} weights are missing)")
+    return weights

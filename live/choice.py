@@ -12,26 +12,26 @@ Floats = npt.NDArray[np.float32]
 
 def choose(
     rule: Unmasking, tokens: Ints, confidence: Floats, masked: Bools, block_length: int, mask_token: int, step: Ints,
-    *, scheduled: bool, known: Bools | None = None, first: Bools | None = None, first_token: bool = False,
+    *, scheduled: bool, predicted: Bools | None = None, first: Bools | None = None, first_token: bool = False,
     by_entropy: bool = False, threshold: float | None = None,
 ) -> tuple[Bools, Ints]:  # fmt: skip
     """The computed masks that commit, and all positions' tokens, both [rows, width].
 
-    step [rows]: earlier steps of the block. scheduled: a full-sequence model, whose block ends after its steps. known:
-    masks whose token is known. first: rows where only the block's first position commits; if given, a block's last step
-    commits all of it (Dream). first_token, threshold: see `unmask`. by_entropy: Dream's schedule.
+    step [rows]: earlier steps of the block. scheduled: a full-sequence model, whose block ends after its steps.
+    predicted: masks whose token is known. first: rows where only the block's first position commits; if set, a block's
+    last step commits all of it (Dream). first_token, threshold: see `unmask`. by_entropy: Dream's schedule.
 
     A mask whose likeliest token is the mask stays (LLaDA's loop; errata 8), but counts as a token in the block's last
     step.
     """
-    left = masked if known is None else masked & ~known
+    eligible = masked if predicted is None else masked & ~predicted
     steps = rule.denoising_steps or block_length
     last = (step >= steps - 1)[:, None]
     if by_entropy:
-        chosen = np.where(last, masked, surest(confidence, left, dreams_share(left.sum(axis=1), step, steps)))
+        chosen = np.where(last, masked, surest(confidence, eligible, dreams_share(eligible.sum(axis=1), step, steps)))
     else:
-        chosen = unmask(rule, confidence, left, block_length, step if scheduled else None, first_token, threshold)
-    chosen |= masked & ~left
+        chosen = unmask(rule, confidence, eligible, block_length, step if scheduled else None, first_token, threshold)
+    chosen |= masked & ~eligible
     quota = scheduled and rule.strategy != "low_confidence_dynamic"
     if first is not None:
         begins = masked & (np.arange(masked.shape[1]) == 0)

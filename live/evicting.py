@@ -52,7 +52,7 @@ class Retained:
     positions: Array  # [R]
     places: Array  # [R]
     query_start: Array  # [sequences + 1]
-    seen: Bools  # [sequences, width], visible keys of the block
+    visible: Bools  # [sequences, width], visible keys of the block
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         return {name: getattr(self, name) for name in Retained.__slots__}
@@ -79,9 +79,9 @@ def _scored(
     layer: Layer, inputs: Inputs, pages: PagesOf, x: Tensor, cos: Tensor, sin: Tensor, added: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A layer's stream, queries and importance of masks."""
-    to = pages(layer.index, inputs)
-    x, q = layer.project_to(to, x, cos, sin, added)
-    k = to.keys.flatten(0, 1)[to.slots]
+    target = pages(layer.index, inputs)
+    x, q = layer.project_to(target, x, cos, sin, added)
+    k = target.keys.flatten(0, 1)[target.slots]
     return x, q, focus_importance(q, k, inputs["masked"], inputs["masked_start"])
 
 
@@ -93,33 +93,33 @@ def keep(batch: "Batch", growth: Floats) -> Retained:
     cells = sequence, batch.positions - batch.history[sequence]
     rows = np.flatnonzero(retained)
     starts = np.concatenate([[0], np.cumsum(retained)])[batch.query_start]
-    seen = _seen(batch.listed, cells, retained, batch.evict.rule.visible)
-    return Retained(rows, batch.positions[rows], batch.places[rows], starts, seen)
+    visible = _visible_keys(batch.listed, cells, retained, batch.evict.rule.visible)
+    return Retained(rows, batch.positions[rows], batch.places[rows], starts, visible)
 
 
-def _seen(listed: Bools, cells: tuple[Array, Array], retained: Bools, visible: str) -> Bools:
+def _visible_keys(listed: Bools, cells: tuple[Array, Array], retained: Bools, visible: str) -> Bools:
     """`visible` (engine/rows/blocks.py) after an eviction, [sequences, width].
 
     Without evicted keys if listed; otherwise up to the last retained one.
     """
     if visible == "listed":
-        seen = listed.copy()
-        seen[cells] = retained
-        return seen
-    seen = np.zeros_like(listed)
-    seen[cells] = retained
-    upto: Bools = np.logical_or.accumulate(seen[:, ::-1], axis=1)[:, ::-1]
-    return upto
+        keys = listed.copy()
+        keys[cells] = retained
+        return keys
+    keys = np.zeros_like(listed)
+    keys[cells] = retained
+    prefix: Bools = np.logical_or.accumulate(keys[:, ::-1], axis=1)[:, ::-1]
+    return prefix
 
 
-def finish_rows(model: Decoder, half: Half, inputs: Inputs, kept: Inputs, pages: PagesOf, attend: Attend) -> Tensor:
-    """Normed final hidden states of the retained rows, [R, hidden]. kept: `Retained` on the device."""
-    _, second, *others = cast(list[Layer], list(model.layers))
-    x, q, cos, sin = (rows[kept["rows"]] for rows in (half.x, half.q, half.cos, half.sin))
-    left = inputs | {name: kept[name] for name in ("query_start", "positions", "places")}
-    left["listed"] = kept["seen"]
-    x, added = second.finish(x, attend(1, q, left))
-    for layer in others:
-        x, q = layer.project_to(pages(layer.index, left), x, cos, sin, added)
-        x, added = layer.finish(x, attend(layer.index, q, left))
+def finish_rows(model: Decoder, half: Half, inputs: Inputs, retained: Inputs, pages: PagesOf, attend: Attend) -> Tensor:
+    """Normed final hidden states of the retained rows, [R, hidden]. retained: on the device."""
+    _, second, *layers = cast(list[Layer], list(model.layers))
+    x, q, cos, sin = (rows[retained["rows"]] for rows in (half.x, half.q, half.cos, half.sin))
+    remaining = inputs | {name: retained[name] for name in ("query_start", "positions", "places")}
+    remaining["listed"] = retained["visible"]
+    x, added = second.finish(x, attend(1, q, remaining))
+    for layer in layers:
+        x, q = layer.project_to(pages(layer.index, remaining), x, cos, sin, added)
+        x, added = layer.finish(x, attend(layer.index, q, remaining))
     return model.leave(x, added)

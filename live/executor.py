@@ -61,8 +61,8 @@ class _Answers(NamedTuple):
     def spread(self, shape: tuple[int, ...]) -> tuple[Ints, Floats, Bools]:
         """Tokens, confidences and marks of sampled positions, by row and column."""
         tokens, confidence, sampled = np.zeros(shape, np.int64), np.zeros(shape, np.float32), np.zeros(shape, np.bool_)
-        at = self.rows, self.columns
-        tokens[at], confidence[at], sampled[at] = self.tokens, self.confidence, True
+        cells = self.rows, self.columns
+        tokens[cells], confidence[cells], sampled[cells] = self.tokens, self.confidence, True
         return tokens, confidence, sampled
 
 
@@ -137,8 +137,8 @@ class ModelExecutor(Texts):
         if self._pieces:  # an engine's graph sends whole blocks through the head; none commits
             num_sampled = int(plan.num_tokens.min())
         parts = [(ends - plan.num_tokens, ends)]
-        whole = len(ends) == 1 and plan.num_tokens[0] == ends[0]
-        if whole and not self._pieces and num_sampled and ends[0] > self._longest:  # a prompt too long for a forward
+        single = len(ends) == 1 and plan.num_tokens[0] == ends[0]
+        if single and not self._pieces and num_sampled and ends[0] > self._longest:  # a prompt too long for a forward
             parts = list(pairwise(np.append(np.arange(0, ends[0], self._longest), ends)[:, None]))
         device = 0.0
         for begins, stops in parts:
@@ -301,12 +301,12 @@ class ModelExecutor(Texts):
         """What the weights commit, and the sampled tokens."""
         tokens, confidence, sampled = answers.spread(plan.window.shape)
         masked = sampled & plan.window & (plan.status == MASKED)
-        known = None
+        predicted = None
         if self._shifted:  # predicted by the previous block
-            known = (np.arange(masked.shape[1]) == 0) & (plan.block_start > 0)[:, None]
+            predicted = (np.arange(masked.shape[1]) == 0) & (plan.block_start > 0)[:, None]
         committed, tokens = choose(
             self._policy.unmasking, tokens, confidence, masked, self._block, self._mask, steps_of(plan, masked),
-            scheduled=False, known=known, threshold=plan.threshold,
+            scheduled=False, predicted=predicted, threshold=plan.threshold,
         )  # fmt: skip
         return committed, answers._replace(tokens=tokens[answers.rows, answers.columns])
 
@@ -322,8 +322,8 @@ class ModelExecutor(Texts):
         self._tokens[plan.slots[rows[ends]], start[rows[ends]] + self._block] = tokens[ends]
         begins = columns == 0
         before = np.maximum(np.arange(len(rows)) - ~begins, 0)
-        known = self._tokens[plan.slots[rows], start[rows]]
-        tokens = np.where(begins & (start[rows] > 0), known, tokens[before])
+        stored = self._tokens[plan.slots[rows], start[rows]]
+        tokens = np.where(begins & (start[rows] > 0), stored, tokens[before])
         return _Answers(rows, columns, tokens, confidence[before])
 
 

@@ -33,7 +33,7 @@ def _family(tables: Mapping[str, Any], values: Mapping[str, Any]) -> Family:
         joined[kind] = {}
         for table in values[kind]:
             joined[kind] |= tables[kind][table] if isinstance(table, str) else table
-    joined["keys"] = {ours: theirs for ours, theirs in joined["keys"].items() if theirs is not None}
+    joined["keys"] = {name: key for name, key in joined["keys"].items() if key is not None}
     return Family(**{**values, **joined})
 
 

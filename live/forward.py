@@ -24,7 +24,7 @@ from .sampling import Sampling, sample_of_hidden
 KINDS = {
     **dict.fromkeys(("positions", "query_start", "history", "page_table", "masked_start"), torch.int32),
     **dict.fromkeys(("block_query_start", "block_start", "num_kept", "own_pages"), torch.int32),
-    **dict.fromkeys(("listed", "seen"), torch.bool),
+    **dict.fromkeys(("listed", "visible"), torch.bool),
     **dict.fromkeys(("temperature", "uniform"), torch.float64),
 }
 
@@ -72,8 +72,8 @@ class Sampled:
 
     def __post_init__(self) -> None:
         if num := int(np.isnan(self.confidence).sum()):
-            what = f"{num} of {len(self.confidence)} rows have no finite logit, or a NaN"
-            raise ModelError(f"{what}: the weights or the device are damaged")
+            fault = f"{num} of {len(self.confidence)} rows have no finite logit, or a NaN"
+            raise ModelError(f"{fault}: the weights or the device are damaged")
 
 
 class DeviceClock:
@@ -132,8 +132,8 @@ class Forward:
         self._meanwhile()
         if self.device.type == "cuda":
             # One copy, which waits for the device.
-            both = stacked(answers).cpu().numpy()
-            tokens, confidence = both[0].astype(np.int64), both[1].astype(np.float32)
+            pair = stacked(answers).cpu().numpy()
+            tokens, confidence = pair[0].astype(np.int64), pair[1].astype(np.float32)
         else:
             tokens, confidence = (answer.numpy() for answer in answers)
         return Sampled(tokens, confidence, clock.seconds())
@@ -146,18 +146,18 @@ class Forward:
     def _run_evicting(self, inputs: Inputs, batch: Batch) -> Sampled:
         assert batch.evict is not None
         attend = self._attending(batch)
-        kept, growth = list[Retained](), list[Floats]()
+        retained, growth = list[Retained](), list[Floats]()
 
         def compute() -> tuple[Tensor, Tensor]:
             half, grown = evicting.through_two(self.model, inputs, self._pages, attend)
             growth.append(grown.cpu().numpy())  # waits for the device
-            kept.append(evicting.keep(batch, growth[0]))
-            left = self.inputs(kept[0].arrays())
-            hidden = evicting.finish_rows(self.model, half, inputs, left, self._pages, attend)
+            retained.append(evicting.keep(batch, growth[0]))
+            remaining = self.inputs(retained[0].arrays())
+            hidden = evicting.finish_rows(self.model, half, inputs, remaining, self._pages, attend)
             uniform = inputs.get("uniform")
-            return self._sample(hidden, None if uniform is None else uniform[left["rows"]])
+            return self._sample(hidden, None if uniform is None else uniform[remaining["rows"]])
 
-        return replace(self._timed(compute), rows=kept[0].rows, growth=growth[0])
+        return replace(self._timed(compute), rows=retained[0].rows, growth=growth[0])
 
     def _answers(self, inputs: Inputs, batch: Batch) -> tuple[Tensor, Tensor]:
         """Tokens and confidences."""
@@ -187,8 +187,8 @@ class Forward:
     def _sample(self, hidden: Tensor, uniform: Tensor | None) -> tuple[Tensor, Tensor]:
         """Tokens and confidences; uniform [rows]: to draw."""
         if self.sampling is not None or self.by_entropy:
-            head, how = self.model.head_weight, self.sampling
-            return sample_of_hidden(hidden, head, uniform, how, self.max_num_logits, self.by_entropy)
+            head, sampling = self.model.head_weight, self.sampling
+            return sample_of_hidden(hidden, head, uniform, sampling, self.max_num_logits, self.by_entropy)
         return confidence_of_hidden(hidden, self.model.head_weight, self.temperature, self.max_num_logits)
 
     def inputs(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Inputs:

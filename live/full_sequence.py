@@ -55,8 +55,8 @@ def passes_of(policy: Policy) -> frozenset[Phase]:
     """The passes of a policy's cache; PolicyError for an unknown one."""
     kind = next((kind for kind in type(policy.cache).__mro__ if kind in PASSES), None)
     if kind is None:
-        known = ", ".join(kind.__name__ for kind in PASSES)
-        raise PolicyError(f"{policy.name}: dsim live cannot run {type(policy.cache).__name__}: expected one of {known}")
+        names = ", ".join(kind.__name__ for kind in PASSES)
+        raise PolicyError(f"{policy.name}: dsim live cannot run {type(policy.cache).__name__}: expected one of {names}")
     return PASSES[kind]
 
 
@@ -86,24 +86,24 @@ def check_runs(policy: Policy, config: ModelConfig) -> None:
 def pages_of_use(policy: Policy, limits: Limits, requests: Sequence[Request]) -> tuple[int, int]:
     """Pages that requests may hold at once, and the largest step's scratch pages."""
     page = policy.memory.page_size
-    most = min(limits.max_batch, len(requests))
+    batch = min(limits.max_batch, len(requests))
     prompt = np.array([r.input_length for r in requests], np.int64)
     length = lengths(prompt, prompt + np.array([r.limit for r in requests]), policy.block_length)
     cache: Any = policy.cache
-    held = -(-cache.held(prompt, length, limits.state_tokens) // page)
+    pages = -(-cache.held(prompt, length, limits.state_tokens) // page)
     longest = min(int(length.max()), limits.context_limit)
     if cache.votes:  # the computed prompt, with a head's own runs
         longest += RUN - 1
-    scratch = 0 if cache.in_place else most * max(1, -(-longest // page))
+    scratch = 0 if cache.in_place else batch * max(1, -(-longest // page))
     if (tokens := policy.batching.most_tokens) is not None:
-        scratch = min(scratch, most + tokens // page)
-    return min(limits.num_pages, most * int(held.max())), scratch
+        scratch = min(scratch, batch + tokens // page)
+    return min(limits.num_pages, batch * int(pages.max())), scratch
 
 
 def lengths(prompt: Array, end: Array, block: int) -> Array:
     """Tokens of the prompt, and of the output in whole blocks."""
-    whole: Array = prompt + -(-(end - prompt) // block) * block
-    return whole
+    total: Array = prompt + -(-(end - prompt) // block) * block
+    return total
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,8 +125,8 @@ class Pass(Batch):
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         pack = self.pack
-        more = {} if pack is None else {name: getattr(pack, name) for name in Pack.__slots__}
-        return Batch.arrays(self) | more
+        extra = {} if pack is None else {name: getattr(pack, name) for name in Pack.__slots__}
+        return Batch.arrays(self) | extra
 
 
 class FullSequenceForward(Forward):
@@ -149,11 +149,11 @@ class FullSequenceForward(Forward):
             if num_packing:
                 key_start = inputs["query_start"][: num_packing + 1]
                 self._pack(layer, q, k[:num_packed], v[:num_packed], key_start, inputs)
-            at = places + layer * to_place
+            index = places + layer * to_place
             for store, rows in ((cache.all_keys, k), (cache.all_values, v)):
-                store.flatten(0, 1)[at] = rows
-            seen = sequences_of(inputs, WHOLE)._replace(page_table=table + layer * to_page)
-            return ragged_paged_attention(q, cache.all_keys, cache.all_values, seen)
+                store.flatten(0, 1)[index] = rows
+            sequences = sequences_of(inputs, WHOLE)._replace(page_table=table + layer * to_page)
+            return ragged_paged_attention(q, cache.all_keys, cache.all_values, sequences)
 
         hidden = self.model(inputs["tokens"], inputs["positions"], attend)
         return self._sample(hidden[inputs["sampled"]], inputs.get("uniform"))
@@ -193,9 +193,9 @@ class FullSequenceExecutor(ModelExecutor):
         prompt, end, start, counts = (
             x[order].astype(np.int64) for x in (plan.prompt, plan.end, plan.block_start, plan.num_tokens)
         )
-        at = RowPosition(prompt, lengths(prompt, end, self._block), start, start * 0, start * 0, self._block)
-        self._check_passes(plan, order, at)
-        self._admit(plan, order, at)
+        position = RowPosition(prompt, lengths(prompt, end, self._block), start, start * 0, start * 0, self._block)
+        self._check_passes(plan, order, position)
+        self._admit(plan, order, position)
         if not counts.sum():  # no request has tokens
             return StepOutcome(0.0, np.zeros_like(plan.window), 0.0)
 
@@ -208,25 +208,25 @@ class FullSequenceExecutor(ModelExecutor):
         first_rows = (query_start[:-1] + start - begin)[has_block[order]]
         blocks = first_rows[:, None] + np.arange(self._block)  # [sequences with a block, block]
         # Rows that predict the block: its own, or those before.
-        say = np.maximum(blocks - self._shifted, query_start[:-1][has_block[order], None])
+        predictors = np.maximum(blocks - self._shifted, query_start[:-1][has_block[order], None])
         all_rows = self._rule.logits == "all"
-        kept = np.zeros_like(start)
+        num_kept = np.zeros_like(start)
         if self._rule.packs:
-            kept = np.where(reuse | packs[order], self._rule.kept(at), 0)
+            num_kept = np.where(reuse | packs[order], self._rule.kept(position), 0)
         pack = None
         if num_packing:
             pack = Pack(
                 blocks[:num_packing].reshape(-1), np.arange(num_packing + 1) * self._block, start[:num_packing],
-                kept[:num_packing], self._cache.tables(slots[:num_packing], kept[:num_packing]),
+                num_kept[:num_packing], self._cache.tables(slots[:num_packing], num_kept[:num_packing]),
             )  # fmt: skip
         if self._rule.in_place:
-            places, table = self._cache.places(slots[row], positions), self._cache.tables(slots, at.length)
-            history, listed = at.length, np.zeros((len(order), 1), np.bool_)
+            places, table = self._cache.places(slots[row], positions), self._cache.tables(slots, position.length)
+            history, listed = position.length, np.zeros((len(order), 1), np.bool_)
         else:
-            table, first = self._tables(slots, counts, np.where(reuse, kept, 0))
+            table, first = self._tables(slots, counts, np.where(reuse, num_kept, 0))
             places = first[row] * self._cache.page_size + positions - begin[row]
-            history, listed = np.where(reuse, kept, counts), self._behind(kept, reuse)
-        sampled = np.arange(len(row)) if all_rows else say.reshape(-1)
+            history, listed = np.where(reuse, num_kept, counts), self._behind(num_kept, reuse)
+        sampled = np.arange(len(row)) if all_rows else predictors.reshape(-1)
         step = steps_of(plan, plan.window & (plan.status == MASKED))[order]
         out = self._forward.run(
             Pass(
@@ -237,32 +237,32 @@ class FullSequenceExecutor(ModelExecutor):
             )
         )  # fmt: skip
         tokens, confidence = np.zeros(plan.window.shape, np.int64), np.zeros(plan.window.shape, np.float32)
-        said = say if all_rows else np.arange(say.size).reshape(say.shape)
-        tokens[with_block], confidence[with_block] = out.tokens[said], out.confidence[said]
+        answers = predictors if all_rows else np.arange(predictors.size).reshape(predictors.shape)
+        tokens[with_block], confidence[with_block] = out.tokens[answers], out.confidence[answers]
         return StepOutcome(0.0, self._decide(plan, tokens, confidence), out.device)
 
-    def _check_passes(self, plan: StepPlan, order: npt.NDArray[np.intp], at: RowPosition) -> None:
+    def _check_passes(self, plan: StepPlan, order: npt.NDArray[np.intp], position: RowPosition) -> None:
         """PolicyError if an outside rule plans a pass that is not computed."""
         for i, row in enumerate(order.tolist()):
-            phase, tokens, length = Phase(plan.phases[row]), int(plan.num_tokens[row]), int(at.length[i])
-            where = f"{self._policy.name}: {type(self._rule).__name__} plans"
+            phase, tokens, length = Phase(plan.phases[row]), int(plan.num_tokens[row]), int(position.length[i])
+            subject = f"{self._policy.name}: {type(self._rule).__name__} plans"
             if phase not in self._passes and phase != Phase.IDLE:
-                known = ", ".join(p.name for p in sorted(self._passes))
-                raise PolicyError(f"{where} {phase.name}, and dsim live computes {known}")
+                choices = ", ".join(p.name for p in sorted(self._passes))
+                raise PolicyError(f"{subject} {phase.name}, and dsim live computes {choices}")
             if phase in (Phase.FULL, Phase.PACK) and tokens != length:
-                raise PolicyError(f"{where} {phase.name} of {tokens} tokens, and dsim live computes all {length}")
+                raise PolicyError(f"{subject} {phase.name} of {tokens} tokens, and dsim live computes all {length}")
             slot, request = int(plan.slots[row]), int(plan.requests[row])
             if phase == Phase.REUSE:
-                sizes = {self._block} if self._rule.packs else {self._block, length - int(at.start[i])}
+                sizes = {self._block} if self._rule.packs else {self._block, length - int(position.start[i])}
                 if tokens not in sizes:
-                    known = " or ".join(map(str, sorted(sizes)))
-                    raise PolicyError(f"{where} REUSE of {tokens} tokens, and dsim live computes {known}")
+                    choices = " or ".join(map(str, sorted(sizes)))
+                    raise PolicyError(f"{subject} REUSE of {tokens} tokens, and dsim live computes {choices}")
                 if self._cached.get(slot) != request:
-                    raise PolicyError(f"{where} REUSE before any pass that keeps keys, expected one first")
+                    raise PolicyError(f"{subject} REUSE before any pass that keeps keys, expected one first")
             elif phase == (Phase.PACK if self._rule.packs else Phase.FULL):
                 self._cached[slot] = request
 
-    def _admit(self, plan: StepPlan, order: npt.NDArray[np.intp], at: RowPosition) -> None:
+    def _admit(self, plan: StepPlan, order: npt.NDArray[np.intp], position: RowPosition) -> None:
         """Give new requests their prompts and pages, and pages to those that gave theirs back between two blocks."""
         slots, requests = plan.slots[order], plan.requests[order]
         pairs = zip(slots.tolist(), requests.tolist(), strict=True)
@@ -270,11 +270,11 @@ class FullSequenceExecutor(ModelExecutor):
         if not new:
             return
         slots, requests = slots[new], requests[new]
-        self._grow(int(slots.max()) + 1, int(at.length.max()))
-        for slot, request, prompt in zip(slots.tolist(), requests.tolist(), at.prompt[new].tolist(), strict=True):
+        self._grow(int(slots.max()) + 1, int(position.length.max()))
+        for slot, request, prompt in zip(slots.tolist(), requests.tolist(), position.prompt[new].tolist(), strict=True):
             self._own(slot, request, prompt)
         state = self._forward.model.config.state_tokens
-        self._cache.reserve(slots, self._rule.held(at.prompt[new], at.length[new], state))
+        self._cache.reserve(slots, self._rule.held(position.prompt[new], position.length[new], state))
 
     def _tables(self, slots: Ints, counts: Array, packed: Array) -> tuple[Ints, Array]:
         """Page tables, and each sequence's first scratch page; packed keys' pages come first.
@@ -282,19 +282,19 @@ class FullSequenceExecutor(ModelExecutor):
         counts, packed: each sequence's rows and kept keys.
         """
         cache = self._cache
-        num, own = -(-counts // cache.page_size), -(-packed // cache.page_size)
+        num, num_packed = -(-counts // cache.page_size), -(-packed // cache.page_size)
         first = cache.scratch + np.cumsum(num) - num
         assert first[-1] + num[-1] <= len(cache.all_keys), "a step larger than its scratch pages"
-        column = np.arange(max(1, int((own + num).max())))
-        held = cache.table[slots[:, None], np.minimum(column, cache.table.shape[1] - 1)]
-        fresh = column - own[:, None]
-        table = np.where(fresh < 0, held, np.where(fresh < num[:, None], first[:, None] + fresh, -1))
+        column = np.arange(max(1, int((num_packed + num).max())))
+        packed_pages = cache.table[slots[:, None], np.minimum(column, cache.table.shape[1] - 1)]
+        fresh = column - num_packed[:, None]
+        table = np.where(fresh < 0, packed_pages, np.where(fresh < num[:, None], first[:, None] + fresh, -1))
         return table.astype(np.int32), first
 
-    def _behind(self, kept: Array, reuse: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    def _behind(self, num_kept: Array, reuse: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Where fresh keys follow packed ones, on the next page, [sequences, page_size + block]."""
         page = self._cache.page_size
-        column = np.arange(page + self._block) - (-kept % page)[:, None]
+        column = np.arange(page + self._block) - (-num_kept % page)[:, None]
         behind: npt.NDArray[np.bool_] = reuse[:, None] & (column >= 0) & (column < self._block)
         return behind
 

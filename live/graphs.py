@@ -72,8 +72,8 @@ def recompute(compute: Launches) -> tuple[Callable[[], None], Answers]:
     answers = tuple(answer.clone() for answer in compute())
 
     def replay() -> None:
-        for held, fresh in zip(answers, compute(), strict=True):
-            held.copy_(fresh)
+        for target, fresh in zip(answers, compute(), strict=True):
+            target.copy_(fresh)
 
     return replay, answers
 
@@ -140,11 +140,11 @@ class Between(NamedTuple):
     """What passes between an evicting step's graphs, with room for the largest."""
 
     half: Half
-    kept: Staged  # the retained rows' arrays
+    retained: Staged  # the retained rows' arrays
     sequences: int
 
     @classmethod
-    def of(cls, model: Decoder, rows: int, sequences: int, width: int) -> "Between":
+    def blank(cls, model: Decoder, rows: int, sequences: int, width: int) -> "Between":
         config, weight = model.config, model.embedding.weight
 
         def zeros(*shape: int) -> Tensor:
@@ -155,8 +155,8 @@ class Between(NamedTuple):
         size = len(flattened(blank_retained(rows, sequences, width).arrays())[0])
         return cls(half, Staged(weight.device, size), sequences)
 
-    def bring(self, kept: Retained) -> None:
-        self.kept.bring(flattened(kept.arrays())[0])
+    def bring(self, retained: Retained) -> None:
+        self.retained.bring(flattened(retained.arrays())[0])
 
 
 class GraphForward(Forward):
@@ -210,10 +210,10 @@ class GraphForward(Forward):
         return pad(batch, *shape, self.pages, batch.listed.shape[1])
 
     @torch.inference_mode()
-    def prepare(self, policy: Policy, max_batch: int, most: int | None = None) -> None:
+    def prepare(self, policy: Policy, max_batch: int, limit: int | None = None) -> None:
         """Capture what a policy's decode steps can need, largest first.
 
-        most: captures of each kind; others are captured on first use, and have room.
+        limit: captures of each kind; others are captured on first use, and have room.
         """
         shapes, width, block = reachable(policy, max_batch), policy.width, policy.block_length
         if not shapes:
@@ -234,21 +234,21 @@ class GraphForward(Forward):
         if masks_alone:
             heads |= {bucket(n) for n in range(1, shapes[0][0] + 1)}
             layers, steps = sorted([*layers, *steps], key=lambda batch: -len(batch.tokens)), []
-        for batch in steps[:most]:
+        for batch in steps[:limit]:
             self._step(batch)
-        for batch in layers[:most]:
+        for batch in layers[:limit]:
             self._layers(batch)
-        for num in sorted((n for n in heads if n <= len(layers[0].tokens)), reverse=True)[:most]:
+        for num in sorted((n for n in heads if n <= len(layers[0].tokens)), reverse=True)[:limit]:
             self._head(layers[0], num)
         if not halves:
             return
         between = self._room(max(rows for rows, _ in shapes), max(sequences for _, sequences in shapes), width)
-        for batch in halves[:most]:
+        for batch in halves[:limit]:
             self._half(batch)
         widest = {len(batch.history): batch for batch in reversed(halves)}
-        for left, sequences in reachable_after(shapes)[:most]:
-            between.bring(blank_retained(left, sequences, width))
-            self._rest(widest[sequences], left)
+        for num_rows, sequences in reachable_after(shapes)[:limit]:
+            between.bring(blank_retained(num_rows, sequences, width))
+            self._rest(widest[sequences], num_rows)
 
     def _replayed(self, graphs: list[Captured], num: int) -> Sampled:
         """Launch graphs; answers are the last one's first `num` rows."""
@@ -278,12 +278,12 @@ class GraphForward(Forward):
         clock = DeviceClock(self.device)
         half.replay()
         growth = half.answers[0][: len(batch.evict.masked)].cpu().numpy()  # the only wait
-        kept = evicting.keep(batch, growth)
-        num = len(kept.rows)
-        between.bring(pad_retained(kept, bucket(num), len(padded.history)))
-        rest = self._rest(padded, bucket(num))
-        rest.replay()
-        return replace(self._answered(clock, rest, num), rows=kept.rows, growth=growth.copy())
+        retained = evicting.keep(batch, growth)
+        num = len(retained.rows)
+        between.bring(pad_retained(retained, bucket(num), len(padded.history)))
+        graph = self._rest(padded, bucket(num))
+        graph.replay()
+        return replace(self._answered(clock, graph, num), rows=retained.rows, growth=growth.copy())
 
     def _step(self, padded: Batch) -> Captured:
         def compute(shapes: Shapes) -> tuple[Tensor]:
@@ -334,20 +334,20 @@ class GraphForward(Forward):
 
         return self.graphs.captured(_key("half", padded), padded.arrays, compute)
 
-    def _rest(self, padded: Batch, left: int) -> Captured:
-        """The retained rows, `left` with padding."""
+    def _rest(self, padded: Batch, rows: int) -> Captured:
+        """The retained `rows` with padding."""
         evict, (sequences, width) = padded.evict, padded.listed.shape
         assert evict is not None
-        between = self._room(left, sequences, width)
-        _, shapes_of_kept = flattened(blank_retained(left, sequences, width).arrays())
+        between = self._room(rows, sequences, width)
+        _, retained_shapes = flattened(blank_retained(rows, sequences, width).arrays())
 
         def compute(shapes: Shapes) -> tuple[Tensor]:
             inputs = self.graphs.inputs(shapes, {"history", "page_table", "listed"})
-            kept, attend = unflattened(between.kept.numbers, shapes_of_kept), self._attending(padded)
-            hidden = evicting.finish_rows(self.model, between.half, inputs, kept, self._pages, attend)
+            retained, attend = unflattened(between.retained.numbers, retained_shapes), self._attending(padded)
+            hidden = evicting.finish_rows(self.model, between.half, inputs, retained, self._pages, attend)
             return (stacked(self._sample(hidden, None)),)
 
-        key = "rest", left, sequences, width, padded.block_length, evict.rule
+        key = "rest", rows, sequences, width, padded.block_length, evict.rule
         return self.graphs.captured(key, padded.arrays, compute)
 
     def _room(self, rows: int, sequences: int, width: int) -> Between:
@@ -358,7 +358,7 @@ class GraphForward(Forward):
         if have is not None:
             rows, sequences = max(rows, len(have.half.x)), max(sequences, have.sequences)
             self.graphs.drop(lambda key: key[0] in ("half", "rest") and key[3] == width)
-        self._between[width] = Between.of(self.model, rows, sequences, width)
+        self._between[width] = Between.blank(self.model, rows, sequences, width)
         return self._between[width]
 
 

@@ -69,22 +69,22 @@ class Measured:
 
 def measure(
     forward: Forward, shape: Shape, block: int, repeats: int, prompts: Prompts | None = None, settle: int = SETTLE,
-    most: int | None = None, settled: float = 0.0,
+    max_context: int | None = None, settled: float = 0.0,
 ) -> Measured:  # fmt: skip
     """Measure `repeats` steps of a shape; decode steps never compute `context`, a multiple of `block`.
 
     prompts: default random. settle: steps before counted ones. settled: s of decode steps before them, as pages
-    suffice. most: decode contexts differ, up to this many tokens (`uneven`); None: all are the shape's.
+    suffice. max_context: decode contexts differ, up to this many tokens (`uneven`); None: all are the shape's.
     """
     assert shape.context % block == 0, f"context is {shape.context}, expected a multiple of {block}"
     policy = shape.policy(block)
     limits = Limits(1 << 20, 1 << 30, shape.batch)  # the cache limits pages
-    wanted = repeats + settle
-    rounds = wanted + 1 if shape.window == 0 else 1  # the first may be a capture
-    output = 0 if shape.window == 0 else max((wanted + 2) * block, MOST_STEPS + block)
+    num_steps = repeats + settle
+    rounds = num_steps + 1 if shape.window == 0 else 1  # the first may be a capture
+    output = 0 if shape.window == 0 else max((num_steps + 2) * block, MOST_STEPS + block)
     contexts = np.full(shape.batch * rounds, shape.context)
-    if shape.window and most is not None:
-        contexts = uneven(shape, block, most)
+    if shape.window and max_context is not None:
+        contexts = uneven(shape, block, max_context)
     requests = [Request(i, 0.0, context, output) for i, context in enumerate(contexts.tolist())]
     lengths = contexts, np.full(len(requests), output)
     drawn = policy.commits_by != "acceptance"
@@ -92,8 +92,8 @@ def measure(
     prompts = prompts or random_prompts(forward.model.config, 0)
     executor = _Contextual(forward, policy, prompts, draws, policy.batching.max_prefill_tokens, shape)
     if shape.window:
-        executor.settle(settled, MOST_STEPS - wanted)
-    steps = _served(forward, executor, Engine(policy, limits, RequestTable(len(requests))), requests, wanted)
+        executor.settle(settled, MOST_STEPS - num_steps)
+    steps = _served(forward, executor, Engine(policy, limits, RequestTable(len(requests))), requests, num_steps)
     # A block's last step may be smaller.
     alike = (steps["prefill"] == (shape.window == 0)) & (steps["tokens"] == shape.tokens) & ~np.array(executor.late)
     counted = np.flatnonzero(alike)[-max(repeats, executor.measured - settle) :]
@@ -101,22 +101,22 @@ def measure(
     return Measured(features, steps["latency"][counted], steps["device"][counted])
 
 
-def uneven(shape: Shape, block: int, most: int) -> npt.NDArray[np.int64]:
-    """Contexts spread evenly from half to one and a half times the shape's, as `most` allows.
+def uneven(shape: Shape, block: int, max_context: int) -> npt.NDArray[np.int64]:
+    """Contexts spread evenly from half to one and a half times the shape's, as `max_context` allows.
 
     Attention takes longer for different sequences, as served, than for equal ones.
     """
-    room = max(0, min(shape.context // 2, most - shape.context)) // block
-    apart = np.round(np.linspace(-room, room, shape.batch)).astype(np.int64)
+    room = max(0, min(shape.context // 2, max_context - shape.context)) // block
+    offsets = np.round(np.linspace(-room, room, shape.batch)).astype(np.int64)
     if shape.batch == 1:
-        apart[:] = 0
-    return np.asarray(np.random.default_rng(0).permutation(shape.context + block * apart), np.int64)
+        offsets[:] = 0
+    return np.asarray(np.random.default_rng(0).permutation(shape.context + block * offsets), np.int64)
 
 
 def measure_evicting(
     forward: Forward, batch: int, context: int, block: int, repeats: int, prompts: Prompts | None = None
 ) -> list[tuple[Features, Features, float]]:
-    """Measure about `repeats` evicting steps: planned features, features left, latency (s).
+    """Measure about `repeats` evicting steps: planned features, remaining features, latency (s).
 
     The model decides evictions and commits, after `context` keys never computed.
     """
@@ -127,32 +127,32 @@ def measure_evicting(
     executor = _Contextual(forward, policy, prompts, None, policy.batching.max_prefill_tokens, shape)
     engine = Engine(policy, Limits(1 << 20, 1 << 30, batch), RequestTable(batch))
     steps = _served(forward, executor, engine, requests, repeats + SETTLE)
-    found = []
+    triples = []
     for i in np.flatnonzero((steps["evicted"] > 0) & ~np.array(executor.late))[SETTLE:].tolist():
         planned = features_at(steps, i)
         tokens, qk_pairs, keys = (int(steps[name][i]) for name in ("evicted", "evicted_q_kv", "evicted_kv"))
-        left = planned._replace(
+        remaining = planned._replace(
             tokens=planned.tokens - tokens, sum_q_kv=planned.sum_q_kv - qk_pairs, sum_kv=planned.sum_kv - keys,
             head_rows=planned.head_rows - tokens, sampled_rows=planned.sampled_rows - tokens,
         )  # fmt: skip
-        found.append((planned, left, float(steps["latency"][i])))
-    return found
+        triples.append((planned, remaining, float(steps["latency"][i])))
+    return triples
 
 
-def fill_with_text(forward: Forward, prompts: Prompts, most: int) -> None:
-    """Fill the cache with one text of at most `most` tokens, repeated: later steps then choose text's experts."""
+def fill_with_text(forward: Forward, prompts: Prompts, limit: int) -> None:
+    """Fill the cache with one text of at most `limit` tokens, repeated: later steps then choose text's experts."""
     cache, block = forward.cache, forward.model.config.block_length
     page, unit = cache.page_size, math.lcm(cache.page_size, block)
-    length = min(most, cache.num_pages * page - 2 * unit) // unit * unit
+    length = min(limit, cache.num_pages * page - 2 * unit) // unit * unit
     if length < unit:
         return
-    taken = cache.next_pages(length // page)
+    numbers = cache.next_pages(length // page)
     measure(forward, Shape(1, 0, length), block, 1, prompts)
     for pages in (cache.keys, cache.values):
-        text = pages[:, taken].clone()
-        for start in range(0, cache.num_pages, len(taken)):
-            part = pages[:, start : start + len(taken)]
-            part.copy_(text[:, : part.shape[1]])
+        text = pages[:, numbers].clone()
+        for start in range(0, cache.num_pages, len(numbers)):
+            piece = pages[:, start : start + len(numbers)]
+            piece.copy_(text[:, : piece.shape[1]])
 
 
 def evicting_policy(block: int, batch: int, context: int) -> Policy:
@@ -165,18 +165,18 @@ def evicting_policy(block: int, batch: int, context: int) -> Policy:
 
 
 def _served(
-    forward: Forward, executor: "_Contextual", engine: Engine, requests: list[Request], wanted: int
+    forward: Forward, executor: "_Contextual", engine: Engine, requests: list[Request], num_steps: int
 ) -> dict[str, npt.NDArray[Any]]:
-    """The journal of requests served until `wanted` steps count."""
+    """The journal of requests served until `num_steps` steps count."""
     parts: list[Mapping[str, Any]] = []
     recorder = StepRecorder(lambda columns, lists: parts.append(columns), engine.policy.block_length, batch=256)
     try:
-        serve(engine, executor, requests, recorder=recorder, stop=lambda: executor.measured >= wanted,
+        serve(engine, executor, requests, recorder=recorder, stop=lambda: executor.measured >= num_steps,
               meanwhile=forward.meanwhile)  # fmt: skip
     finally:
         forward.cache.clear()
     recorder.flush()
-    return {name: np.concatenate([part[name] for part in parts]) for name in STEP_COLUMNS}
+    return {name: np.concatenate([columns[name] for columns in parts]) for name in STEP_COLUMNS}
 
 
 def features_at(steps: Mapping[str, npt.NDArray[Any]], i: int) -> Features:
@@ -191,16 +191,16 @@ class _Contextual(ModelExecutor):
     """Skips prefills when decode steps are measured."""
 
     def __init__(self, *arguments: Any) -> None:
-        *rest, self._shape = arguments
-        super().__init__(*rest)
+        *base, self._shape = arguments
+        super().__init__(*base)
         self.measured = 0
         self.late: list[bool] = []  # by step: it compiled or captured
-        self._until, self._most = 0.0, 0  # s and steps that do not count
+        self._until, self._max_steps = 0.0, 0  # s and steps that do not count
         self._settling: list[float] = []  # s
 
-    def settle(self, seconds: float, most: int) -> None:
-        """Count no step in the first `seconds` or `most` steps, whichever end first."""
-        self._until, self._most = seconds, most
+    def settle(self, seconds: float, num_steps: int) -> None:
+        """Count no step in the first `seconds` or `num_steps` steps, whichever end first."""
+        self._until, self._max_steps = seconds, num_steps
 
     def step(self, plan: StepPlan) -> StepOutcome:
         if plan.prefill and self._shape.window:
@@ -214,7 +214,7 @@ class _Contextual(ModelExecutor):
         outcome = super().step(plan)
         self.late.append(made_ready(self._forward) > ready)
         if counts and not self.late[-1]:
-            if sum(self._settling) < self._until and len(self._settling) < self._most:
+            if sum(self._settling) < self._until and len(self._settling) < self._max_steps:
                 self._settling.append(outcome.latency)
             else:
                 self.measured += 1
@@ -225,15 +225,15 @@ def shapes(block: int, most_batch: int, most_tokens: int, most_context: int, pag
     """All shapes within these limits, smallest first: powers of two and the middles between."""
     contexts = sorted({max(block, c // block * block) for c in _powers(block, most_context)})
     windows = [w for w in _powers(1, block) if w <= block]
-    found = set()
+    grid = set()
     for batch in _powers(1, most_batch):
         for context in contexts:
             if batch * pages_of(context, block, page) > num_pages:
                 continue
             if batch * context <= most_tokens:
-                found.add(Shape(batch, 0, context))
-            found |= {Shape(batch, w, context) for w in windows if batch * w <= most_tokens}
-    return sorted(found, key=lambda s: (s.tokens, s))
+                grid.add(Shape(batch, 0, context))
+            grid |= {Shape(batch, w, context) for w in windows if batch * w <= most_tokens}
+    return sorted(grid, key=lambda s: (s.tokens, s))
 
 
 def level_shapes(block: int, most_batch: int, most_tokens: int, most_context: int, tokens: list[int]) -> list[Shape]:
@@ -241,15 +241,15 @@ def level_shapes(block: int, most_batch: int, most_tokens: int, most_context: in
 
     Decode shapes have one block of context: they measure the layers.
     """
-    found = set()
+    candidates = set()
     for n in tokens:
         for batch in (b for b in range(1, min(most_batch, n) + 1) if n % b == 0 and n // b <= block):
-            found.add(Shape(batch, n // batch, block))
+            candidates.add(Shape(batch, n // batch, block))
             break  # fewest sequences
         for batch in (b for b in range(1, most_batch + 1) if n % (b * block) == 0 and n // b <= most_context):
-            found.add(Shape(batch, 0, n // batch))
+            candidates.add(Shape(batch, 0, n // batch))
             break
-    return sorted((s for s in found if s.tokens <= most_tokens), key=lambda s: (s.tokens, s))
+    return sorted((s for s in candidates if s.tokens <= most_tokens), key=lambda s: (s.tokens, s))
 
 
 def wave_shapes(model: Decoder, most_batch: int, contexts: Iterable[int]) -> list[Shape]:

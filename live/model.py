@@ -79,17 +79,17 @@ def frequencies(config: ModelConfig, device: str | None = None) -> Tensor:
     """
     turned = config.head_dim if config.rotary is None else config.rotary
     half = torch.arange(0, turned, 2, dtype=torch.float32, device=device) / turned
-    found = config.rope_theta**-half
+    angles = config.rope_theta**-half
     if config.scaling is not None:
-        found = stretched(found, config.scaling, config.rope_theta)
-    return nn.functional.pad(found, (0, (config.head_dim - turned) // 2))
+        angles = stretched(angles, config.scaling, config.rope_theta)
+    return nn.functional.pad(angles, (0, (config.head_dim - turned) // 2))
 
 
 def stretched(angles: Tensor, scaling: RopeScaling, theta: float) -> Tensor:
     """Angles under a RoPE scaling."""
     if scaling.kind == "llama3":
         turns = scaling.original * angles / (2 * math.pi)
-        kept = (turns - scaling.slow) / (scaling.fast - scaling.slow)
+        share = (turns - scaling.slow) / (scaling.fast - scaling.slow)
     else:
 
         def component(turns: float) -> float:
@@ -98,9 +98,9 @@ def stretched(angles: Tensor, scaling: RopeScaling, theta: float) -> Tensor:
 
         low = max(math.floor(component(scaling.fast)), 0)
         high = min(math.ceil(component(scaling.slow)), 2 * len(angles) - 1)
-        kept = 1 - (torch.arange(len(angles), device=angles.device) - low) / max(high - low, 1e-3)
-    kept = kept.clamp(0, 1)
-    return angles * kept + angles / scaling.factor * (1 - kept)
+        share = 1 - (torch.arange(len(angles), device=angles.device) - low) / max(high - low, 1e-3)
+    share = share.clamp(0, 1)
+    return angles * share + angles / scaling.factor * (1 - share)
 
 
 class Layer(nn.Module):

@@ -34,31 +34,31 @@ def prefill_shape(rows: int, sequences: int) -> Shape | None:
 
 def reachable_prefills(policy: Policy, max_batch: int, longest: int) -> list[Shape]:
     """Padded shapes of prefills of at most `max_batch` sequences of `longest` tokens, largest first."""
-    most = min(MOST_PREFILL_ROWS, policy.batching.max_prefill_tokens)
-    found = {
+    limit = min(MOST_PREFILL_ROWS, policy.batching.max_prefill_tokens)
+    shapes = {
         prefill_shape(rows, n)
         for n in range(1, min(max_batch, PREFILL_SEQUENCES[-1]) + 1)
-        for rows in {bucket(rows) for rows in range(n, min(most, n * longest) + 1)}
+        for rows in {bucket(rows) for rows in range(n, min(limit, n * longest) + 1)}
     }
-    return sorted((shape for shape in found if shape is not None), reverse=True)
+    return sorted((shape for shape in shapes if shape is not None), reverse=True)
 
 
 def reachable(policy: Policy, max_batch: int) -> list[Shape]:
     """Padded shapes of decode steps of at most `max_batch` sequences and MAX_ROWS rows, largest first."""
-    whole = (policy.granularity.whole_block or policy.rows.commits == "tokens") and not policy.eviction.evicts
-    least, most = (policy.block_length,) * 2 if whole else (1, policy.width)
-    found = {
+    whole_blocks = (policy.granularity.whole_block or policy.rows.commits == "tokens") and not policy.eviction.evicts
+    low, high = (policy.block_length,) * 2 if whole_blocks else (1, policy.width)
+    shapes = {
         padded_shape(rows, n)
         for n in range(1, max_batch + 1)
-        for rows in {bucket(rows) for rows in range(n * least, min(n * most, MAX_ROWS) + 1)}
+        for rows in {bucket(rows) for rows in range(n * low, min(n * high, MAX_ROWS) + 1)}
     }
-    return sorted(found, reverse=True)
+    return sorted(shapes, reverse=True)
 
 
 def reachable_after(shapes: Iterable[Shape]) -> list[Shape]:
     """Padded shapes after an eviction, largest first: fewer rows of the same sequences."""
-    found = {(bucket(left), sequences) for rows, sequences in shapes for left in range(1, rows + 1)}
-    return sorted(found, reverse=True)
+    smaller = {(bucket(num), sequences) for rows, sequences in shapes for num in range(1, rows + 1)}
+    return sorted(smaller, reverse=True)
 
 
 def pad(batch: Batch, rows: int, sequences: int, pages: int, width: int) -> Batch:
@@ -68,17 +68,17 @@ def pad(batch: Batch, rows: int, sequences: int, pages: int, width: int) -> Batc
     would halve the rows a sequence by which attention chooses its tile.
     """
     num_rows, num_sequences = len(batch.tokens), len(batch.history)
-    more, after = rows - num_rows, sequences - num_sequences
-    assert more >= 0, f"{num_rows} rows in {rows}"
+    extra, after = rows - num_rows, sequences - num_sequences
+    assert extra >= 0, f"{num_rows} rows in {rows}"
     assert after > 0, f"{num_sequences} sequences and a spare one in {sequences}"
     table = np.full((sequences, pages), -1, np.int32)
     table[:num_sequences, : batch.page_table.shape[1]] = batch.page_table
     listed = np.zeros((sequences, width), np.bool_)
     listed[:num_sequences, : batch.listed.shape[1]] = batch.listed
     return Batch(
-        tokens=np.pad(batch.tokens, (0, more)),
-        positions=np.pad(batch.positions, (0, more)),
-        places=np.pad(batch.places, (0, more), constant_values=-1),
+        tokens=np.pad(batch.tokens, (0, extra)),
+        positions=np.pad(batch.positions, (0, extra)),
+        places=np.pad(batch.places, (0, extra), constant_values=-1),
         query_start=np.pad(batch.query_start, (0, after), constant_values=rows),
         page_table=table,
         history=np.pad(batch.history, (0, after)),
@@ -100,13 +100,13 @@ def _padded(evict: Evict, rows: int, after: int) -> Evict:
     )
 
 
-def pad_retained(kept: Retained, rows: int, sequences: int) -> Retained:
+def pad_retained(retained: Retained, rows: int, sequences: int) -> Retained:
     """Pad retained rows with rows that write nothing and are of no sequence."""
-    more, after = rows - len(kept.rows), sequences - len(kept.seen)
+    extra, after = rows - len(retained.rows), sequences - len(retained.visible)
     return Retained(
-        rows=np.pad(kept.rows, (0, more)),
-        positions=np.pad(kept.positions, (0, more)),
-        places=np.pad(kept.places, (0, more), constant_values=-1),
-        query_start=np.pad(kept.query_start, (0, after), mode="edge"),
-        seen=np.pad(kept.seen, ((0, after), (0, 0))),
+        rows=np.pad(retained.rows, (0, extra)),
+        positions=np.pad(retained.positions, (0, extra)),
+        places=np.pad(retained.places, (0, extra), constant_values=-1),
+        query_start=np.pad(retained.query_start, (0, after), mode="edge"),
+        visible=np.pad(retained.visible, ((0, after), (0, 0))),
     )

@@ -63,16 +63,16 @@ def importance_of(model: Decoder, prompts: Prompts) -> Floats:
     """1 - cos of each layer's input before and after attention, [layers], mean over prompts' tokens (eq. 8)."""
     device = model.embedding.weight.device
     positions = torch.arange(SAMPLE_LENGTH, device=device)
-    found = np.zeros(model.config.layers)
+    importance = np.zeros(model.config.layers)
     for request in range(SAMPLES):
         x, cos, sin = model.enter(torch.from_numpy(prompts(request, SAMPLE_LENGTH)).long().to(device), positions)
         for layer in cast(list[Layer], list(model.layers)):
             q, k, v = (rows.transpose(0, 1)[None] for rows in layer.project(x, cos, sin)[1:])
             read = scaled_dot_product_attention(q, k, v, enable_gqa=True)[0].transpose(0, 1)
             after = x + layer.output(read.reshape(len(x), -1))
-            found[layer.index] += 1.0 - float(cosine_similarity(x.float(), after.float(), dim=1).mean())
+            importance[layer.index] += 1.0 - float(cosine_similarity(x.float(), after.float(), dim=1).mean())
             x = after + layer.feed_forward(after)
-    return np.maximum(found / SAMPLES, 0.0)
+    return np.maximum(importance / SAMPLES, 0.0)
 
 
 # Heads may keep different keys, so a request's pages are cut into runs of RUN rows of one KV head: the attention kernel
@@ -89,23 +89,23 @@ class Runs:
 
     def take(self, rows: Sequence[int]) -> list[Ints]:
         """Runs for lists of these numbers of rows."""
-        taken = []
+        runs = []
         for count in rows:
             first, self._used = self._used, self._used + -(-count // RUN)
             # The engine counts every run.
             assert self._used <= len(self._runs), f"{self._used} runs wanted, and there are {len(self._runs)}"
-            taken.append(self._runs[first : self._used])
-        return taken
+            runs.append(self._runs[first : self._used])
+        return runs
 
 
 def places(runs: Sequence[Ints], num: int) -> Ints:
     """Places of rows 0 to `num` of each list, among one head's rows, [num, lists]."""
     i = np.arange(num)
-    return np.stack([own[i // RUN] * RUN + i % RUN for own in runs], axis=1)
+    return np.stack([indices[i // RUN] * RUN + i % RUN for indices in runs], axis=1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seen:
+class Visible:
     """The keys that queries see, each KV head a sequence: the prompt's, then from the next run the response's."""
 
     table: Tensor  # [kv_heads, runs] int32
@@ -113,13 +113,13 @@ class Seen:
     listed: Tensor  # [kv_heads, RUN - 1 + response] bool
 
     @classmethod
-    def of(
+    def of_runs(
         cls, prompt: Sequence[Ints], counts: Ints, response: Sequence[Ints], num: int, device: torch.device
-    ) -> "Seen":
+    ) -> "Visible":
         """Each head's first counts[h] prompt rows, and `num` of its response."""
-        both = [np.concatenate(lists) for lists in zip(prompt, response, strict=True)]
-        table = np.full((len(both), max(1, *map(len, both))), -1, np.int32)
-        for row, runs in zip(table, both, strict=True):
+        joined = [np.concatenate(lists) for lists in zip(prompt, response, strict=True)]
+        table = np.full((len(joined), max(1, *map(len, joined))), -1, np.int32)
+        for row, runs in zip(table, joined, strict=True):
             row[: len(runs)] = runs
         column = np.arange(RUN - 1 + num) - (-counts % RUN)[:, None]
         listed = (column >= 0) & (column < num)
@@ -142,9 +142,9 @@ class LayerCache:
 
     response: Tensor  # [response, kv_heads]
     states: Tensor  # [response, rows of one]: attention's outputs among keys, feed-forward's among values
-    whole: Seen  # for steps over the prompt
+    full: Visible  # for steps over the prompt
     runs: list[Ints]  # of the response
-    cheap: Seen | None = None  # for others; None: heads have not chosen
+    cheap: Visible | None = None  # for others; None: heads have not chosen
     chosen: Chosen | None = None
 
 
@@ -183,8 +183,8 @@ class PeriodicForward(FullSequenceForward):
         """Divide a new request's pages."""
         config, cache, response = self.model.config, self.cache, length - prompt
         self._prompt, self._length = prompt, length
-        own = cache.table[slot][cache.table[slot] >= 0]
-        self._own = Runs(cache, (np.arange(config.layers)[:, None] * cache.num_pages + own).reshape(-1))
+        pages = cache.table[slot][cache.table[slot] >= 0]
+        self._supply = Runs(cache, (np.arange(config.layers)[:, None] * cache.num_pages + pages).reshape(-1))
         heads, in_state = config.kv_heads, config.state_tokens * config.kv_heads
         every, states = np.full(heads, prompt), response * in_state
         assert self.importance is not None, "prepare comes first"
@@ -193,13 +193,13 @@ class PeriodicForward(FullSequenceForward):
         self._prompt_places = self._on_device(places(shared, prompt))
         self._layers = []
         for _ in range(config.layers):
-            runs = self._own.take([response] * heads)
-            [of_states] = self._own.take([states])
+            runs = self._supply.take([response] * heads)
+            [of_states] = self._supply.take([states])
             self._layers.append(
                 LayerCache(
                     self._on_device(places(runs, response)),
                     self._on_device(places([of_states], states).reshape(-1, in_state)),
-                    Seen.of(shared, every, runs, response, self.device), runs,
+                    Visible.of_runs(shared, every, runs, response, self.device), runs,
                 )
             )  # fmt: skip
 
@@ -230,33 +230,33 @@ class PeriodicForward(FullSequenceForward):
         heads: tuple[Tensor, Tensor],
     ) -> Tensor:  # fmt: skip
         """[rows, hidden]."""
-        rows, to = self._rows(layer, cache, x, step)
+        rows, target = self._rows(layer, cache, x, step)
         if not len(rows):  # all stored
             x = x + self._completed(self._keys, cache, x[:0], rows, len(x))
             return x + self._completed(self._values, cache, x[:0], rows, len(x))
         _, q, k, v = layer.project(x[rows], cos[rows], sin[rows])
-        self._write(k.flatten(0, 1), v.flatten(0, 1), to.reshape(-1))
-        read = self._read(q, cache.whole if step.prompt else cache.cheap, *heads)
+        self._write(k.flatten(0, 1), v.flatten(0, 1), target.reshape(-1))
+        read = self._read(q, cache.full if step.prompt else cache.cheap, *heads)
         if step.prompt:
             self._keep_chosen(layer.index, cache, q, k, v)
         x = x + self._completed(self._keys, cache, layer.output(read), rows, len(x))
         return x + self._completed(self._values, cache, layer.feed_forward(x[rows]), rows, len(x))
 
-    def _write(self, k: Tensor, v: Tensor, to: Tensor) -> None:
+    def _write(self, k: Tensor, v: Tensor, target: Tensor) -> None:
         """Store rows of one head, [rows, head_dim], at places [rows]."""
         for store, rows in ((self._keys, k), (self._values, v)):
-            store.view(-1, store.shape[-1])[to] = rows
+            store.view(-1, store.shape[-1])[target] = rows
 
     def _rows(self, layer: Layer, cache: LayerCache, x: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """Computed rows of x, ascending, and their KV's places, [rows, kv_heads]."""
         first = self._prompt - step.first
         rows = torch.arange(first if step.prompt else 0, device=self.device)
-        to = self._prompt_places[: len(rows)]
+        target = self._prompt_places[: len(rows)]
         if step.response:
             changed = torch.arange(len(x) - first, device=self.device)
         else:
             changed = self._changed(layer, cache, x[first:], step.num_changed)
-        return torch.cat([rows, first + changed]), torch.cat([to, cache.response[changed]])
+        return torch.cat([rows, first + changed]), torch.cat([target, cache.response[changed]])
 
     def _changed(self, layer: Layer, cache: LayerCache, response: Tensor, num: int) -> Tensor:
         """The response's most changed rows, ascending; stores all values."""
@@ -267,7 +267,7 @@ class PeriodicForward(FullSequenceForward):
         values[cache.response] = fresh
         return least_alike(fresh, old, num)
 
-    def _read(self, q: Tensor, keys: Seen | None, start: Tensor, nowhere: Tensor) -> Tensor:
+    def _read(self, q: Tensor, keys: Visible | None, start: Tensor, nowhere: Tensor) -> Tensor:
         """Attention's output, [rows, heads x head_dim]; a KV head is a sequence."""
         assert keys is not None, "the first step computes the prompt"
         n, heads = len(q), len(keys.table)
@@ -287,8 +287,8 @@ class PeriodicForward(FullSequenceForward):
         states[cache.states[rows[without:] - without]] = padded
         if len(rows) == num_rows:
             return fresh
-        kept = states[cache.states].flatten(1)[:, : fresh.shape[1]]
-        return torch.cat([fresh[:without], kept]) if without else kept
+        stored = states[cache.states].flatten(1)[:, : fresh.shape[1]]
+        return torch.cat([fresh[:without], stored]) if without else stored
 
     def _keep_chosen(self, index: int, cache: LayerCache, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Store the chosen KV of the prompt."""
@@ -296,8 +296,8 @@ class PeriodicForward(FullSequenceForward):
             self._choose(index, cache, q, k)
         chosen = cache.chosen
         assert chosen is not None
-        at = chosen.positions, chosen.heads
-        self._write(k[at], v[at], chosen.places)
+        cells = chosen.positions, chosen.heads
+        self._write(k[cells], v[cells], chosen.places)
 
     def _choose(self, index: int, cache: LayerCache, q: Tensor, k: Tensor) -> None:
         """Choose each head's keys of the prompt by votes; ties go low.
@@ -314,13 +314,13 @@ class PeriodicForward(FullSequenceForward):
             preference = (to_prompt / (to_prompt + to_masked)).double().cpu().numpy()
             counts = head_budgets(self._rule, preference, budget, prompt)
             order = votes[:, :prompt].sort(dim=1, descending=True, stable=True).indices
-        runs = self._own.take(counts.tolist())
-        of_heads = [places([own], int(count))[:, 0] for own, count in zip(runs, counts, strict=True)]
+        runs = self._supply.take(counts.tolist())
+        of_heads = [places([indices], int(count))[:, 0] for indices, count in zip(runs, counts, strict=True)]
         cache.chosen = Chosen(
-            torch.cat([own[:count].sort().values for own, count in zip(order, counts.tolist(), strict=True)]),
+            torch.cat([keys[:count].sort().values for keys, count in zip(order, counts.tolist(), strict=True)]),
             self._on_device(np.repeat(np.arange(heads), counts)), self._on_device(np.concatenate(of_heads)),
         )  # fmt: skip
-        cache.cheap = Seen.of(runs, counts, cache.runs, length - prompt, self.device)
+        cache.cheap = Visible.of_runs(runs, counts, cache.runs, length - prompt, self.device)
 
     def _on_device(self, array: Ints) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, np.int64)).to(self.device)

@@ -30,8 +30,8 @@ def random_prompts(config: Vocabulary, seed: int) -> Prompts:
 
     def prompt(request: int, length: int) -> Tokens:
         mask = config.mask_token
-        of = config.vocab - (mask is not None)
-        drawn = (key(seed, PROMPT, request, np.arange(length)) % np.uint64(of)).astype(np.int32)
+        num_ids = config.vocab - (mask is not None)
+        drawn = (key(seed, PROMPT, request, np.arange(length)) % np.uint64(num_ids)).astype(np.int32)
         return drawn if mask is None else drawn + (drawn >= mask)
 
     return prompt
@@ -47,9 +47,9 @@ def prompts_from(tokens: Tokens, seed: int) -> Prompts:
     return prompt
 
 
-def tokenizer_folder(named: str) -> Path:
+def tokenizer_folder(name: str) -> Path:
     """The folder with the tokenizer of --tokenizer or --model."""
-    path = Path(in_cache(named))
+    path = Path(in_cache(name))
     return path.parent if path.is_file() else path
 
 
@@ -75,7 +75,7 @@ def read_tokens(path: str, model: str, config: Vocabulary, tokenizer: str | None
 
 
 def _token_lines(path: str, raw: bytes) -> Tokens:
-    found: list[int] = []
+    tokens: list[int] = []
     for number, line in enumerate(raw.splitlines(), 1):
         if not line.strip():
             continue
@@ -85,8 +85,8 @@ def _token_lines(path: str, raw: bytes) -> Tokens:
             raise ModelError(
                 f"{path}:{number}: is {cut(line.decode(errors='replace'), 40)}, expected a list of token ids"
             )
-        found += ids
-    return np.array(found, np.int32)
+        tokens += ids
+    return np.array(tokens, np.int32)
 
 
 def _encode(path: str, raw: bytes, folder: Path, config: Vocabulary) -> Tokens:

@@ -24,17 +24,17 @@ class Sampling:
 
 
 def sample(
-    logits: Tensor, uniform: Tensor | None, how: Sampling | None, by_entropy: bool = False
+    logits: Tensor, uniform: Tensor | None, sampling: Sampling | None, by_entropy: bool = False
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Tokens [rows] int64 and confidences [rows] fp32, of logits [rows, vocab] and uniform numbers [rows] fp64.
 
-    how: None: the likeliest. by_entropy: confidence is negative entropy, in nats (Dream's "entropy").
+    sampling: None: the likeliest. by_entropy: confidence is negative entropy, in nats (Dream's "entropy").
     """
-    if how is None:
+    if sampling is None:
         probabilities = logits.float().softmax(dim=-1)
         best, tokens = probabilities.max(dim=-1)
         return tokens, certainty(probabilities) if by_entropy else best
-    probabilities = (logits.float() / how.temperature).softmax(dim=-1)
+    probabilities = (logits.float() / sampling.temperature).softmax(dim=-1)
     assert uniform is not None, "chance is keyed"
     tokens = drawn(probabilities, uniform)
     return tokens, certainty(probabilities) if by_entropy else probabilities.gather(1, tokens[:, None])[:, 0]
@@ -48,12 +48,12 @@ def certainty(probabilities: Tensor) -> Tensor:
 def drawn(probabilities: Tensor, uniform: Tensor) -> Tensor:
     """A token a row of probabilities [rows, vocab], by uniform numbers [rows] fp64."""
     reached = probabilities.double().cumsum(dim=-1)
-    wanted = uniform[:, None] * reached[:, -1:]
-    return torch.searchsorted(reached, wanted, right=True)[:, 0].clamp(max=probabilities.shape[1] - 1)
+    target = uniform[:, None] * reached[:, -1:]
+    return torch.searchsorted(reached, target, right=True)[:, 0].clamp(max=probabilities.shape[1] - 1)
 
 
 def sample_of_hidden(
-    hidden: Tensor, head: Tensor, uniform: Tensor | None, how: Sampling | None, max_num_logits: int,
+    hidden: Tensor, head: Tensor, uniform: Tensor | None, sampling: Sampling | None, max_num_logits: int,
     by_entropy: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`sample` of hidden [rows, h] @ head.T, head [vocab, h]; at most max_num_logits rows of logits."""
@@ -62,6 +62,6 @@ def sample_of_hidden(
     for low in range(0, len(hidden), max_num_logits):
         rows = slice(low, low + max_num_logits)
         tokens[rows], confidence[rows] = sample(
-            (hidden[rows] @ head.T).float(), None if uniform is None else uniform[rows], how, by_entropy
+            (hidden[rows] @ head.T).float(), None if uniform is None else uniform[rows], sampling, by_entropy
         )
     return tokens, confidence

@@ -50,7 +50,7 @@ class LiveRun:
     num_made_ready: int = 0  # kernels and graphs that the warm-up missed
 
 
-class Kept:
+class GraphCache:
     """The last run's captured forward, reused if it fits."""
 
     def __init__(self) -> None:
@@ -62,49 +62,49 @@ class Kept:
 
     def seconds_to_capture(self, policies: Sequence[Policy], max_batch: int) -> float:
         """Seconds that missing captures will take, by past ones; 0 without any."""
-        found = self._forward
-        if found is None or not found.graphs.num_captures:
+        forward = self._forward
+        if forward is None or not forward.graphs.num_captures:
             return 0.0
-        missing = {(*shape, p.width) for p in policies for shape in reachable(p, max_batch)} - found.captured_shapes
-        return len(missing) * found.graphs.seconds / found.graphs.num_captures
+        missing = {(*shape, p.width) for p in policies for shape in reachable(p, max_batch)} - forward.captured_shapes
+        return len(missing) * forward.graphs.seconds / forward.graphs.num_captures
 
     def canvases(self, model: CanvasModel, num_pages: int, page: int, longest: int) -> GraphCanvasCache:
         """A captured cache with `num_pages` or more free pages of each kind, for sequences up to `longest` tokens."""
-        found = self._canvases
+        canvases = self._canvases
         if (
-            found is None
-            or (found.model is not model or found.page_size != page or found.pages < -(-longest // page))
-            or any(cache.num_pages < num_pages for cache in found.of.values())
+            canvases is None
+            or (canvases.model is not model or canvases.page_size != page or canvases.pages < -(-longest // page))
+            or any(cache.num_pages < num_pages for cache in canvases.caches.values())
         ):
-            self._canvases = found = None  # frees memory
+            self._canvases = canvases = None  # frees memory
             device, dtype = str(model.embedding.device), model.embedding.dtype
-            self._canvases = found = GraphCanvasCache(
+            self._canvases = canvases = GraphCanvasCache(
                 model, (num_pages, num_pages), page, device, dtype, longest
             )  # fmt: skip
-        found.clear()
-        return found
+        canvases.clear()
+        return canvases
 
     def forward(
         self, model: Decoder, policy: Policy, num_pages: int, longest: int, max_num_logits: int
     ) -> GraphForward:  # fmt: skip
         """A captured forward with at least `num_pages` free pages, for sequences of at most `longest` tokens."""
         page, temperature = policy.memory.page_size, policy.unmasking.temperature or 1.0
-        found = self._forward
+        entry = self._forward
         if (
-            found is None
-            or found.model is not model
-            or (found.cache.page_size, found.temperature, found.max_num_logits) != (page, temperature, max_num_logits)
-            or found.cache.num_pages < num_pages
-            or found.pages < -(-longest // page)
+            entry is None
+            or entry.model is not model
+            or (entry.cache.page_size, entry.temperature, entry.max_num_logits) != (page, temperature, max_num_logits)
+            or entry.cache.num_pages < num_pages
+            or entry.pages < -(-longest // page)
         ):
-            self._forward = found = None  # frees memory
+            self._forward = entry = None  # frees memory
             weight = model.embedding.weight
             cache = PagedCache(model.config, num_pages, page, str(weight.device), weight.dtype)
-            self._forward = found = GraphForward(model, cache, temperature, max_num_logits, longest)
-        found.cache.clear()
-        found.sampling = None
-        found.meanwhile = []
-        return found
+            self._forward = entry = GraphForward(model, cache, temperature, max_num_logits, longest)
+        entry.cache.clear()
+        entry.sampling = None
+        entry.meanwhile = []
+        return entry
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Serving:
     draws: Commits | None = None  # None: the weights decide commits
     latency: LatencyModel | None = None  # for elastic chunks
     max_num_logits: int = 8192  # rows of logits at once; full-sequence policies have their own
-    graphs: Kept | None = None  # of captured decode steps, for the next run; None: eager
+    graphs: GraphCache | None = None  # of captured decode steps, for the next run; None: eager
     sampling: Sampling | None = None  # without graphs; None: the likeliest
     eos: Sequence[int] = ()  # tokens that end a request
     seed: int = 0  # of canvases' noise and draws
@@ -178,13 +178,13 @@ class Serving:
     def _max_prefill_tokens(self) -> int:
         return self.limits.max_prefill_tokens or self.policy.batching.max_prefill_tokens
 
-    def warm_up(self, forward: Computes, requests: Sequence[Request], most: int) -> None:
-        """Capture graphs for up to `most` sequences and serve a few requests, so that no measured step compiles."""
+    def warm_up(self, forward: Computes, requests: Sequence[Request], max_batch: int) -> None:
+        """Capture graphs for up to `max_batch` sequences; serve a few requests, so that no measured step compiles."""
         policy, limits = self.policy, self.limits
         if isinstance(forward, GraphForward):
-            forward.prepare(policy, most)
+            forward.prepare(policy, max_batch)
         if isinstance(forward, GraphCanvasCache):
-            forward.prepare(most)
+            forward.prepare(max_batch)
         rehearse(policy, limits, requests, self.latency)
         # Canvas kernels do not depend on length.
         longest = WARM_CANVASES * policy.block_length if isinstance(forward, CanvasCache) else limits.context_limit
@@ -233,8 +233,8 @@ def run(
     with asked_to_stop(interrupted.set):
         begin = time.monotonic()
         try:
-            most = min(serving.limits.max_batch, len(requests))
-            serving.warm_up(forward, requests, most)
+            max_batch = min(serving.limits.max_batch, len(requests))
+            serving.warm_up(forward, requests, max_batch)
             ready = made_ready(forward)
             begin = time.monotonic()
             meanwhile = None

@@ -20,7 +20,7 @@ AT_ONCE = 4096  # rows compared at once
 
 
 @dataclass(frozen=True)
-class Held:
+class StoredTensor:
     """A tensor of an open file."""
 
     path: Path
@@ -34,22 +34,22 @@ class Held:
         return tensor
 
 
-def alike(one: tuple[Path, str], other: tuple[Path, str]) -> bool:
+def alike(first: tuple[Path, str], other: tuple[Path, str]) -> bool:
     """Whether two stored tensors are equal, a few rows at a time."""
-    with safe_open(one[0], framework="pt") as file, safe_open(other[0], framework="pt") as second:
-        a, b = file.get_slice(one[1]), second.get_slice(other[1])
+    with safe_open(first[0], framework="pt") as file, safe_open(other[0], framework="pt") as second:
+        a, b = file.get_slice(first[1]), second.get_slice(other[1])
         if a.get_shape() != b.get_shape():
             return False
-        parts = [slice(low, low + AT_ONCE) for low in range(0, a.get_shape()[0], AT_ONCE)]
-        return all(torch.equal(a[part].float(), b[part].float()) for part in parts)
+        slices = [slice(low, low + AT_ONCE) for low in range(0, a.get_shape()[0], AT_ONCE)]
+        return all(torch.equal(a[rows].float(), b[rows].float()) for rows in slices)
 
 
-def held_in(folder: Path, device: str) -> Iterator[Held]:
+def stored_tensors(folder: Path, device: str) -> Iterator[StoredTensor]:
     """Every tensor of a directory, to be read to a device."""
     index = folder / INDEX
     files = [WEIGHTS]
-    if (found := read_json(index)) is not None:
-        listed = found.get("weight_map")
+    if (values := read_json(index)) is not None:
+        listed = values.get("weight_map")
         if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
             raise ModelError(f"{index}: weight_map is {shown(listed)}, expected weights and the files they are in")
         files = sorted(set(listed.values()))
@@ -65,11 +65,11 @@ def held_in(folder: Path, device: str) -> Iterator[Held]:
         path = folder / name
         with _opened(path, device) as shard:
             for key in shard.keys():  # noqa: SIM118 - a shard is no dictionary
-                part = shard.get_slice(key)  # the header has shape and dtype
-                kind, shape = part.get_dtype(), part.get_shape()
+                tensor = shard.get_slice(key)  # the header has shape and dtype
+                kind, shape = tensor.get_dtype(), tensor.get_shape()
                 if kind.startswith("F8"):  # config.json names no quantisation
                     raise ModelError(f"{path}: {cut(key)} is {kind}, expected bf16, fp16 or fp32 weights")
-                yield Held(path, key, tuple(shape), shard)
+                yield StoredTensor(path, key, tuple(shape), shard)
 
 
 @contextmanager

@@ -46,14 +46,14 @@ class Texts:
         if not len(self._eos):
             return None
         ends = plan.end.copy()
-        upto = np.minimum(reached(self._policy, plan, committed), plan.end)
+        known_end = np.minimum(reached(self._policy, plan, committed), plan.end)
         missed = 0 if self._policy.rows.commits == "tokens" else self._block  # skips a block with part of the prompt
         for i in np.flatnonzero(plan.phases != Phase.IDLE).tolist():
             slot, start, prompt = int(plan.slots[i]), int(plan.block_start[i]), int(plan.prompt[i])
             begin = start if start >= prompt else max(start + missed, prompt)
-            found = np.flatnonzero(np.isin(self._tokens[slot, begin : upto[i]], self._eos))
-            if len(found):
-                ends[i] = begin + int(found[0]) + 1
+            matches = np.flatnonzero(np.isin(self._tokens[slot, begin : known_end[i]], self._eos))
+            if len(matches):
+                ends[i] = begin + int(matches[0]) + 1
         return ends
 
     def _grow(self, slots: int, positions: int) -> None:

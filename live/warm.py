@@ -23,9 +23,9 @@ def warm_kernels(forward: Forward, policy: Policy, most_tokens: int) -> None:
     the rest. most_tokens: of a step.
     """
     config, weight = forward.model.config, forward.model.head_weight
-    whole = policy.granularity.whole_block and not (policy.eviction.evicts or policy.family == "full-sequence")
+    whole_blocks = policy.granularity.whole_block and not (policy.eviction.evicts or policy.family == "full-sequence")
     most_pages = min(len(forward.attended[0]), 4096)
-    queries = policy.block_length if whole else 1  # fewest of a sequence; doubled below
+    queries = policy.block_length if whole_blocks else 1  # fewest of a sequence; doubled below
     while True:
         for pages in {1, most_pages}:  # one page is never split
             _attend(forward, queries, pages, policy.width)

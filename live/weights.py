@@ -17,7 +17,7 @@ from .config import ModelConfig
 from .config_file import (
     AS_IT_SAYS,
     ConfigJson,
-    Given,
+    Settings,
     config_json,
     decoder_config,
 )
@@ -25,19 +25,19 @@ from .families import CANVAS, FAMILIES
 from .model import Decoder, Layer, frequencies
 from .random_weights import drawn_experts, fill
 from .shipped_configs import CONFIGS
-from .stored import WEIGHTS, alike, held_in
+from .stored import WEIGHTS, alike, stored_tensors
 
 NOWHERE = "meta"  # shapes without numbers
 COMPUTED = ("rotary_emb.inv_freq",)  # stored in some checkpoints; computed here
 FOLDERS = {"tiny": Path(__file__).parent / "tiny", "tiny-both-ways": Path(__file__).parent / "tiny" / "both_ways"}
 
 
-def load(model: str, device: str, dtype: torch.dtype, seed: int = 0, given: Given = AS_IT_SAYS) -> Decoder:
+def load(model: str, device: str, dtype: torch.dtype, seed: int = 0, settings: Settings = AS_IT_SAYS) -> Decoder:
     """The decoder of this name, with weights read or random (`is_trained`). Raises ModelError."""
-    source = source_of(model, given)
-    config = decoder_config(source, given)
-    if is_trained(model, given):
-        return _read(folder_of(model, given), config, device, dtype)
+    source = source_of(model, settings)
+    config = decoder_config(source, settings)
+    if is_trained(model, settings):
+        return _read(folder_of(model, settings), config, device, dtype)
     decoder = random_model(config, device, dtype, seed)
     if config.experts is not None:  # rows draw their experts, not the router
         tables = drawn_experts(config.experts.num, config.layers, seed, device)
@@ -47,28 +47,28 @@ def load(model: str, device: str, dtype: torch.dtype, seed: int = 0, given: Give
     return decoder
 
 
-def folder_of(model: str, given: Given = AS_IT_SAYS) -> Path:
+def folder_of(model: str, settings: Settings = AS_IT_SAYS) -> Path:
     """The folder of a model's weights. Raises ModelError."""
     if Path(model).is_dir():
         return Path(model)
     if model not in FOLDERS:
         raise ModelError(f"model is {cut(model)}, expected a directory or one of: {', '.join((*CONFIGS, *FOLDERS))}")
-    if (given.mask_token, given.block_length) != (None, None):
+    if (settings.mask_token, settings.block_length) != (None, None):
         raise ModelError(f"model is {cut(model)}, and --mask-token-id and --block-length are of a directory's")
     return shipped(model)
 
 
-def source_of(model: str, given: Given = AS_IT_SAYS) -> ConfigJson:
+def source_of(model: str, settings: Settings = AS_IT_SAYS) -> ConfigJson:
     """The config.json of a directory, a shipped model, or random weights. Raises ModelError."""
-    if is_trained(model, given):
-        return config_json(folder_of(model, given))
+    if is_trained(model, settings):
+        return config_json(folder_of(model, settings))
     path = FOLDERS.get(model, Path(model))
     if path.exists():
         return config_json(path)
     if model in CONFIGS:
         return ConfigJson(path, dict(CONFIGS[model]), {}, CONFIGS[model]["name"])
-    known = ", ".join((*CONFIGS, *FOLDERS))
-    raise ModelError(f"--random-weights is {cut(model)}, expected a config.json, its folder, or one of: {known}")
+    names = ", ".join((*CONFIGS, *FOLDERS))
+    raise ModelError(f"--random-weights is {cut(model)}, expected a config.json, its folder, or one of: {names}")
 
 
 def shipped(model: str) -> Path:
@@ -80,26 +80,26 @@ def shipped(model: str) -> Path:
     return folder
 
 
-def is_trained(model: str, given: Given = AS_IT_SAYS) -> bool:
+def is_trained(model: str, settings: Settings = AS_IT_SAYS) -> bool:
     """Whether weights are read: they are random for names in CONFIGS, and with --random-weights."""
-    return not given.random_weights and (model not in CONFIGS or Path(model).is_dir())
+    return not settings.random_weights and (model not in CONFIGS or Path(model).is_dir())
 
 
-def made(seed: int, *, trained: bool, has_experts: bool) -> str:
+def origin(seed: int, *, trained: bool, has_experts: bool) -> str:
     """The weights' origin in words; empty: read from files."""
     if trained:
         return ""
     return f"random (seed {seed}), experts drawn evenly" if has_experts else f"random (seed {seed})"
 
 
-def is_canvas(model: str, given: Given = AS_IT_SAYS) -> bool:
+def is_canvas(model: str, settings: Settings = AS_IT_SAYS) -> bool:
     """Whether it is a DiffusionGemma. Raises ModelError."""
-    return bool(source_of(model, given).architecture == CANVAS)
+    return bool(source_of(model, settings).architecture == CANVAS)
 
 
-def config_of(model: str, given: Given = AS_IT_SAYS) -> ModelConfig:
+def config_of(model: str, settings: Settings = AS_IT_SAYS) -> ModelConfig:
     """A decoder's dimensions, read without weights."""
-    return decoder_config(source_of(model, given), given)
+    return decoder_config(source_of(model, settings), settings)
 
 
 def random_model(config: ModelConfig, device: str, dtype: torch.dtype, seed: int = 0) -> Decoder:
@@ -128,33 +128,33 @@ def _fill(model: Decoder, folder: Path, device: str) -> None:
     family = FAMILIES[config.architecture]
     head, tied = family.names["head.weight"], family.keys["tied"]
     embedding = family.names["embedding.weight"]
-    found = dict[str, Path]()
+    paths = dict[str, Path]()
     again: Path | None = None  # a tied model's stored head
-    for held in held_in(folder, "cpu" if device == NOWHERE else device):
-        if held.name.endswith(COMPUTED):
+    for tensor in stored_tensors(folder, "cpu" if device == NOWHERE else device):
+        if tensor.name.endswith(COMPUTED):
             continue
-        if held.name == head and config.tied:
-            again = held.path
+        if tensor.name == head and config.tied:
+            again = tensor.path
             continue
-        if held.name not in places:
+        if tensor.name not in places:
             about = f"{config.name} of {config.layers} layers"
-            raise ModelError(f"{held.path}: holds {cut(held.name)}, which {about} has no place for")
-        target = places[held.name].of(parameters)
+            raise ModelError(f"{tensor.path}: holds {cut(tensor.name)}, which {about} has no place for")
+        target = places[tensor.name].select(parameters)
         expected = target.shape
-        if held.shape != expected:
-            shape = f"{held.name} is {list(held.shape)}, expected {list(expected)}"
-            raise ModelError(f"{held.path}: {shape} by config.json")
+        if tensor.shape != expected:
+            shape = f"{tensor.name} is {list(tensor.shape)}, expected {list(expected)}"
+            raise ModelError(f"{tensor.path}: {shape} by config.json")
         if device != NOWHERE:
-            target.copy_(held.read())
-        found[held.name] = held.path
-    lacking = [name for name in places if name not in found]
+            target.copy_(tensor.read())
+        paths[tensor.name] = tensor.path
+    lacking = [name for name in places if name not in paths]
     if lacking:
-        why = f", and {tied} is false: expected true, or the weight" if lacking == [head] else ""
-        raise ModelError(f"{folder}: lacks {lacking[0]} ({len(lacking)} of {len(places)} weights are missing){why}")
+        hint = f", and {tied} is false: expected true, or the weight" if lacking == [head] else ""
+        raise ModelError(f"{folder}: lacks {lacking[0]} ({len(lacking)} of {len(places)} weights are missing){hint}")
     assert isinstance(head, str), "one weight"
     assert isinstance(embedding, str), "one weight"
     # Only in the check: the second pass reads the same data.
-    if again is not None and device == NOWHERE and not alike((again, head), (found[embedding], embedding)):
+    if again is not None and device == NOWHERE and not alike((again, head), (paths[embedding], embedding)):
         raise ModelError(f"{again}: {head} is not the embedding, and {tied} is true: expected false")
 
 
@@ -165,8 +165,8 @@ def turned_first(config: ModelConfig) -> list[int] | None:
     """
     if config.rotary is None:
         return None
-    half, rest = config.rotary // 2, range(config.rotary, config.head_dim)
-    middle = config.rotary + len(rest) // 2
+    half, fixed = config.rotary // 2, range(config.rotary, config.head_dim)
+    middle = config.rotary + len(fixed) // 2
     first, second = range(half), range(half, config.rotary)
     return [*first, *range(config.rotary, middle), *second, *range(middle, config.head_dim)]
 
@@ -202,11 +202,11 @@ def _empty(config: ModelConfig, device: str, dtype: torch.dtype) -> Decoder:
     """A decoder with uninitialised weights; nothing passes host memory."""
     with torch.device(NOWHERE), _Uninitialised():
         model = Decoder(config)
-    for part in model.modules():
-        for name, weight in part.named_parameters(recurse=False):
-            held = torch.float32 if name == "router_bias" else dtype
-            empty = torch.empty(weight.shape, dtype=held, device=device)
-            part.register_parameter(name, nn.Parameter(empty, requires_grad=False))
+    for module in model.modules():
+        for name, weight in module.named_parameters(recurse=False):
+            kind = torch.float32 if name == "router_bias" else dtype
+            empty = torch.empty(weight.shape, dtype=kind, device=device)
+            module.register_parameter(name, nn.Parameter(empty, requires_grad=False))
     if device != NOWHERE:
         model.frequencies = frequencies(config, device)
     return model.eval()
@@ -221,9 +221,9 @@ class Place:
     expert: int | None = None
     rows: slice | None = None  # None: all
 
-    def of(self, weights: Mapping[str, Tensor]) -> Tensor:
-        whole = weights[self.ours] if self.expert is None else weights[self.ours][self.expert]
-        return whole if self.rows is None else whole[self.rows]
+    def select(self, weights: Mapping[str, Tensor]) -> Tensor:
+        weight = weights[self.ours] if self.expert is None else weights[self.ours][self.expert]
+        return weight if self.rows is None else weight[self.rows]
 
 
 def _places(config: ModelConfig, weights: Mapping[str, Tensor]) -> Iterator[Place]:
@@ -231,12 +231,12 @@ def _places(config: ModelConfig, weights: Mapping[str, Tensor]) -> Iterator[Plac
     for ours, weight in weights.items():
         layer = re.search(r"\d+", ours)
         number = layer.group() if layer else ""
-        theirs = names[re.sub(r"\d+", "{i}", ours, count=1)]
-        parts = (theirs,) if isinstance(theirs, str) else theirs
+        templates = names[re.sub(r"\d+", "{i}", ours, count=1)]
+        parts = (templates,) if isinstance(templates, str) else templates
         for j in range(len(weight)) if "{j}" in parts[0] else (None,):
             rows = len(weight if j is None else weight[j])
-            for part, own in zip(parts, _rows(config, ours, len(parts), rows), strict=True):
-                yield Place(part.format(i=number, j=j), ours, j, own)
+            for template, span in zip(parts, _rows(config, ours, len(parts), rows), strict=True):
+                yield Place(template.format(i=number, j=j), ours, j, span)
 
 
 def _rows(config: ModelConfig, ours: str, num_parts: int, rows: int) -> list[slice | None]:

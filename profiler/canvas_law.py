@@ -43,8 +43,8 @@ def with_mean(law: CanvasLaw, forwards: float) -> CanvasLaw:
     """The law with this mean of first canvases; with a histogram, all canvases move alike."""
     if law.histogram:
         shifts = law.by_canvas or (0.0,)
-        _, high = bisected(lambda by: mean_at(law, shifts[-1] + by) < forwards, -REACH, REACH, 30)
-        return replace(law, by_canvas=tuple(digits(by + high, 5) for by in shifts))
+        _, high = bisected(lambda shift: mean_at(law, shifts[-1] + shift) < forwards, -REACH, REACH, 30)
+        return replace(law, by_canvas=tuple(digits(shift + high, 5) for shift in shifts))
     middle = math.log(forwards)
     _, high = bisected(
         lambda x: mean_forwards(replace(law, median=math.exp(x))) < forwards, middle - REACH, middle + REACH, 30

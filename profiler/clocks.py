@@ -48,8 +48,8 @@ class Clocks:
 
     def quantities(self) -> dict[str, list[float]]:
         """Least, median and most of each quantity."""
-        each = {name: [float(s[name]) for s in self.samples if name in s] for name in QUANTITIES}
-        return {name: [min(values), median(values), max(values)] for name, values in each.items() if values}
+        columns = {name: [float(s[name]) for s in self.samples if name in s] for name in QUANTITIES}
+        return {name: [min(values), median(values), max(values)] for name, values in columns.items() if values}
 
     def slowed(self) -> dict[str, float]:
         """By reason, the share of samples that it slowed."""
@@ -64,10 +64,10 @@ class Clocks:
 
     def state(self, first: int) -> dict[str, Any]:
         """Quantities, shares slowed and processes from sample `first` on, for files; {} without samples."""
-        part = Clocks(None)
-        part.samples = self.samples[first:]
-        quantities = part.quantities()
-        return {**quantities, "slowed": part.slowed(), "processes": part.num_processes} if quantities else {}
+        tail = Clocks(None)
+        tail.samples = self.samples[first:]
+        quantities = tail.quantities()
+        return {**quantities, "slowed": tail.slowed(), "processes": tail.num_processes} if quantities else {}
 
     def __str__(self) -> str:
         """The state as a profile stores it; "" without samples."""

@@ -37,7 +37,7 @@ FEWEST_JUDGED = 5  # steps of a kind
 
 
 def fit_latency(
-    taken: Samples, graph_tokens: int = 0, *, stairs: bool = False, journal: Samples | None = None,
+    steps: Samples, graph_tokens: int = 0, *, stairs: bool = False, journal: Samples | None = None,
 ) -> tuple[LatencyModel, Fit]:  # fmt: skip
     """Fit a latency model to the points (medians of repeats) by relative least squares, and judge the fit.
 
@@ -47,11 +47,11 @@ def fit_latency(
     others judge the fit in place of held-out points.
     """
     if journal is None:
-        every = points(taken)
+        every = points(steps)
         judge = split(every)
         fitted, judges = every[~judge], every[judge]
     else:
-        fitted, judges = joined(points(taken), points(journal[::2])), journal[1::2]
+        fitted, judges = joined(points(steps), points(journal[::2])), journal[1::2]
     if len(fitted) < MIN_POINTS:
         raise ProfileError(f"{len(fitted)} step shapes were measured to fit to, expected at least {MIN_POINTS}")
     timed = not np.isnan(fitted.device).any()
@@ -74,7 +74,7 @@ def fit_latency(
     model = solution.model(**host)
     residuals = predict(model, fitted.features, fitted.blocks) / fitted.latency - 1.0
     judged, judged_by = _judged(model, judges) if len(judges) else (None, ())
-    noise, (drift, drift_error) = _noise(taken), _drift(taken)
+    noise, (drift, drift_error) = _noise(steps), _drift(steps)
     num = solution.num_coefficients + sum(name in errors for name in host if timed)
     # A level has its own points; only linear terms need FEW_POINTS each.
     least_points = FEW_POINTS * num - (FEW_POINTS - 1) * solution.num_levels
@@ -143,13 +143,13 @@ def _judged(model: LatencyModel, judges: Points) -> tuple[HeldOut, tuple[KindErr
     return HeldOut(len(judges), digits(median, 4), digits(p95, 4)), tuple(errors)
 
 
-def _noise(taken: Samples) -> float | None:
+def _noise(steps: Samples) -> float | None:
     """Between the bursts of shapes that were measured several times, or else within bursts."""
     import pandas as pd  # slow to load
 
-    starts = np.flatnonzero(np.diff(taken.group, prepend=-1))
-    bursts = np.array([np.median(burst) for burst in np.split(taken.latency, starts[1:])])
-    for group, latency in ((taken.group[starts], bursts), (taken.group, taken.latency)):
+    starts = np.flatnonzero(np.diff(steps.group, prepend=-1))
+    bursts = np.array([np.median(burst) for burst in np.split(steps.latency, starts[1:])])
+    for group, latency in ((steps.group[starts], bursts), (steps.group, steps.latency)):
         spread = pd.Series(latency / _mean(group, latency)).groupby(group).std().dropna()
         if len(spread):
             return float(spread.median())
@@ -161,11 +161,11 @@ def _mean(group: Ints, values: Floats) -> Floats:
     return (np.bincount(group, values) / np.maximum(np.bincount(group), 1))[group]
 
 
-def _drift(taken: Samples) -> tuple[float | None, float]:
+def _drift(steps: Samples) -> tuple[float | None, float]:
     """The relative change of repeats over the sweep, and its standard error."""
-    when = np.arange(len(taken)) / max(1, len(taken) - 1)
-    x, y = when - _mean(taken.group, when), taken.latency / _mean(taken.group, taken.latency) - 1.0
-    degrees = len(taken) - len(np.unique(taken.group)) - 1
+    progress = np.arange(len(steps)) / max(1, len(steps) - 1)
+    x, y = progress - _mean(steps.group, progress), steps.latency / _mean(steps.group, steps.latency) - 1.0
+    degrees = len(steps) - len(np.unique(steps.group)) - 1
     # Repeats back to back show no drift.
     if degrees < 3 or (x**2).mean() < 1e-3:
         return None, np.inf

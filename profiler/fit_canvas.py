@@ -46,20 +46,20 @@ def fit_canvas_law(
     inside = _centred(index.astype(np.float64), who, counts)
     scatter = float(inside @ inside)
     drift = float(inside @ _centred(y, who, counts)) / scatter if scatter > 0 else 0.0
-    rest = y - drift * index
+    adjusted = y - drift * index
     # Rounding adds variance; subtract it.
     rounding = float((ROUNDING / steps.astype(np.float64) ** 2).mean())
-    center, between, within = _variances(rest, who, counts)
+    center, between, within = _variances(adjusted, who, counts)
     doubts = []
-    if len(rest) < FEW_CANVASES:
-        doubts.append(f"{len(rest)} canvases were emitted, expected at least {FEW_CANVASES} to estimate spreads")
-    if len(rest) == len(counts):
+    if len(adjusted) < FEW_CANVASES:
+        doubts.append(f"{len(adjusted)} canvases were emitted, expected at least {FEW_CANVASES} to estimate spreads")
+    if len(adjusted) == len(counts):
         doubts.append("no request has two canvases: the spreads of requests and of canvases cannot be separated")
-    why = f"all took {steps[0]}" if steps.min() == steps.max() else f"a histogram takes {enough}"
+    reason = f"all took {steps[0]}" if steps.min() == steps.max() else f"a histogram takes {enough}"
     law = CanvasLaw(
         workload, canvas_length, digits(float(steps[0] * np.exp(center))), digits(between**0.5),
         digits(max(0.0, within - rounding) ** 0.5), digits(float(np.exp(drift))), int(steps.min()), int(steps.max()),
-        f"{origin}: {why}, log-normal",
+        f"{origin}: {reason}, log-normal",
     )  # fmt: skip
     return law, doubts
 
@@ -92,9 +92,9 @@ def _counted(law: CanvasLaw, steps: Ints, who: Ints, counts: Ints, index: Ints) 
     inside = _centred(later, who, counts)
     scatter = float(inside @ inside)
     moved = float(inside @ _centred(scores, who, counts)) / scatter if scatter > 0 else 0.0
-    by = moved * (later - later.mean())
-    _, between, within = _variances(scores - by, who, counts)
-    scale = (1.0 - float(by.var())) / (between + within)
+    shift = moved * (later - later.mean())
+    _, between, within = _variances(scores - shift, who, counts)
+    scale = (1.0 - float(shift.var())) / (between + within)
     return replace(
         law, request_spread=digits((between * scale) ** 0.5), canvas_spread=digits((within * scale) ** 0.5),
         histogram=_buckets(steps),

@@ -74,7 +74,7 @@ def fit_commits(
     effects, tails = fit_effects(model, log_odds, gain, variances, likelihood, Likelihood(_few(judge)))
     model = _match(replace(model, request_quantiles=effects), log_odds, fitted)
     predictions = predict(model, judge)
-    num_requests, num_held_out = (len(np.unique(part.request)) for part in (fitted, judge))
+    num_requests, num_held_out = (len(np.unique(half.request)) for half in (fitted, judge))
     doubts = _doubts(num_requests, num_held_out, predictions, _scatter(judge))
     return model, CommitFit(
         **keys,
@@ -133,8 +133,8 @@ class _Shape:
         num, length = self.table.shape
         bend = np.diff(x[:num], 2)
         rough = np.convolve(bend, [1.0, -2.0, 1.0]) if len(bend) else np.zeros(num)
-        by = np.append(self.table @ gradient[:length] - 2 * ROUGH * rough, gradient[length:])
-        return -value + ROUGH * float((bend**2).sum()), -by
+        ascent = np.append(self.table @ gradient[:length] - 2 * ROUGH * rough, gradient[length:])
+        return -value + ROUGH * float((bend**2).sum()), -ascent
 
     def climb(self) -> Floats:
         """The parameters of the greatest likelihood."""
@@ -146,15 +146,15 @@ class _Shape:
     def standard_errors(self, x: Floats) -> dict[str, float]:
         """Standard errors of the gain, the spreads and the first log-odds, from the likelihood's curvature."""
         num, step = len(self.marks), 1e-3
-        here = self.loss(x)[1]
-        hessian = np.stack([(self.loss(x + step * e)[1] - here) / step for e in np.eye(len(x))])
+        gradient = self.loss(x)[1]
+        hessian = np.stack([(self.loss(x + step * e)[1] - gradient) / step for e in np.eye(len(x))])
         hessian = (hessian + hessian.T) / 2
         none = (x <= 1e-6) & (np.arange(len(x)) > num)
         error = np.zeros(len(x))
         inner = np.linalg.pinv(hessian[np.ix_(~none, ~none)], hermitian=True)
         error[~none] = np.sqrt(np.maximum(np.diag(inner), 0.0))
         # A variance at its bound of 0: what costs half a unit of log-likelihood.
-        error[none] = 0.5 / np.maximum(here[none], 1e-3)
+        error[none] = 0.5 / np.maximum(gradient[none], 1e-3)
         # A spread s has its variance's error / 2s, at most the root of that error.
         spread = {
             name: float(min(error[i] / (2 * max(np.sqrt(x[i]), 1e-9)), np.sqrt(error[i])))
@@ -165,24 +165,24 @@ class _Shape:
 
 def _match(model: CommitModel, log_odds: Floats, fitted: CommitLog) -> CommitModel:
     """Shift the log-odds until drawn blocks commit as many tokens a step as the fitted ones."""
-    whole = blocks(fitted)
-    many = _many(whole)
-    num_steps = len(fitted) * len(many.request) / len(whole.request)
+    log_blocks = blocks(fitted)
+    many = _many(log_blocks)
+    num_steps = len(fitted) * len(many.request) / len(log_blocks.request)
 
-    def moved(by: float) -> CommitModel:
-        return replace(model, pass_probability=_table(log_odds + by))
+    def moved(shift: float) -> CommitModel:
+        return replace(model, pass_probability=_table(log_odds + shift))
 
-    def off(by: float) -> float:
-        return float(np.log(len(draw(moved(by), many, SEED)) / num_steps))
+    def miss(shift: float) -> float:
+        return float(np.log(len(draw(moved(shift), many, SEED)) / num_steps))
 
-    before, here = 0.0, off(0.0)
-    by, there = here, off(here)  # too many steps: raise the chance
+    last, last_error = 0.0, miss(0.0)
+    shift, error = last_error, miss(last_error)  # too many steps: raise the chance
     for _ in range(2):
-        if there == here:
+        if error == last_error:
             break
-        before, by, here = by, by - there * (by - before) / (there - here), there
-        there = off(by)
-    return moved(by if abs(there) <= abs(here) else before)
+        last, shift, last_error = shift, shift - error * (shift - last) / (error - last_error), error
+        error = miss(shift)
+    return moved(shift if abs(error) <= abs(last_error) else last)
 
 
 def _table(log_odds: Floats) -> tuple[float, ...]:
@@ -200,9 +200,9 @@ def _few(log: CommitLog) -> CommitLog:
     return log[log.request < log.request[MAX_ROWS]]
 
 
-def _many(whole: Blocks) -> Blocks:
+def _many(log_blocks: Blocks) -> Blocks:
     """The blocks, repeated until the scatter of draws is small."""
-    return repeated(whole, -(-NUM_BLOCKS // len(whole.request)))
+    return repeated(log_blocks, -(-NUM_BLOCKS // len(log_blocks.request)))
 
 
 def _scatter(judge: CommitLog) -> float:

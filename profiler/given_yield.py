@@ -135,7 +135,7 @@ def _mean(text: str, mean: float, block_length: int) -> float:
 
 @lru_cache(maxsize=64)
 def _model(
-    text: str, mean: float, block_length: int, threshold: float, temperature: float | None, where: str = "--yield"
+    text: str, mean: float, block_length: int, threshold: float, temperature: float | None, place: str = "--yield"
 ) -> CommitModel:
     return calibrate_commits(
         mean,
@@ -143,7 +143,7 @@ def _model(
         workload="given",
         threshold=threshold,
         temperature=temperature,
-        source=f"{where} {text}: {mean:.4g} tokens a denoise step of {block_length}; how steps and requests differ is "
+        source=f"{place} {text}: {mean:.4g} tokens a denoise step of {block_length}; how steps and requests differ is "
         "assumed",
     )
 
@@ -151,24 +151,24 @@ def _model(
 @lru_cache(maxsize=8)
 def _table(path: str, _changed: int, block_length: int, temperature: float | None) -> tuple[CommitModel, ...]:
     models: dict[tuple[float, int], CommitModel] = {}
-    for where, row in read_csv(path, COLUMNS, kind=ProfileError):
-        threshold = _number(where, row["threshold"])
+    for place, row in read_csv(path, COLUMNS, kind=ProfileError):
+        threshold = _number(place, row["threshold"])
         if threshold > 1:
-            raise ProfileError(f"{where}: threshold is {threshold:g}, expected at most 1")
-        length = _block(where, row["block_length"]) if row.get("block_length") else block_length
+            raise ProfileError(f"{place}: threshold is {threshold:g}, expected at most 1")
+        length = _block(place, row["block_length"]) if row.get("block_length") else block_length
         if (threshold, length) in models:
-            raise ProfileError(f"{where}: threshold {threshold:g} is given a second time, expected each once")
-        mean = _mean(where, _number(where, row["yield"]), length)
+            raise ProfileError(f"{place}: threshold {threshold:g} is given a second time, expected each once")
+        mean = _mean(place, _number(place, row["yield"]), length)
         models[threshold, length] = _model(f"{mean:.4g}", mean, length, threshold, temperature, path)
     if not models:
         raise ProfileError(f"{path}: holds no rows, expected at least one of {', '.join(COLUMNS)}")
     return tuple(models.values())
 
 
-def _block(where: str, text: str) -> int:
-    length = _number(where, text)
+def _block(place: str, text: str) -> int:
+    length = _number(place, text)
     if length != int(length) or length > MOST_BLOCK:
-        raise ProfileError(f"{where}: block_length is {cut(text)}, expected a whole number up to {MOST_BLOCK}")
+        raise ProfileError(f"{place}: block_length is {cut(text)}, expected a whole number up to {MOST_BLOCK}")
     return int(length)
 
 

@@ -114,7 +114,7 @@ def _like(sheet: Gpu) -> str:
     """The compute capability of the known GPU with about these figures, or empty."""
     for row in GPUS.values():
         pairs = ((getattr(sheet, name), getattr(row, name)) for name in ("peak", "bandwidth", "memory_bytes"))
-        if all(abs(ours / theirs - 1.0) <= SAME for ours, theirs in pairs):
+        if all(abs(figure / reference - 1.0) <= SAME for figure, reference in pairs):
             return row.compute_capability
     return ""
 
@@ -129,6 +129,6 @@ def capability_of_name(device: str) -> str:
     name = device.upper()
     if "A100" in name or "A800" in name:
         return "8.0"
-    if any(part in name for part in ("H100", "H800", "H20", "L20Y")):
+    if any(word in name for word in ("H100", "H800", "H20", "L20Y")):
         return "9.0"
     return next((gpu.compute_capability for gpu in GPUS.values() if device in (gpu.name, gpu.driver_name)), "")

@@ -50,8 +50,8 @@ def drafted(acceptances: Sequence[float]) -> str:
 
 def unpriced(profile: Profile, policies: Iterable[Policy]) -> list[str]:
     """Implementations named by these policies without costs in the profile, which uses its own."""
-    named = dict.fromkeys(map(implementation_of, policies))
-    return [name for name in named if name not in profile.implementation.lower()]
+    names = dict.fromkeys(map(implementation_of, policies))
+    return [name for name in names if name not in profile.implementation.lower()]
 
 
 def unknown_host(profile: Profile) -> tuple[str, ...]:

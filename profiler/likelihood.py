@@ -58,7 +58,7 @@ class Likelihood:
         self.request: Ints = np.asarray(of_block, np.int64)
         self.first_block = np.flatnonzero(np.diff(self.request, prepend=-1))
         self.grid = np.asarray(np.arange(-round(REACH / STEP), round(REACH / STEP) + 1) * STEP, np.float64)
-        self.beyond = np.arange(-round(REACH / STEP), round(BEYOND / STEP) + 1) * STEP
+        self.wide_grid = np.arange(-round(REACH / STEP), round(BEYOND / STEP) + 1) * STEP
 
     def value_and_gradient(self, log_odds: Floats, gain: float, variances: Variances) -> tuple[float, Floats]:
         """The log-likelihood, and its derivatives by log_odds, gain and variances in order."""
@@ -70,18 +70,18 @@ class Likelihood:
         for stage, who, single, passes, under, forced, passed_share in parts:
             # Passed: each commit counts once, each computed mask its chance of passing.
             share = weight[who] * passed_share
-            here = share.sum(axis=1) @ self.committed[who]
-            here -= ((self.computed[who].T @ share) * passes[:, :size]).sum(axis=1)
+            derivative = share.sum(axis=1) @ self.committed[who]
+            derivative -= ((self.computed[who].T @ share) * passes[:, :size]).sum(axis=1)
             # Forced: the same under the integral, where x counts for every t below it.
             per = (weight[who[single]] - share[single]) / forced
             below = np.repeat(per.sum(axis=1, keepdims=True), under.shape[1], axis=1)
             below[:, :size] = np.cumsum(per, axis=1) - 0.5 * per
             inside = STEP * below * under
             i = self.lone[who[single]]
-            here += np.bincount(i, (inside * (1.0 - passes[i])).sum(axis=1), minlength=len(log_odds))
-            here -= ((self.computed[who[single]].T @ inside) * passes).sum(axis=1)
-            by_odds += here
-            by_gain += stage * here.sum()
+            derivative += np.bincount(i, (inside * (1.0 - passes[i])).sum(axis=1), minlength=len(log_odds))
+            derivative -= ((self.computed[who[single]].T @ inside) * passes).sum(axis=1)
+            by_odds += derivative
+            by_gain += stage * derivative.sum()
         return value, np.concatenate([by_odds, [by_gain], by_variance])
 
     def _of_rows(self, log_odds: Floats, gain: float) -> tuple[Floats, list[Any]]:
@@ -90,7 +90,7 @@ class Likelihood:
         table = np.empty((len(self.num), size))
         parts = []
         for stage, who in self.stages:
-            t = self.beyond + gain * stage
+            t = self.wide_grid + gain * stage
             # log N, and the log-odds of the whole commit
             none = -self.computed[who] @ np.logaddexp(0.0, log_odds[:, None] + t)
             passed = none[:, :size] + (self.committed[who] @ log_odds)[:, None] + self.num[who, None] * t[:size]

@@ -194,21 +194,21 @@ class Requests:
         self._commits: list[tuple[int, int, int]] = []
         self._marks: list[Bools] = []  # per row of `_commits`: masks, computed, committed
 
-    def open(self, where: str, line: RequestLine) -> None:
+    def open(self, place: str, line: RequestLine) -> None:
         if line.request in self._requests:
-            raise ProfileError(f"{where}: request {line.request} is given twice, expected one line a request")
+            raise ProfileError(f"{place}: request {line.request} is given twice, expected one line a request")
         self._requests[line.request] = _Request(
             request=line.request, input_length=line.input_length, requested_length=line.output_length,
             arrival=math.nan if line.arrival is None else line.arrival, max_steps=line.diffusion_max_steps,
             masks=np.zeros(self._block, np.bool_),
         )  # fmt: skip
 
-    def step(self, where: str, line: StepLine, index: int) -> tuple[int, int]:
+    def step(self, place: str, line: StepLine, index: int) -> tuple[int, int]:
         """Add a step's rows; returns its query-key pairs and keys in windowed layers."""
         if line.start is None:
-            raise fault(where, "start", None, "a number")
+            raise fault(place, "start", None, "a number")
         if self._starts and line.start < self._starts[-1]:
-            raise fault(where, "start", line.start, f"at least {self._starts[-1]:g}, that of the step before")
+            raise fault(place, "start", line.start, f"at least {self._starts[-1]:g}, that of the step before")
         self._starts.append(line.start)
         self._steps.append((line.step, index, line.waiting or 0, line.pages or 0))
         self._ends.append(self._ends[-1] + line.batch)
@@ -216,17 +216,17 @@ class Requests:
         for name, column in zip(("requests", *ROW_LISTS), columns, strict=True):
             if column is None or len(column) != line.batch:
                 num = "no" if column is None else len(column)
-                raise ProfileError(f"{where}: {name} has {num} values, expected {line.batch}")
+                raise ProfileError(f"{place}: {name} has {num} values, expected {line.batch}")
         window_q_kv = window_kv = 0
         end = line.start + line.latency
         for i, (number, phase, tokens, keys, emitted) in enumerate(zip(*columns, strict=True)):
             if keys < tokens:
-                raise fault(where, f"row_keys[{i}]", keys, f"at least row_tokens[{i}], {tokens}")
+                raise fault(place, f"row_keys[{i}]", keys, f"at least row_tokens[{i}], {tokens}")
             if self._window:
                 causal = self._block == 1 or phase in ("prefill", "flush")
                 window_q_kv += _window_pairs(tokens, keys, self._window, causal)
                 window_kv += min(keys, self._window + tokens)
-            request = self._named(where, f"requests[{i}]", number)
+            request = self._named(place, f"requests[{i}]", number)
             if math.isnan(request.scheduled):
                 request.scheduled = line.start
             self._step_rows.append((number, PHASES.index(phase), tokens, emitted))
@@ -235,14 +235,14 @@ class Requests:
             elif phase == "prefill":  # preempted: it restarts its canvas
                 request.num_denoised = 0
             if emitted:
-                self._emit(where, request, end, emitted, phase)
+                self._emit(place, request, end, emitted, phase)
         return window_q_kv, window_kv
 
-    def _emit(self, where: str, request: _Request, end: float, tokens: int, phase: str) -> None:
+    def _emit(self, place: str, request: _Request, end: float, tokens: int, phase: str) -> None:
         before = request.last_emission if request.num_emissions else request.arrival
         if end < before:
-            what = f"at least {before:g}, when request {request.request} came or emitted before"
-            raise fault(where, "end", end, what)
+            expected = f"at least {before:g}, when request {request.request} came or emitted before"
+            raise fault(place, "end", end, expected)
         if request.num_emissions:
             self._gaps.append(end - request.last_emission)
         else:
@@ -255,36 +255,36 @@ class Requests:
         request.num_tokens += tokens
         request.num_emissions += 1
 
-    def sequence(self, where: str, line: SequenceLine) -> None:
+    def sequence(self, place: str, line: SequenceLine) -> None:
         """Apply a step's commits to a request's block."""
         start, size = line.block_start, self._block
-        request = self._named(where, "request", line.request)
+        request = self._named(place, "request", line.request)
         prompt = request.input_length
         if start % size or start < prompt // size * size:
-            raise fault(where, "block_start", start, f"a multiple of {size} from {prompt // size * size} on")
+            raise fault(place, "block_start", start, f"a multiple of {size} from {prompt // size * size} on")
         if start != request.block_start:
             before = request.block_start
             if start < before:
-                raise fault(where, "block_start", start, f"at least {before}, the block of the line before")
+                raise fault(place, "block_start", start, f"at least {before}, the block of the line before")
             if request.masks.any():
                 num = int(request.masks.sum())
-                raise fault(where, "block_start", start, f"{before}, whose block has {num} masks left")
+                raise fault(place, "block_start", start, f"{before}, whose block has {num} masks left")
             request.block_start, request.masks = start, np.arange(start, start + size) >= prompt
-        masks, committed = request.masks, self._positions(where, "committed", line.committed)
+        masks, committed = request.masks, self._positions(place, "committed", line.committed)
         computed = np.ones(size, np.bool_)
         if line.computed is not None:
-            computed = self._positions(where, "computed", line.computed)
+            computed = self._positions(place, "computed", line.computed)
         wrong = np.flatnonzero(committed & ~(computed & masks))
         if len(wrong):
-            why = "a mask" if computed[wrong[0]] else "computed"
-            raise ProfileError(f"{where}: committed holds {wrong[0]}, expected a position that is {why}")
+            state = "a mask" if computed[wrong[0]] else "computed"
+            raise ProfileError(f"{place}: committed holds {wrong[0]}, expected a position that is {state}")
         request.masks = masks & ~committed
         if (computed & masks).any():
             self._commits.append((line.request, start, line.step))
             self._marks.append(np.stack([masks, computed & masks, committed]))
 
-    def finish(self, where: str, line: FinishLine) -> None:
-        self._named(where, "request", line.request).finish = line.time
+    def finish(self, place: str, line: FinishLine) -> None:
+        self._named(place, "request", line.request).finish = line.time
 
     def read(self) -> Logged:
         requests = sorted(
@@ -317,20 +317,20 @@ class Requests:
         marks = np.array(self._marks, np.bool_).reshape(-1, 3, self._block)
         return CommitLog(self._block, request, start, marks[:, 0], marks[:, 1], marks[:, 2]), number
 
-    def _named(self, where: str, key: str, number: int) -> _Request:
+    def _named(self, place: str, key: str, number: int) -> _Request:
         if number not in self._requests:
-            raise fault(where, key, number, "one that a request line has named before")
+            raise fault(place, key, number, "one that a request line has named before")
         return self._requests[number]
 
-    def _positions(self, where: str, key: str, positions: tuple[int, ...]) -> Bools:
+    def _positions(self, place: str, key: str, positions: tuple[int, ...]) -> Bools:
         """Mask of the positions of the block, from 0."""
         marks = np.zeros(self._block, np.bool_)
         for i, position in enumerate(positions):
             if position >= self._block:
-                raise fault(where, f"{key}[{i}]", position, f"0 to {self._block - 1}")
+                raise fault(place, f"{key}[{i}]", position, f"0 to {self._block - 1}")
             marks[position] = True
         return marks
 
 
-def fault(where: str, key: str, value: object, expected: str) -> ProfileError:
-    return ProfileError(f"{where}: {key} is {'missing' if value is None else shown(value)}, expected {expected}")
+def fault(place: str, key: str, value: object, expected: str) -> ProfileError:
+    return ProfileError(f"{place}: {key} is {'missing' if value is None else shown(value)}, expected {expected}")

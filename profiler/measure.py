@@ -42,7 +42,7 @@ from ..live.canvas_model import (
     read_canvas_model,
 )
 from ..live.config import ModelConfig
-from ..live.config_file import AS_IT_SAYS, ConfigJson, Given, decoder_config
+from ..live.config_file import AS_IT_SAYS, ConfigJson, Settings, decoder_config
 from ..live.forward import Forward
 from ..live.graphs import GraphForward
 from ..live.kernel_cache import keep_private
@@ -62,7 +62,7 @@ from ..live.measure import measure as measure_shape
 from ..live.model import Decoder
 from ..live.padding import MAX_ROWS
 from ..live.prompts import WORKLOADS, Prompts, prompts_from, random_prompts, read_tokens
-from ..live.session import Kept, LiveRun, Serving, run
+from ..live.session import GraphCache, LiveRun, Serving, run
 from .clocks import Clocks, clocks_of
 from .commit_log import CommitLog, from_journal
 from .fit import fit_latency
@@ -86,7 +86,7 @@ class OnDevice:
     trained: bool  # False: random weights
     derived: str = ""  # how the weights were derived; empty: as stored
     graphs: bool = False  # steps run as captured CUDA graphs
-    captured: Kept = field(default_factory=Kept)  # the graphs, from run to run
+    captured: GraphCache = field(default_factory=GraphCache)  # the graphs, from run to run
     clocks: Clocks = field(default_factory=lambda: Clocks(None))  # sampled while steps run
     text: Prompts | None = None  # that steps are measured on; None: random tokens
     weight: torch.Tensor  # one of the model's
@@ -103,7 +103,7 @@ class OnDevice:
         return default_max_batch(self.device.compute_capability) if self.on_gpu else on_cpu
 
     @property
-    def graph_cache(self) -> Kept | None:
+    def graph_cache(self) -> GraphCache | None:
         """Captured graphs; None if none are captured."""
         return self.captured if self.graphs else None
 
@@ -148,7 +148,7 @@ Model = TypeVar("Model", Loaded, LoadedCanvas)
 
 
 def open_any(
-    name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None, settings: Given = AS_IT_SAYS
+    name: str, device: str | None = None, seed: int = 0, graphs: bool | None = None, settings: Settings = AS_IT_SAYS
 ) -> Opened:
     """Load a model or make random weights on a device: bf16 on a GPU, fp32 on a CPU.
 
@@ -186,7 +186,7 @@ def open_any(
             model = random_canvas_model(source, device, dtype, seed, settings)
     except torch.OutOfMemoryError as error:
         raise ModelError(f"{name}: its {size / 1e9:.1f} GB do not fit on {device} ({error})") from None
-    derived = weights.made(seed, trained=trained, has_experts=is_canvas or config.experts is not None)
+    derived = weights.origin(seed, trained=trained, has_experts=is_canvas or config.experts is not None)
     if derived:
         tell(f"{name}: weights {derived}")
     weight = model.embedding if is_canvas else model.embedding.weight
@@ -204,7 +204,7 @@ def open_any(
     )
 
 
-def check_settings(source: ConfigJson, settings: Given) -> None:
+def check_settings(source: ConfigJson, settings: Settings) -> None:
     """ModelError for a decoder's settings of a canvas model."""
     for value, option, expected in (
         (settings.mask_token, "--mask-token-id", "none: it knows no mask"),
@@ -241,8 +241,8 @@ def select(device: str) -> int | None:
         return None
     keep_private()
     if not torch.cuda.is_available():
-        why = f"PyTorch {torch.__version__} finds no CUDA device here"
-        raise ModelError(f"device is {cut(device)}, and {why}: expected cpu")
+        reason = f"PyTorch {torch.__version__} finds no CUDA device here"
+        raise ModelError(f"device is {cut(device)}, and {reason}: expected cpu")
     _, colon, index = device.partition(":")
     count = torch.cuda.device_count()
     if colon and not (index.isdecimal() and int(index) < count):
@@ -316,14 +316,14 @@ def shape_of_canvas(config: CanvasConfig) -> ModelShape:
     )  # fmt: skip
 
 
-def check_same_model(profile: Profile, ours: ModelShape) -> None:
+def check_same_model(profile: Profile, shape: ModelShape) -> None:
     """ProfileError unless the profile's model has these dimensions."""
-    theirs = profile.model
+    priced = profile.model
     for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab"):
-        if getattr(theirs, name) != getattr(ours, name):
+        if getattr(priced, name) != getattr(shape, name):
             raise ProfileError(
-                f"profile {profile.name} is of {theirs.name} with {name} {getattr(theirs, name)}, "
-                f"and the model {ours.name} has {getattr(ours, name)}"
+                f"profile {profile.name} is of {priced.name} with {name} {getattr(priced, name)}, "
+                f"and the model {shape.name} has {getattr(shape, name)}"
             )
 
 
@@ -389,14 +389,14 @@ def measure_steps(
         heat(heavy_then_reference, HEAT_SHARE * budget)
     spent = 0.0
     for i, shape in enumerate(order, start=1):
-        for each in (shape, reference) if i % ROUND == 0 else (shape,):
-            on_progress(_words(each), min(1.0, spent / budget))
-            repeats = REPEATS if each.tokens <= LARGE else FEW_REPEATS
-            hot = loaded.on_gpu and each.tokens > SMALL / 2
-            settle = LONG_SETTLE if hot and each.window == 0 and each.tokens <= LARGE else SETTLE
+        for current in (shape, reference) if i % ROUND == 0 else (shape,):
+            on_progress(_words(current), min(1.0, spent / budget))
+            repeats = REPEATS if current.tokens <= LARGE else FEW_REPEATS
+            hot = loaded.on_gpu and current.tokens > SMALL / 2
+            settle = LONG_SETTLE if hot and current.window == 0 and current.tokens <= LARGE else SETTLE
             settled = SETTLED if hot else 0.0
             measured_shapes.append(
-                measure_shape(forward, each, block, repeats, loaded.text, settle, context, settled)
+                measure_shape(forward, current, block, repeats, loaded.text, settle, context, settled)
             )  # fmt: skip
         spent = time.monotonic() - begin
         if spent > budget and len(measured_shapes) >= FEWEST:
@@ -418,12 +418,12 @@ def _on_levels(loaded: Loaded, batch: int, tokens: int, context: int) -> list[Sh
     every = levels(tokens).astype(int).tolist()
     on_levels = []
     for is_decode in (False, True):
-        apart = [1]
+        spaced = [1]
         for level in dict.fromkeys(map(bucket, every)) if is_decode and loaded.graphs else every:
-            if level <= SMALL or level >= 1.1 * apart[-1]:
-                apart.append(level)
-        on = level_shapes(loaded.model.config.block_length, batch, tokens, context, apart)
-        on_levels += [s for s in on if (s.window > 0) == is_decode]
+            if level <= SMALL or level >= 1.1 * spaced[-1]:
+                spaced.append(level)
+        candidates = level_shapes(loaded.model.config.block_length, batch, tokens, context, spaced)
+        on_levels += [s for s in candidates if (s.window > 0) == is_decode]
     return on_levels
 
 
@@ -505,9 +505,9 @@ def _forward(loaded: Loaded, pages: int, longest: int, batch: int, seed: int) ->
     if loaded.graphs:
         forward = captured = GraphForward(loaded.model, cache, longest=longest)
         # Capture the largest step of each kind now: others share its memory, and the budget may end before their turn.
-        captured.prepare(every_step({"max_batch": batch}, Autoregressive()), batch, most=1)
+        captured.prepare(every_step({"max_batch": batch}, Autoregressive()), batch, limit=1)
         if (block := config.block_length) > 1:  # windows of every size
-            captured.prepare(every_step({"max_batch": batch}, FixedChunk(2, block), DelayedCache()), batch, most=1)
+            captured.prepare(every_step({"max_batch": batch}, FixedChunk(2, block), DelayedCache()), batch, limit=1)
         loaded.captured.keep(captured)
     if loaded.text is not None:
         fill_with_text(forward, loaded.text, min(longest, MOST_TEXT))
@@ -522,12 +522,12 @@ def _filled_cache(loaded: Loaded, pages: int, seed: int) -> PagedCache:
     return cache
 
 
-def _samples(taken: Sequence[Measured], apart: bool) -> Samples:
-    """The measured steps; apart: device and planning processor are different."""
-    features = [m.features for m in taken for _ in m.latency]
-    latency, device = (np.concatenate([getattr(m, name) for m in taken] or [[]]) for name in ("latency", "device"))
+def _samples(steps: Sequence[Measured], separate: bool) -> Samples:
+    """The measured steps; separate: device and planning processor are different."""
+    features = [m.features for m in steps for _ in m.latency]
+    latency, device = (np.concatenate([getattr(m, name) for m in steps] or [[]]) for name in ("latency", "device"))
     # On a CPU one term per row covers the forward's work for a sequence and the host's, which is no larger.
-    return samples(features, latency, device if apart else None)
+    return samples(features, latency, device if separate else None)
 
 
 def _words(shape: Shape) -> str:
@@ -631,7 +631,7 @@ def measure_eviction(
     forward = Forward(loaded.model, cache)
     if loaded.graphs:
         forward = GraphForward(loaded.model, cache, longest=context + 3 * block)
-        forward.prepare(evicting_policy(block, batches[-1], context), batches[-1], most=1)
+        forward.prepare(evicting_policy(block, batches[-1], context), batches[-1], limit=1)
     over: list[float] = []
     for batch in batches:
         if not over or time.monotonic() - begin < budget:
@@ -694,7 +694,7 @@ def _said(latency: LatencyModel, policy: Policy, features: Features, length: int
 
 
 def journal_of(
-    serving: Serving, requests: Sequence[Request], stop: Callable[[], bool], names: Sequence[str] = (), **how: Any
+    serving: Serving, requests: Sequence[Request], stop: Callable[[], bool], names: Sequence[str] = (), **options: Any
 ) -> tuple[Columns, Columns, int]:
     """Serve requests: the steps' columns, the values of these lists, and what was compiled or captured meanwhile."""
     steps: list[Columns] = []
@@ -704,13 +704,13 @@ def journal_of(
         steps.append(columns)
         rows.append({name: lists[name][0] for name in names})
 
-    done = run(serving, requests, append=append, stop=stop, **how)
+    done = run(serving, requests, append=append, stop=stop, **options)
     check_whole(done)
     return concatenated(steps), concatenated(rows), done.num_made_ready
 
 
 def concatenated(parts: Sequence[Columns]) -> Columns:
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return {name: np.concatenate([columns[name] for columns in parts]) for name in parts[0]}
 
 
 # ---- compiling ------------------------------------------------------------------------------------------------
@@ -723,7 +723,7 @@ def seconds_to_compile(policies: Iterable[Policy]) -> float:
     """About how long compiling the steps takes that are not on disk."""
     limits, free = Limits(1 << 20, 1 << 30, 1), LatencyModel(((0.0, 0.0),), 0.0)
     cores = (Engine(policy, limits, RequestTable(0), latency=free).core for policy in policies)
-    return COMPILING * sum(each.is_young(name="schedule") for each in cores)
+    return COMPILING * sum(program.is_young(name="schedule") for program in cores)
 
 
 @contextmanager
@@ -850,8 +850,8 @@ def profile_model(
     """
     begin = time.monotonic()
 
-    def progress(what: str, _: float = 0.0) -> None:
-        on_progress(what, min(1.0, (time.monotonic() - begin) / budget))
+    def progress(stage: str, _: float = 0.0) -> None:
+        on_progress(stage, min(1.0, (time.monotonic() - begin) / budget))
 
     if both_ways and workloads:
         raise ProfileError("commits are logged of block diffusion, and the profile is to be of a full-sequence model")

@@ -19,7 +19,7 @@ from ..files.memory import free_memory
 from ..files.read import cut_words
 from ..live.canvas_model import CanvasConfig
 from ..live.prompts import random_prompts
-from ..live.session import Kept, Serving, run
+from ..live.session import GraphCache, Serving, run
 from .fit import fit_latency
 from .fit_canvas import fit_canvas_law
 from .logged import Canvases
@@ -100,10 +100,10 @@ def profile_canvas(
             source = f"dsim profile: {config.name} at work on {workload}, {len(canvases.request)} canvases"
             if not file:
                 source += "; they drive canvases to their cap, which says nothing of text (--prompts)"
-            law, why = fit_canvas_law(
+            law, doubts = fit_canvas_law(
                 canvases, workload=workload, canvas_length=config.canvas_length, late=False, source=source
             )
-            fit = doubted(profile.fit, [f"{workload}: {line}" for line in why])
+            fit = doubted(profile.fit, [f"{workload}: {line}" for line in doubts])
             profile = replace(profile, fit=fit, canvas_laws=(*profile.canvas_laws, law))
     return profile, evidence
 
@@ -190,7 +190,7 @@ def spread(batches: Sequence[int]) -> list[int]:
     return order
 
 
-def _captured(loaded: LoadedCanvas, graphs: Kept, batches: list[int], pages: int, longest: int) -> list[int]:
+def _captured(loaded: LoadedCanvas, graphs: GraphCache, batches: list[int], pages: int, longest: int) -> list[int]:
     """Batches whose steps could be captured, with room for all (a resize would drop graphs)."""
     cache = graphs.canvases(loaded.model, pages, PAGE, longest)
     while True:

@@ -208,10 +208,10 @@ def read_shape(path: str | Path) -> ModelShape:
         raise config.error("kv_lora_rank", keys["kv_lora_rank"], "keys and values of heads: latent ones are not priced")
     values: dict[str, Any] = _dimensions(config, DIMENSIONS)
     heads = values["heads"]
-    named = keys.get("_name_or_path") or keys.get("name")
+    label = keys.get("_name_or_path") or keys.get("name")
     # It is used in messages and file names.
     fallback = path.absolute().parent.name if path.name == "config.json" else path.stem
-    name = cut(Path(named).name if isinstance(named, str) and Path(named).name else fallback)
+    name = cut(Path(label).name if isinstance(label, str) and Path(label).name else fallback)
     bias = any(bool(keys.get(key)) for key in ("attention_bias", "qkv_bias", "use_qkv_bias", "include_qkv_bias"))
     values["kv_heads"] = values["kv_heads"] or heads
     values["head_dim"] = values["head_dim"] or values["hidden"] // heads
@@ -221,8 +221,8 @@ def read_shape(path: str | Path) -> ModelShape:
     return ModelShape(
         name=name,
         tied=bool(keys.get("tie_word_embeddings", keys.get("weight_tying", "Gemma" in kind))),
-        qk_norm=bool(keys.get("use_qk_norm", any(part in kind for part in ("Qwen3", "SDAR", "Gemma")))),
-        qkv_bias=bias or any(part in kind for part in ("Qwen2", "Dream")),
+        qk_norm=bool(keys.get("use_qk_norm", any(word in kind for word in ("Qwen3", "SDAR", "Gemma")))),
+        qkv_bias=bias or any(word in kind for word in ("Qwen2", "Dream")),
         experts=_experts(config, values),
         windowed=windowed,
         value_is_key=bool(keys.get("attention_k_eq_v")),
@@ -232,11 +232,11 @@ def read_shape(path: str | Path) -> ModelShape:
 
 def family(m: ModelShape, architecture: str = "") -> str:
     """How a model generates, by its name or its config.json's architecture."""
-    if m.name.startswith(("SDAR", "LLaDA2")) or any(part in architecture for part in ("SDAR", "LLaDA2", "Fast_dLLM")):
+    if m.name.startswith(("SDAR", "LLaDA2")) or any(word in architecture for word in ("SDAR", "LLaDA2", "Fast_dLLM")):
         return "block-diffusion"
     if m.name.startswith("DiffusionGemma") or "DiffusionGemma" in architecture:
         return "canvas"
-    if any(part in architecture for part in ("LLaDA", "Dream", "BothWays")):
+    if any(word in architecture for word in ("LLaDA", "Dream", "BothWays")):
         return "full-sequence"
     return "autoregressive" if architecture or m.name.startswith(("Qwen", "Gemma")) else "full-sequence"
 
@@ -253,8 +253,8 @@ def config_path(name: str | Path) -> Path:
 
 
 def _architecture(keys: Mapping[str, Any]) -> str:
-    named = keys.get("architectures")
-    return str(named[0]) if isinstance(named, list) and named else str(keys.get("model_type", ""))
+    names = keys.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else str(keys.get("model_type", ""))
 
 
 # Our dimensions and their keys: Transformers' names, then LLaDA's. Least value 0: optional.
@@ -303,9 +303,9 @@ def _experts(config: FileObject, values: Mapping[str, int]) -> Experts | None:
     if config.values.get("enable_moe_block"):  # a dense feed-forward beside the routed ones
         experts = replace(experts, shared=values["ffn"] // experts.ffn)
     step = _dimensions(config, {"step": (("decoder_sparse_step",), 0)})["step"] or 1
-    named, each = config.values.get("mlp_only_layers") or [], config.values.get("moe_layer_freq")
-    dense = {i for i in range(values["layers"]) if (i + 1) % step or i in named or i < experts.dense_layers}
-    dense |= {i for i, routed in enumerate(each) if not routed} if isinstance(each, list) else set()
+    mlp_layers, routing = config.values.get("mlp_only_layers") or [], config.values.get("moe_layer_freq")
+    dense = {i for i in range(values["layers"]) if (i + 1) % step or i in mlp_layers or i < experts.dense_layers}
+    dense |= {i for i, routed in enumerate(routing) if not routed} if isinstance(routing, list) else set()
     return replace(experts, dense_layers=len(dense))
 
 

@@ -28,8 +28,8 @@ class Padding:
     @property
     def expected(self) -> Floats:
         """Padding blocks of each request, corrected for ordinary blocks among them by chance."""
-        more = self.by_luck / (1.0 - self.by_luck) if self.by_luck < 1.0 else 0.0
-        return np.maximum(0.0, self.padding - more * (self.padding > 0))
+        odds = self.by_luck / (1.0 - self.by_luck) if self.by_luck < 1.0 else 0.0
+        return np.maximum(0.0, self.padding - odds * (self.padding > 0))
 
     @property
     def share(self) -> float:
@@ -50,15 +50,15 @@ def padding_of(log: CommitLog) -> Padding | None:
     block = block_of(log)
     first = np.flatnonzero(np.diff(block, prepend=-1))
     open_ = log.masked[first].all(axis=1)  # excludes the prompt's own block
-    whole = np.asarray(log.committed[first].all(axis=1))
+    at_once = np.asarray(log.committed[first].all(axis=1))
     _, which = np.unique(log.request[first], return_inverse=True)
     # Counted from the end, up to the first that took more than one step.
-    trailing = pd.Series(whole[::-1]).groupby(which[::-1]).cummin().to_numpy(np.bool_)[::-1]
+    trailing = pd.Series(at_once[::-1]).groupby(which[::-1]).cummin().to_numpy(np.bool_)[::-1]
     num, run = (np.bincount(which, values).astype(np.int64) for values in (open_, trailing))
     before = open_ & ~trailing
     # The last block before the padding never commits whole; it would be padding.
     num_ordinary = before.sum() - (num > run).sum()
-    by_luck = float(((whole & before).sum() + 0.5) / (max(0, num_ordinary) + 1.0))
+    by_luck = float(((at_once & before).sum() + 0.5) / (max(0, num_ordinary) + 1.0))
     chance = by_luck * np.count_nonzero(num)
     if np.count_nonzero(run) - chance < SURE * np.sqrt(max(chance * (1.0 - by_luck), 1.0)):
         return None

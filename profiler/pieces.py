@@ -157,8 +157,8 @@ class Solution:
         """Derivatives by the coefficients, then by the bends but the first."""
         table = self.problem.columns(self.bends, self.names, floor := self.floor)
         slopes = self.values[1 : 1 + len(self.bends)]
-        beyond = (self.problem.tokens[:, None] > self.bends[1:]) & ~floor[:, None]
-        turns = beyond * (slopes[:-1] - slopes[1:]) * (self.problem.forwards * self.problem.weight)[:, None]
+        above = (self.problem.tokens[:, None] > self.bends[1:]) & ~floor[:, None]
+        turns = above * (slopes[:-1] - slopes[1:]) * (self.problem.forwards * self.problem.weight)[:, None]
         return np.column_stack([table, turns])
 
     def standard_errors(self) -> dict[str, float]:
@@ -270,21 +270,21 @@ def _polish(start: Solution) -> Solution:
     low = np.append(np.zeros(num), np.maximum(np.append(bends[:1], edges[:-1]), bends[0] * 1.0001)[: len(bends) - 1])
     high = np.append(np.full(num, np.inf), np.maximum(edges, low[num:] * 1.001))
 
-    def at(x: Floats) -> Solution:
+    def solution(x: Floats) -> Solution:
         return Solution(problem, np.append(bends[:1], x[num:]), start.names, x[:num])
 
     def residuals(x: Floats) -> Floats:
-        return at(x).residuals()
+        return solution(x).residuals()
 
     def jacobian(x: Floats) -> Floats:
-        return at(x).jacobian()
+        return solution(x).jacobian()
 
     x = np.clip(np.append(start.values, bends[1:]), low, high)
     optimum = least_squares(
         residuals, x, jacobian, bounds=(low, high), x_scale=_scale(start),
         xtol=1e-10, ftol=1e-10, gtol=1e-12, max_nfev=60,
     )  # fmt: skip
-    polished = at(optimum.x)
+    polished = solution(optimum.x)
     return polished if polished.bic <= start.bic else start
 
 
@@ -319,9 +319,9 @@ def _identified(problem: Problem, floor: Bools) -> tuple[str, ...]:
     names = []
     for name, column in problem.linear.items():
         values = (column * problem.weight)[off_floor]
-        rest = values - basis @ (basis.T @ values)
-        size = np.linalg.norm(rest)
+        residual = values - basis @ (basis.T @ values)
+        size = np.linalg.norm(residual)
         if size > COLLINEAR * np.linalg.norm(values):
             names.append(name)
-            basis = np.column_stack([basis, rest / size])
+            basis = np.column_stack([basis, residual / size])
     return tuple(names)

@@ -84,7 +84,7 @@ def precision_of(name: str, config: Mapping[str, Any]) -> Precision:
         raise ProfileError(f"quantization_config is {quoted(quantised)}, expected an object")
     groups = [group for group in (quantised.get("config_groups") or {}).values() if isinstance(group, Mapping)]
     format_ = " ".join(str(quantised.get(key, "")) for key in ("quant_method", "format", "quant_algo")).lower()
-    weights = next((FORMATS[part] for part in FORMATS if part in format_), None)
+    weights = next((FORMATS[word] for word in FORMATS if word in format_), None)
     bits = {quantised.get("bits", 4), *((group.get("weights") or {}).get("num_bits", 4) for group in groups)}
     if weights is None or (weights == "int4" and bits != {4}):
         name = format_.strip() or "empty"

@@ -277,8 +277,8 @@ class Profile:
 
     @property
     def workloads(self) -> tuple[str, ...]:
-        named = [m.workload for m in self.commits] + [law.workload for law in self.canvas_laws]
-        return tuple(dict.fromkeys(named))
+        names = [m.workload for m in self.commits] + [law.workload for law in self.canvas_laws]
+        return tuple(dict.fromkeys(names))
 
     def commit_fit(self, model: CommitModel) -> CommitFit | None:
         """A commit model's fit; None if it was published."""
@@ -332,8 +332,8 @@ def load(name: str | Path) -> Profile:
     path, implementation = located(name)
     if path is None:
         names = list(_named())
-        named, hint = cut_words(str(name)), did_you_mean(str(name), names, any_case=True)
-        raise ProfileError(f"no profile file or shipped profile is named {named}{hint}; shipped: {', '.join(names)}")
+        label, hint = cut_words(str(name)), did_you_mean(str(name), names, any_case=True)
+        raise ProfileError(f"no profile file or shipped profile is named {label}{hint}; shipped: {', '.join(names)}")
     profile = _parsed(str(path), read_text(path, kind=ProfileError))
     return implemented(profile, implementation) if implementation else profile
 
@@ -349,10 +349,10 @@ def located(name: str | Path) -> tuple[Path | None, str]:
     path, files = Path(name), _shipped_files()
     if os.path.isfile(path):
         return path, ""
-    named = ALIASES.get(str(name), str(name))
-    if named in files:
-        return files[named], ""
-    base, _, implementation = named.rpartition("/")
+    full_name = ALIASES.get(str(name), str(name))
+    if full_name in files:
+        return files[full_name], ""
+    base, _, implementation = full_name.rpartition("/")
     if os.path.isfile(base):
         return Path(base), implementation
     return files.get(ALIASES.get(base, base)), implementation
@@ -373,12 +373,12 @@ def implemented(profile: Profile, name: str) -> Profile:
     """
     implementation = _implementation(profile, name)
     if implementation is None:
-        names = ", ".join(each.name for each in profile.implementations) or "none but its own"
+        names = ", ".join(entry.name for entry in profile.implementations) or "none but its own"
         raise ProfileError(f"profile {profile.name} holds implementations: {names}; this run asks for {cut(name)}")
     data: Any = to_json(replace(profile, implementations=()))
-    where = f"{profile.model.name} on {profile.device.name}"
+    subject = f"{profile.model.name} on {profile.device.name}"
     described = {
-        "name": f"{profile.name}/{name}", "description": f"{where}, {implementation.implementation}",
+        "name": f"{profile.name}/{name}", "description": f"{subject}, {implementation.implementation}",
         "implementation": implementation.implementation,
     }  # fmt: skip
     data = _merged(data, {**described, **implementation.replaces})
@@ -394,7 +394,7 @@ def as_run_by(profile: Profile, policy: Policy) -> Profile:
 
 def _implementation(profile: Profile, name: str) -> Implementation | None:
     """A profile's implementation; for a data sheet also one with its engine's host time."""
-    implementation = next((each for each in profile.implementations if each.name == name), None)
+    implementation = next((entry for entry in profile.implementations if entry.name == name), None)
     # Named as an implementation, or this engine's already, as a scaled copy is.
     chosen = "/" in ALIASES.get(profile.name, profile.name) or _engine(profile).lower() == name
     like = nearest(profile, name) if implementation is None and profile.origin == "roofline" and not chosen else None
@@ -419,10 +419,10 @@ def _data_sheet_of(engine: str, like: Profile) -> Implementation:
     level = math.prod(of_a_row) ** (1 / len(builds)) / of_a_row[builds.index(like)]
     latency = {key: digits(level * getattr(like.latency, key)) for key in HOST_TIMES}
     costs_of = " and ".join(build.name for build in builds) + " (geometric mean)" * (len(builds) > 1)
-    how = f"{_engine(like)}, its host time as in {costs_of}, the rest from data sheets"
+    description = f"{_engine(like)}, its host time as in {costs_of}, the rest from data sheets"
     provenance = {"settings": {COSTS_OF: costs_of}}
     return Implementation(
-        engine, how, {"latency": {**latency, "overlap": like.latency.overlap}, "provenance": provenance}
+        engine, description, {"latency": {**latency, "overlap": like.latency.overlap}, "provenance": provenance}
     )
 
 
@@ -509,15 +509,15 @@ def _faults(profile: Profile) -> Iterator[Fault]:
     if high < low:
         yield "fit.domain[1]", high, f"at least domain[0], {low:g}"
     phases: set[tuple[str, str]] = set()
-    for i, part in enumerate(latency.cache_overhead):
+    for i, overhead in enumerate(latency.cache_overhead):
         key = f"latency.cache_overhead[{i}]"
-        if part.cache not in CACHES:
-            yield f"{key}.cache", part.cache, Choice(tuple(CACHES)).wanted
-        if part.phase not in PHASES:
-            yield f"{key}.phase", part.phase, Choice(PHASES).wanted
-        if (part.cache, part.phase) in phases:
-            yield key, f"{part.cache}'s {part.phase} again", "each phase of a cache once"
-        phases.add((part.cache, part.phase))
+        if overhead.cache not in CACHES:
+            yield f"{key}.cache", overhead.cache, Choice(tuple(CACHES)).wanted
+        if overhead.phase not in PHASES:
+            yield f"{key}.phase", overhead.phase, Choice(PHASES).wanted
+        if (overhead.cache, overhead.phase) in phases:
+            yield key, f"{overhead.cache}'s {overhead.phase} again", "each phase of a cache once"
+        phases.add((overhead.cache, overhead.phase))
     for i, model in enumerate(profile.commits):
         if len(model.pass_probability) != model.block_length:
             yield f"commits[{i}].pass_probability", [*model.pass_probability], f"{model.block_length} values"
@@ -585,7 +585,7 @@ def shipped_for(model: str) -> list[str]:
 def _shipped() -> dict[str, Profile]:
     """Shipped profiles by name, with NAME/IMPLEMENTATION, the default first."""
     profiles = [load(path) for path in _shipped_files().values()]
-    profiles += [implemented(profile, each.name) for profile in profiles for each in profile.implementations]
+    profiles += [implemented(profile, entry.name) for profile in profiles for entry in profile.implementations]
     return {p.name: p for p in sorted(profiles, key=lambda p: (p.name != DEFAULT, p.name))}
 
 

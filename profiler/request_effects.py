@@ -75,12 +75,12 @@ def scaled(model: CommitModel, spread: float) -> CommitModel:
     return replace(model, request_spread=spread)
 
 
-def shifted(model: CommitModel, by: float) -> CommitModel:
-    """`by` added to all log-odds."""
-    if by == 0.0:
+def shifted(model: CommitModel, shift: float) -> CommitModel:
+    """`shift` added to all log-odds."""
+    if shift == 0.0:
         return model
     p = np.clip(np.asarray(model.pass_probability), 1e-12, 1 - 1e-9)
-    return replace(model, pass_probability=tuple(float(v) for v in expit(logit(p) + by)))
+    return replace(model, pass_probability=tuple(float(v) for v in expit(logit(p) + shift)))
 
 
 @lru_cache(maxsize=1024)
@@ -96,7 +96,7 @@ def mean_yield(model: CommitModel) -> float:
 def same_mean(model: CommitModel, other: CommitModel) -> CommitModel:
     """`other` at the model's mean yield, to about 1 %."""
     mean = mean_yield(model)
-    return shifted(other, sum(bisected(lambda by: mean_yield(shifted(other, by)) < mean, -6.0, 6.0, 10)) / 2)
+    return shifted(other, sum(bisected(lambda shift: mean_yield(shifted(other, shift)) < mean, -6.0, 6.0, 10)) / 2)
 
 
 def _quantiles(grid: Floats, weight: Floats, shares: Floats) -> Floats:

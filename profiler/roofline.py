@@ -108,15 +108,15 @@ def roofline(
         bandwidth = tp * gpu.bandwidth * gpu.bandwidth_efficiency
         latency = replace(latency, cache_overhead=cache_overhead(model, bandwidth, launched=not graphs))
     commits = yields or published_commits(model.name)
-    how = "captured graphs" if graphs else "eager LMDeploy"
-    where = gpu.name if tp == 1 else f"{tp} x {gpu.name}"
+    mode = "captured graphs" if graphs else "eager LMDeploy"
+    gpus = gpu.name if tp == 1 else f"{tp} x {gpu.name}"
     label = f"{precision.label}{'' if tp == 1 else f'-tp{tp}'}{'' if graphs else '-eager'}"
     return Profile(
         name=name or f"{gpu.name}-{model.name}{label}".lower(),
-        description=description or f"{model.name}{precision.label} on {where}, {how}, from data sheets",
+        description=description or f"{model.name}{precision.label} on {gpus}, {mode}, from data sheets",
         origin="roofline",
         family=kind,
-        implementation=f"roofline with {how}",
+        implementation=f"roofline with {mode}",
         device=Device(gpu.name, tp, gpu.memory_bytes, gpu.compute_capability),
         model=model,
         latency=latency,
@@ -239,14 +239,14 @@ def _check(gpu: Gpu, model: ModelShape, tp: int, precision: Precision) -> None:
             f"{model.name} keeps 0 bytes of keys and values a token in its {model.full_layers} layers that see all "
             "tokens, expected more: pages are counted by those"
         )
-    where = f"{tp} x {gpu.name}"
+    gpus = f"{tp} x {gpu.name}"
     weights = precision.weight_bytes(model)
     if weights >= tp * gpu.memory_bytes:
         raise ProfileError(
-            f"{model.name} takes {gb(weights)} of {precision.weights} weights, {where} holds "
+            f"{model.name} takes {gb(weights)} of {precision.weights} weights, {gpus} holds "
             f"{gb(tp * gpu.memory_bytes)}: use more GPUs (--tp), larger ones, or fewer bits (--weights)"
         )
     try:
         memory_model(gpu, model, tp, precision).num_pages(PAGE, 1, PAGE)
     except ProfileError as error:
-        raise ProfileError(f"{model.name} on {where}: {error}") from None
+        raise ProfileError(f"{model.name} on {gpus}: {error}") from None

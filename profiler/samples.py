@@ -70,22 +70,22 @@ def samples(
 ) -> Samples:  # fmt: skip
     """Measured steps in order; equal features and blocks are repeats of one shape."""
     table = np.asarray(features, np.float64).reshape(-1, len(FEATURES))
-    taken = np.asarray(latency, np.float64).reshape(-1)
-    within = np.full(len(taken), np.nan) if device is None else np.asarray(device, np.float64).reshape(-1)
-    if not len(table) == len(taken) == len(within):
-        raise ProfileError(f"{len(table)} steps have {len(taken)} latencies and {len(within)} device times")
-    for name, values in (("latency", taken), ("device", np.where(np.isnan(within), 1.0, within))):
+    latencies = np.asarray(latency, np.float64).reshape(-1)
+    within = np.full(len(latencies), np.nan) if device is None else np.asarray(device, np.float64).reshape(-1)
+    if not len(table) == len(latencies) == len(within):
+        raise ProfileError(f"{len(table)} steps have {len(latencies)} latencies and {len(within)} device times")
+    for name, values in (("latency", latencies), ("device", np.where(np.isnan(within), 1.0, within))):
         bad = np.flatnonzero(~((values > 0) & (values < np.inf)))
         if len(bad):
             raise ProfileError(f"step {bad[0]}: {name} is {values[bad[0]]:g} s, expected more than 0")
-    done = np.zeros(len(taken)) if blocks is None else np.asarray(blocks, np.float64)
+    done = np.zeros(len(latencies)) if blocks is None else np.asarray(blocks, np.float64)
     _, group = np.unique(np.column_stack([table, done]), axis=0, return_inverse=True)
-    return Samples(table, taken, within, done, group.reshape(-1))
+    return Samples(table, latencies, within, done, group.reshape(-1))
 
 
 def joined(*parts: Points) -> Points:
     """One after the other."""
-    return Points(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Points)))
+    return Points(*(np.concatenate([getattr(piece, f.name) for piece in parts]) for f in fields(Points)))
 
 
 def step_features(steps: Mapping[str, Any], lists: Mapping[str, Any], mixed: bool) -> list[Features]:
@@ -99,14 +99,14 @@ def step_features(steps: Mapping[str, Any], lists: Mapping[str, Any], mixed: boo
     return [Features(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
-def points(taken: Samples) -> Points:
+def points(steps: Samples) -> Points:
     """Step shapes in the order of their features, each the median of its repeats."""
-    order = np.argsort(taken.group, kind="stable")
-    ends = np.flatnonzero(np.diff(taken.group[order], append=-1)) + 1
+    order = np.argsort(steps.group, kind="stable")
+    ends = np.flatnonzero(np.diff(steps.group[order], append=-1)) + 1
     groups = np.split(order, ends[:-1]) if len(order) else []
     first = [g[0] for g in groups]
-    latency, device = (np.array([np.median(column[g]) for g in groups]) for column in (taken.latency, taken.device))
-    return Points(taken.features[first].reshape(-1, len(FEATURES)), latency, device, taken.blocks[first])
+    latency, device = (np.array([np.median(column[g]) for g in groups]) for column in (steps.latency, steps.device))
+    return Points(steps.features[first].reshape(-1, len(FEATURES)), latency, device, steps.blocks[first])
 
 
 def captured(features: Floats, graph_tokens: int) -> Bools:
@@ -119,11 +119,11 @@ def padded(features: Floats, graph_tokens: int) -> Floats:
     """Steps [steps, features] as computed: captured ones padded to buckets (engine.latency)."""
     out, rows = features.copy(), captured(features, graph_tokens)
     steps = features[rows]
-    more = buckets(steps[:, TOKENS]) - steps[:, TOKENS]
+    padding = buckets(steps[:, TOKENS]) - steps[:, TOKENS]
     few = steps[:, HEAD_ROWS] < steps[:, TOKENS]  # a separate graph
     for column in ROWS:
-        out[rows, column] = np.where(few, buckets(steps[:, column]), steps[:, column] + more)
-    out[rows, TOKENS] += more
+        out[rows, column] = np.where(few, buckets(steps[:, column]), steps[:, column] + padding)
+    out[rows, TOKENS] += padding
     return out
 
 

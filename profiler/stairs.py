@@ -20,7 +20,7 @@ GRID = 64  # tokens: the smallest tile of a large matrix product
 
 
 def levels(largest: float) -> Floats:
-    """Tokens of the levels up to the one that holds `most`: powers of two to 64, then multiples of 64."""
+    """Tokens of the levels up to the one that holds `largest`: powers of two to 64, then multiples of 64."""
     small = 2.0 ** np.arange(7)
     large = GRID * np.arange(2, int(np.ceil(largest / GRID)) + 1)
     every = np.append(small, large)
@@ -35,14 +35,14 @@ ROUNDS = 8
 class Stairs(Problem):
     """Points to fit with tokens rounded up to their level; `bends` are the levels where the stairs rise.
 
-    at: a point's level on the tables' common axis. by_pairs [points]: pairs, not keys, set attention's time.
+    level: a point's level on the tables' common axis. by_pairs [points]: pairs, not keys, set attention's time.
     """
 
     def __init__(self, fitted: Points, with_host: bool, graph_tokens: int = 0, by_pairs: Bools | None = None) -> None:
         super().__init__(fitted, with_host, graph_tokens)
         every = levels(float(self.tokens.max()))
         self.tokens = every[np.searchsorted(every, self.tokens)]
-        self.at = self.tokens + CAPTURED * self.captured
+        self.level = self.tokens + CAPTURED * self.captured
         self.linear.pop(SHORT, None)
         pairs, keys = (fitted.column(name) for name in ("sum_q_kv", "sum_kv"))
         self.dense = fitted.column("prefill_tokens") == fitted.column("tokens")
@@ -54,7 +54,7 @@ class Stairs(Problem):
             self.linear["sequence"] = sequences(fitted.features, graph_tokens)
 
     def _layers(self, bends: Floats) -> tuple[Floats, Floats]:
-        rises = (self.at[:, None] > bends) & (self.captured[:, None] == (bends >= CAPTURED))
+        rises = (self.level[:, None] > bends) & (self.captured[:, None] == (bends >= CAPTURED))
         return self.forwards * ~self.captured, self.forwards[:, None] * rises
 
     def rises(self) -> Floats:
@@ -75,7 +75,7 @@ class StairSolution(Solution):
 
     @property
     def num_levels(self) -> int:
-        return len(np.unique(self.problem.at))
+        return len(np.unique(self.problem.level))
 
     def sums(self, graphs: bool) -> tuple[Floats, Floats]:
         """A table's measured levels, and the coefficients that sum to each [levels, coefficients]."""

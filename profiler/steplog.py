@@ -94,28 +94,28 @@ def log_of(path: str | Path, lines: Iterator[tuple[str, dict[str, Any]]]) -> Ste
     times: list[tuple[float, float]] = []
     windowed = header.model.windowed
     requests = Requests(windowed.window if windowed else 0, header.block_length)
-    for where, values in lines:
+    for place, values in lines:
         kind = values.get("kind")
         if not isinstance(kind, str) or kind not in LINES:
-            raise fault(where, "kind", kind, f"one of {', '.join(LINES)}")
+            raise fault(place, "kind", kind, f"one of {', '.join(LINES)}")
         rows = values.get("requests")
         if isinstance(rows, list):
             repeated = {name: values[name] for name in ROW_LISTS if not isinstance(values.get(name, []), list)}
             values |= {name: [value] * len(rows) for name, value in repeated.items()}
-        line = read_as(LINES[kind], where, "", values, ProfileError, ("kind",))
+        line = read_as(LINES[kind], place, "", values, ProfileError, ("kind",))
         if kind == "step":
-            step, time = _step(where, line, header.block_length)
+            step, time = _step(place, line, header.block_length)
             if line.requests is not None:
-                pairs, keys = requests.step(where, line, len(times))
+                pairs, keys = requests.step(place, line, len(times))
                 step = step._replace(window_q_kv=pairs, window_kv=keys)
             features.append(step)
             times.append(time)
         elif kind == "request":
-            requests.open(where, line)
+            requests.open(place, line)
         elif kind == "finish":
-            requests.finish(where, line)
+            requests.finish(place, line)
         else:
-            requests.sequence(where, line)
+            requests.sequence(place, line)
     if not features:
         raise ProfileError(f"{path} holds no step lines")
     latency, device = np.array(times).T
@@ -140,7 +140,7 @@ def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) 
     laws: list[CanvasLaw] = []
     warned = tuple(filter(None, [of_random_tokens(log)]))
     try:
-        latency, fit = fit_latency(log.steps[whole(log.steps)])
+        latency, fit = fit_latency(log.steps[fittable(log.steps)])
         if (late := _late(h)) is not None and len(log.requests.canvases.request):
             law, doubts = fit_canvas_law(
                 log.requests.canvases, workload=h.workload, canvas_length=h.block_length, late=late, source=source
@@ -199,10 +199,10 @@ def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) 
 def policy_of(header: Header) -> tuple[str, list[str]]:
     """The SPEC, and logged settings that its preset lacks. ProfileError: unknown preset."""
     if header.preset is None or header.preset not in PRESETS:
-        named = "null" if header.preset is None else cut(header.preset)
-        raise ProfileError(f"the log's header has preset {named}, expected one of {', '.join(PRESETS)}")
+        label = "null" if header.preset is None else cut(header.preset)
+        raise ProfileError(f"the log's header has preset {label}, expected one of {', '.join(PRESETS)}")
     policy = PRESETS[header.preset].policy
-    usual = {field.name: field.default for part in policy.parts() for field in fields_of(part)}
+    usual = {field.name: field.default for group in policy.parts() for field in fields_of(group)}
     stated: dict[str, Setting] = dict(header.settings)
     stated["page_size"] = header.page_size
     if header.num_pages is not None:
@@ -220,7 +220,7 @@ def policy_of(header: Header) -> tuple[str, list[str]]:
     return spec, [name for name in stated if name not in usual]
 
 
-def whole(taken: Samples) -> Bools:
+def fittable(steps: Samples) -> Bools:
     """The steps [steps] to fit to: all but those in less than a third of their likes' time, and each one before.
 
     The engine's thread came late for the one before, whose time holds some of the short one's; in relative errors a
@@ -229,12 +229,12 @@ def whole(taken: Samples) -> Bools:
     """
     from scipy.ndimage import median_filter  # imported here: reading a log does not need it
 
-    likes = taken.features[:, LIKES]
-    order = np.lexsort((taken.features[:, KEYS], *likes.T))
+    likes = steps.features[:, LIKES]
+    order = np.lexsort((steps.features[:, KEYS], *likes.T))
     short = np.zeros(len(order), np.bool_)
     for rows in np.split(order, np.flatnonzero(np.diff(likes[order], axis=0).any(1)) + 1):
         if len(rows) >= NEAREST:
-            short[rows] = taken.latency[rows] < median_filter(taken.latency[rows], NEAREST, mode="nearest") / 3
+            short[rows] = steps.latency[rows] < median_filter(steps.latency[rows], NEAREST, mode="nearest") / 3
     keep: Bools = ~(short | np.append(short[1:], False))
     return keep
 
@@ -269,45 +269,45 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, line in read_lines(path, kind=ProfileError):
         if not line.strip():
             continue
-        where = f"{path}:{number}"
-        with parsing(where, "JSON", ProfileError):
+        place = f"{path}:{number}"
+        with parsing(place, "JSON", ProfileError):
             value = json_of(line.rstrip())
         if not isinstance(value, dict):
-            raise ProfileError(f"{where}: the line is {shown(value)}, expected an object")
-        yield where, value
+            raise ProfileError(f"{place}: the line is {shown(value)}, expected an object")
+        yield place, value
 
 
-def _header(where: str, values: dict[str, Any]) -> Header:
+def _header(place: str, values: dict[str, Any]) -> Header:
     if values.get("schema") != SCHEMA:
-        raise ProfileError(f"{where}: schema is {cut(values.get('schema'))!r}, expected {SCHEMA!r} in the first line")
+        raise ProfileError(f"{place}: schema is {cut(values.get('schema'))!r}, expected {SCHEMA!r} in the first line")
     if values.get("version") != VERSION:
-        raise ProfileError(f"{where}: version is {cut(values.get('version'))}, expected {VERSION}")
+        raise ProfileError(f"{place}: version is {cut(values.get('version'))}, expected {VERSION}")
     if isinstance(values.get("model"), str):
-        values = {**values, "model": stored(_named(where, values["model"]))}
-    header = read_as(Header, where, "", values, ProfileError, ("schema", "version"))
+        values = {**values, "model": stored(_named(place, values["model"]))}
+    header = read_as(Header, place, "", values, ProfileError, ("schema", "version"))
     for key, value, expected in shape_faults(header.model):
-        raise fault(where, key, value, expected)
+        raise fault(place, key, value, expected)
     return header
 
 
-def _named(where: str, name: str) -> ModelShape:
+def _named(place: str, name: str) -> ModelShape:
     try:
         return model(name)
     except ProfileError as error:
-        raise ProfileError(f"{where}: {error}; or give its shape as an object") from None
+        raise ProfileError(f"{place}: {error}; or give its shape as an object") from None
     except OSError as error:  # a name too long for a path
-        raise ProfileError(f"{where}: model is {cut(name)}: {error.strerror}") from None
+        raise ProfileError(f"{place}: model is {cut(name)}: {error.strerror}") from None
 
 
-def _step(where: str, line: StepLine, block_length: int) -> tuple[Features, tuple[float, float]]:
+def _step(place: str, line: StepLine, block_length: int) -> tuple[Features, tuple[float, float]]:
     """A step's features, latency and device time."""
     batch, tokens, prefill, device = line.batch, line.tokens, line.prefill_tokens, line.device
     if tokens < batch:
-        raise fault(where, "tokens", tokens, f"at least batch, {batch}")
+        raise fault(place, "tokens", tokens, f"at least batch, {batch}")
     if prefill > tokens:
-        raise fault(where, "prefill_tokens", prefill, f"at most tokens, {tokens}")
+        raise fault(place, "prefill_tokens", prefill, f"at most tokens, {tokens}")
     if device is not None and not 0 < device <= line.latency:
-        raise fault(where, "device", device, f"more than 0 and at most latency, {line.latency:g}")
+        raise fault(place, "device", device, f"more than 0 and at most latency, {line.latency:g}")
     heads, pairs = line.head_rows, line.sum_q_kv
     if heads is None:
         heads = batch * block_length if prefill else tokens

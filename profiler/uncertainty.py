@@ -94,9 +94,9 @@ def causes(profile: Profile, model: Yielding | None) -> tuple[Cause, ...]:
         assumed[YIELD] = f"±{100 * PUBLISHED_YIELD:g} %, assumed of a published mean"
         assumed[SPREAD] = f"unknown: 0 to {2 * model.request_spread:.2g} of {unit}"
     return tuple(
-        Cause(name, why, whys is assumed, _owner(profile, model, name))
-        for whys in (stated, assumed)
-        for name, why in whys.items()
+        Cause(name, reason, reasons is assumed, _owner(profile, model, name))
+        for reasons in (stated, assumed)
+        for name, reason in reasons.items()
     )
 
 
@@ -117,17 +117,17 @@ def _owner(profile: Profile, model: Yielding | None, cause: str) -> str:
 
 
 def varied(
-    profile: Profile, moved: Sequence[tuple[str, float]], model: Yielding | None, others: Sequence[CommitModel] = ()
+    profile: Profile, moved: Sequence[tuple[str, float]], model: Yielding | None, peers: Sequence[CommitModel] = ()
 ) -> Profile:
     """The profile with causes moved by their scores; model: as in `causes`.
 
-    others: the run's models at other thresholds, which move with `model`.
+    peers: the run's models at other thresholds, which move with `model`.
     """
     scores = dict(moved)
-    known = {cause.name for cause in causes(profile, model)}
+    names = {cause.name for cause in causes(profile, model)}
     for name in scores:
-        if name not in known:
-            raise ProfileError(f"{profile.name} is not uncertain of {name}; it is of {', '.join(sorted(known))}")
+        if name not in names:
+            raise ProfileError(f"{profile.name} is not uncertain of {name}; it is of {', '.join(sorted(names))}")
     fit = profile.fit
     width = fit.relative_uncertainty or 0.0
     misfit = (0.0 if fit.held_out is None else fit.held_out.median) * scores.get(MISFIT, 0.0)
@@ -156,22 +156,22 @@ def varied(
     of_yield, spread = scores.get(YIELD, 0.0) + of_workload, scores.get(SPREAD)
     if isinstance(model, CanvasLaw):
         return replace(profile, canvas_laws=(_varied_law(model, of_yield, spread),))
-    models = [_varied_commits(each, of_yield, spread, _errors(profile, each)) for each in (model, *others)]
+    models = [_varied_commits(entry, of_yield, spread, _errors(profile, entry)) for entry in (model, *peers)]
     return replace(profile, commits=tuple(models))
 
 
 def common_error(profiles: Sequence[Profile], model: Yielding | None) -> str:
     """Say which unknowns cancel in a comparison of GPUs, and which do not; profiles: one a GPU, the best first."""
-    each = [{(cause.name, cause.owner) for cause in causes(profile, model)} for profile in profiles]
-    shared, names, apart = dict(set.intersection(*each)), [profile.device.name for profile in profiles], ""
+    unknowns = [{(cause.name, cause.owner) for cause in causes(profile, model)} for profile in profiles]
+    shared, names, hosts = dict(set.intersection(*unknowns)), [profile.device.name for profile in profiles], ""
     if len({profile.implementation for profile in profiles}) > 1:
         costs = [str(profile.provenance.settings.get(COSTS_OF, profile.name)) for profile in profiles]
-        apart = f" and its engine's host time ({', '.join(map(' as in '.join, zip(names, costs, strict=True)))})"
+        hosts = f" and its engine's host time ({', '.join(map(' as in '.join, zip(names, costs, strict=True)))})"
     fits = [profile.fit for profile in profiles[:2]]
     width = math.hypot(*(fit.held_out.median if fit.held_out else fit.relative_uncertainty or 0.0 for fit in fits))
     return (
         f"{' and '.join(names)} share these unknowns, which largely cancel between them if one build runs on all: "
-        f"{', '.join(sorted(shared))}. Each has its own device time{apart}: device time alone leaves {names[0]} over "
+        f"{', '.join(sorted(shared))}. Each has its own device time{hosts}: device time alone leaves {names[0]} over "
         f"{names[1]} uncertain by ±{100 * width:.0f} %"
     )
 
@@ -252,18 +252,18 @@ def _varied_commits(
     return shifted(model, PUBLISHED_YIELD * yield_ * mean_yield(model) / max(rise, 1e-6))
 
 
-def _moved(latency: LatencyModel, name: str, by: float) -> LatencyModel | None:
+def _moved(latency: LatencyModel, name: str, shift: float) -> LatencyModel | None:
     """A coefficient moved, at least 0; None for another name and a bend's position, whose height is a cause too."""
     height = re.fullmatch(r"(knots|graph_knots)\[(\d+)\]\[1\]", name)
     if height is None:
         if not isinstance(value := getattr(latency, name, None), float):
             return None
-        moved: Any = {name: max(0.0, value + by)}
+        moved: Any = {name: max(0.0, value + shift)}
         return replace(latency, **moved)
     heights, knot = [y for _, y in getattr(latency, height[1])], int(height[2])
     if knot >= len(heights):
         return None
-    heights[knot] = max(0.0, heights[knot] + by)
+    heights[knot] = max(0.0, heights[knot] + shift)
     return _with_heights(latency, height[1], heights)
 
 

@@ -46,31 +46,31 @@ def blocks(log: CommitLog) -> Blocks:
     step = np.arange(len(log)) - first[block]
     reach = np.zeros((len(first), int(step.max(initial=0)) + 1), np.int64)
     # A window of every mask has no limit.
-    whole = (log.window == log.masked).all(axis=1)
-    reach[block, step] = np.where(whole, log.block_length, log.window.sum(axis=1))
+    unlimited = (log.window == log.masked).all(axis=1)
+    reach[block, step] = np.where(unlimited, log.block_length, log.window.sum(axis=1))
     reach = np.where(reach > 0, reach, reach[np.arange(len(first)), np.bincount(block) - 1][:, None])
     request = np.unique(log.request[first], return_inverse=True)[1]
     return Blocks(log.block_length, np.asarray(request, np.int64), log.block_start[first], log.masked[first], reach)
 
 
-def draw(model: CommitModel, whole: Blocks, seed: int) -> CommitLog:
+def draw(model: CommitModel, source: Blocks, seed: int) -> CommitLog:
     """The log of the model's keyed draws for the same blocks, as different requests."""
-    num, length = whole.masked.shape
-    requests = int(whole.request.max(initial=0)) + 1
+    num, length = source.masked.shape
+    requests = int(source.request.max(initial=0)) + 1
     none = np.zeros(requests, np.int64)
     draws = CommitDraws(model, seed, none, none, length).arrays
     # Without padding, which depends on a request's last block, maybe not in the log.
     draws.requests["last_block"], draws.requests["num_padding"] = 2**30, 0
-    status = np.where(whole.masked, np.uint8(MASKED), np.uint8(PENDING))
+    status = np.where(source.masked, np.uint8(MASKED), np.uint8(PENDING))
     evaluations = np.zeros((num, length), np.uint16)
-    start = whole.block_start.astype(np.int32)
+    start = source.block_start.astype(np.int32)
     alive, step = np.arange(num), 0
     rows: list[tuple[Ints, Bools, Bools, Bools]] = []
     while len(alive):
         masked = status[alive] == MASKED
-        reach = whole.reach[alive, min(step, whole.reach.shape[1] - 1)]
+        reach = source.reach[alive, min(step, source.reach.shape[1] - 1)]
         window = masked & (np.cumsum(masked, axis=1) <= reach[:, None])
-        who = whole.request[alive]
+        who = source.request[alive]
         arrays = status[alive], evaluations[alive], window, start[alive], who.astype(np.int32), draws
         committed = draw_plan(*arrays, np.zeros((len(alive), 0)))
         rows.append((alive, masked, window, committed))
@@ -79,15 +79,15 @@ def draw(model: CommitModel, whole: Blocks, seed: int) -> CommitLog:
         alive, step = alive[(status[alive] == MASKED).any(axis=1)], step + 1
     block = np.concatenate([r[0] for r in rows])
     masked, window, committed = (np.concatenate([r[i] for r in rows]) for i in (1, 2, 3))
-    return CommitLog(length, whole.request[block], whole.block_start[block], masked, window, committed).sorted()
+    return CommitLog(length, source.request[block], source.block_start[block], masked, window, committed).sorted()
 
 
-def repeated(whole: Blocks, times: int) -> Blocks:
+def repeated(source: Blocks, times: int) -> Blocks:
     """The same blocks for `times` times as many requests."""
-    requests = int(whole.request.max(initial=0)) + 1
-    request = np.concatenate([whole.request + i * requests for i in range(times)])
-    columns: Any = [np.concatenate([values] * times) for values in (whole.block_start, whole.masked, whole.reach)]
-    return Blocks(whole.block_length, request, *columns)
+    requests = int(source.request.max(initial=0)) + 1
+    request = np.concatenate([source.request + i * requests for i in range(times)])
+    columns: Any = [np.concatenate([values] * times) for values in (source.block_start, source.masked, source.reach)]
+    return Blocks(source.block_length, request, *columns)
 
 
 def figures(log: CommitLog) -> dict[str, float]:
@@ -123,7 +123,7 @@ def prefix_curve(log: CommitLog) -> Floats:
 def quantile(values: Ints, q: float) -> float:
     """A quantile of integers, each spread evenly over one unit: it changes smoothly."""
     counts = np.bincount(values)
-    upto = np.cumsum(counts) / counts.sum()
-    k = int(np.searchsorted(upto, q))
-    below = upto[k - 1] if k else 0.0
-    return float(k - 0.5 + (q - below) / (upto[k] - below))
+    shares = np.cumsum(counts) / counts.sum()
+    k = int(np.searchsorted(shares, q))
+    below = shares[k - 1] if k else 0.0
+    return float(k - 0.5 + (q - below) / (shares[k] - below))

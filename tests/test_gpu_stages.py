@@ -14,7 +14,7 @@ import pytest
 
 from dsim.benchmarks import gpu
 from dsim.benchmarks.step import Watch, floors
-from dsim.live.config_file import Given
+from dsim.live.config_file import Settings
 from dsim.live.measure import Shape
 from dsim.live.weights import config_of
 from dsim.profiler.clocks import Clocks
@@ -133,7 +133,7 @@ def test_ci_pretends_the_three_calls_of_a_loan_whose_parts_fit_nine_minutes_each
 
 def test_a_floor_is_the_sum_of_what_its_parts_take_at_least() -> None:
     # An H200's rates, and what it took: 17.0 ms at 64 x 32.
-    config = config_of("llada2-mini", Given(random_weights=True))
+    config = config_of("llada2-mini", Settings(random_weights=True))
     parts = floors(config, Shape(64, 32, 512), 2.0, 4.16e12, 782e12)
     assert [round(1e3 * least, 1) for least in parts.values()] == [0.3, 7.4, 1.6, 1.7]
     assert 17.0e-3 / sum(parts.values()) == pytest.approx(1.54, abs=0.01)

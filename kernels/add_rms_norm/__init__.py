@@ -20,8 +20,8 @@ def add_rms_norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float) ->
 
 def _check_parts(parts: Sequence[Tensor], part_weights: Tensor | None, **_: object) -> None:
     if len(parts) not in (1, 2) or (part_weights is None) != (len(parts) == 1):
-        found = "no weights" if part_weights is None else "weights"
-        raise ValueError(f"there are {len(parts)} parts and {found} of parts, expected 1 without or 2 with")
+        label = "no weights" if part_weights is None else "weights"
+        raise ValueError(f"there are {len(parts)} parts and {label} of parts, expected 1 without or 2 with")
 
 
 @operation(
@@ -40,8 +40,8 @@ def sandwich_norm(
     x and parts [N, h] of one dtype; weight and after [h], scale [1] or None for 1, and part_weights in fp32.
     """
 
-    def normed(part: Tensor, by: Tensor) -> Tensor:
-        return rms_norm(part.float(), by.shape, by, eps).to(x.dtype)
+    def normed(rows: Tensor, factors: Tensor) -> Tensor:
+        return rms_norm(rows.float(), factors.shape, factors, eps).to(x.dtype)
 
     total = parts[0]
     if part_weights is not None:

@@ -23,10 +23,10 @@ def sandwich_norm(
     total = torch.empty_like(normed) if parts else x
     if normed.numel():
         block = triton.next_power_of_2(width)
-        one, two = (*parts, x, x)[:2]
+        first, second = (*parts, x, x)[:2]
         _add_norm[(num_rows,)](
-            x, one, two, after if part_weights is None else part_weights, after if weight is None else weight,
-            after if scale is None else scale, after, total, normed, x.stride(0), one.stride(0), two.stride(0),
+            x, first, second, after if part_weights is None else part_weights, after if weight is None else weight,
+            after if scale is None else scale, after, total, normed, x.stride(0), first.stride(0), second.stride(0),
             width if part_weights is None else part_weights.stride(0), eps,
             WIDTH=width, BLOCK=block, PARTS=len(parts), NORM=weight is not None, SCALE=scale is not None,
             num_warps=max(1, min(16, block // 512)),

@@ -51,8 +51,8 @@ def pooled_topk_pack(q: Tensor, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: 
     num_kv_heads, page_size = k.shape[1], k_pages.shape[1]
     heads = torch.arange(num_kv_heads, device=k.device)
     num_choosing = 1 if shared else num_kv_heads
-    kept = torch.full((num_choosing, len(num_kept), page_table.shape[1] * page_size), -1, dtype=torch.int32)
-    kept = kept.to(k.device)
+    indices = torch.full((num_choosing, len(num_kept), page_table.shape[1] * page_size), -1, dtype=torch.int32)
+    indices = indices.to(k.device)
     starts, rows = query_start.tolist(), key_start.tolist()
     for s, (start, num) in enumerate(zip(block_start.tolist(), num_kept.tolist(), strict=True)):
         block = starts[s + 1] - starts[s]
@@ -71,9 +71,9 @@ def pooled_topk_pack(q: Tensor, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: 
             merged = scores.amax(1)
         pooled = F.max_pool1d(merged[None], pool, stride=1, padding=pool // 2)[0]
         best = candidates[pooled.sort(dim=1, descending=True, stable=True).indices[:, :num]]
-        kept[:, s, :num] = best
+        indices[:, s, :num] = best
         spots = torch.arange(num, device=k.device)
         pages, slots = page_table[s, spots // page_size].long(), spots % page_size
-        for to_pages, own in ((k_pages, own_k), (v_pages, own_v)):
-            to_pages[pages, slots] = own[best.T, heads]  # [num, Hkv, D]
-    return kept
+        for to_pages, source in ((k_pages, own_k), (v_pages, own_v)):
+            to_pages[pages, slots] = source[best.T, heads]  # [num, Hkv, D]
+    return indices

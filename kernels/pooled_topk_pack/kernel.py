@@ -18,9 +18,9 @@ def pooled_topk_pack(q: Tensor, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: 
     num_sequences, num_heads = len(num_kept), q.shape[1]
     choosing = 1 if shared else num_kv_heads
     slots = page_table.shape[1] * k_pages.shape[1]
-    kept = torch.full((choosing, num_sequences, slots), -1, dtype=torch.int32, device=k.device)
+    indices = torch.full((choosing, num_sequences, slots), -1, dtype=torch.int32, device=k.device)
     if num_keys == 0:
-        return kept
+        return indices
     query = k.new_empty((num_sequences, num_heads, head_dim), dtype=torch.float32)
     scores, pooled = (k.new_empty((choosing, num_keys), dtype=torch.float32) for _ in range(2))
     block_d = triton.next_power_of_2(head_dim)
@@ -32,13 +32,13 @@ def pooled_topk_pack(q: Tensor, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: 
     )  # fmt: skip
     _pool[grid](scores, query_start, key_start, block_start, pooled, num_keys, num_sequences, POOL=pool, BLOCK=BLOCK)
     _pack[grid](
-        pooled, k, v, query_start, key_start, block_start, num_kept, k_pages, v_pages, page_table, kept,
+        pooled, k, v, query_start, key_start, block_start, num_kept, k_pages, v_pages, page_table, indices,
         num_keys, num_sequences, slots, *k.stride()[:2], *v.stride()[:2], *k_pages.stride()[:3], *v_pages.stride()[:3],
         page_table.stride(0),
         HEADS=num_kv_heads if shared else 1, D=head_dim, PAGE=k_pages.shape[1],
         BLOCK=BLOCK, BLOCK_D=block_d,
     )  # fmt: skip
-    return kept
+    return indices
 
 
 @triton.jit

@@ -45,8 +45,8 @@ def rows_of_a_tile(q: Tensor, num_sequences: int, num_kv_heads: int) -> int:
     """A sequence's mean tokens times the query heads of a KV head, as a power of two."""
     group = q.shape[1] // num_kv_heads
     tokens = -(-q.shape[0] // num_sequences)
-    most = 32 if q.element_size() > 2 else 128
-    return max(16, min(int(triton.next_power_of_2(tokens * group)), most), int(triton.next_power_of_2(group)))
+    limit = 32 if q.element_size() > 2 else 128
+    return max(16, min(int(triton.next_power_of_2(tokens * group)), limit), int(triton.next_power_of_2(group)))
 
 
 def ragged_paged_attention(
@@ -163,7 +163,7 @@ def _attend(
             o_out = (i_split.to(tl.int64) * num_queries + o_row) * (H * G) + o_head
             tl.store(lse_ptr + o_out, tl.full([BLOCK_M], float("-inf"), tl.float32), mask=m_row)
             return
-    whole = tl.minimum(tl.minimum(history, shortest), high) // BLOCK_N * BLOCK_N
+    full_end = tl.minimum(tl.minimum(history, shortest), high) // BLOCK_N * BLOCK_N
 
     table_ptr += i_s.to(tl.int64) * table_row
     k_ptr += i_head.to(tl.int64) * k_head
@@ -177,11 +177,11 @@ def _attend(
     # First the blocks that all queries see in full, then the others, key by key.
     for MASKED in tl.static_range(2):
         if MASKED:
-            i_first = tl.maximum(low, whole)
+            i_first = tl.maximum(low, full_end)
             i_last = high
         else:
             i_first = low
-            i_last = whole
+            i_last = full_end
         # Look up the page a block ahead: loads of K and V then wait for no other load.
         next_page = tl.load(table_ptr + i_first // PAGE, mask=i_first < i_last, other=0).to(tl.int64)
         # Masked blocks are few: unrolling would only take registers.

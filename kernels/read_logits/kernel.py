@@ -35,9 +35,9 @@ def _scaled(logits_ptr, o_token, num_tokens, cap, temperature):
     """Soft-capped logits at a temperature, fp32; a logit costs one division, the others are a row's."""
     m = o_token < num_tokens
     b_logit = tl.load(logits_ptr + o_token, mask=m, other=0.0).to(tl.float32)
-    most = cap / temperature
-    # most * tanh(logit / cap)
-    return tl.where(m, most - 2.0 * most / (1.0 + tl.exp(b_logit * (2.0 / cap))), LOWEST)
+    bound = cap / temperature
+    # bound * tanh(logit / cap)
+    return tl.where(m, bound - 2.0 * bound / (1.0 + tl.exp(b_logit * (2.0 / cap))), LOWEST)
 
 
 @triton.jit
@@ -81,11 +81,11 @@ def _read(
         b_spread = tl.load(spread_ptr + o_in, mask=m_share, other=0.0)
         b_spread = tl.where(m_share, (b_spread + (b_best - best) * b_own) * b_decay, 0.0)
         tl.store(entropy_ptr + i_row, tl.log(total) - tl.sum(b_spread, 0) / total)
-    # The share where the cumulative sum exceeds what is wanted, or by rounding the last with any weight.
-    wanted = tl.load(uniform_ptr + i_row) * total
+    # The share where the cumulative sum exceeds the target, or by rounding the last with any weight.
+    target = tl.load(uniform_ptr + i_row) * total
     b_reached = tl.cumsum(b_total, 0)
     last = tl.max(tl.where(b_total > 0.0, o_share, 0), 0)
-    chosen = tl.minimum(tl.sum((m_share & (b_reached <= wanted)).to(tl.int32), 0), last)
+    chosen = tl.minimum(tl.sum((m_share & (b_reached <= target)).to(tl.int32), 0), last)
 
     logits_ptr += i_row * row
     o_token = i_share * SHARE + tl.arange(0, SHARE)
@@ -95,7 +95,7 @@ def _read(
     tl.store(logits_ptr + o_token, (b_weight * (1.0 / total)).to(logits_ptr.dtype.element_ty), mask=m)
     if i_share == chosen:
         before = tl.sum(tl.where(o_share < chosen, b_total, 0.0), 0)
-        b_passed = before + tl.cumsum(b_weight, 0) <= wanted
+        b_passed = before + tl.cumsum(b_weight, 0) <= target
         last_token = tl.max(tl.where(b_weight > 0.0, o_token, i_share * SHARE), 0)
         token = tl.minimum(i_share * SHARE + tl.sum((m & b_passed).to(tl.int32), 0), last_token)
         tl.store(drawn_ptr + i_row, token.to(tl.int64))

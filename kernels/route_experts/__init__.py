@@ -14,9 +14,9 @@ def _check(logits: Tensor, top_k: int, scoring: str, groups: int, top_groups: in
         raise ValueError(f"groups is {groups}, expected to divide {num} experts into 2 and more")
     if not 1 <= top_groups <= groups:
         raise ValueError(f"top_groups is {top_groups}, expected 1 to {groups}")
-    most = num if groups == 1 else top_groups * (num // groups)
-    if not 1 <= top_k <= most:
-        raise ValueError(f"top_k is {top_k}, expected 1 to {most}")
+    limit = num if groups == 1 else top_groups * (num // groups)
+    if not 1 <= top_k <= limit:
+        raise ValueError(f"top_k is {top_k}, expected 1 to {limit}")
 
 
 @operation("logits float32 N E", "bias float32 E", "expert_scale float32 E", check=_check)

@@ -15,7 +15,7 @@ import torch
 
 from dsim.live.canvas_model import ARCHITECTURE, canvas_config
 from dsim.live.config import ModelConfig
-from dsim.live.config_file import Given
+from dsim.live.config_file import Settings
 from dsim.live.families import FAMILIES
 from dsim.live.prompts import read_tokens
 from dsim.live.stored import INDEX, WEIGHTS
@@ -64,11 +64,11 @@ def config(chance: Random, folder: Path) -> None:
         said = {"eos_token_id": [1, 3], "sampler_config": {"entropy_bound": 0.1}, "t_min": 0.1}
         (folder / "generation_config.json").write_bytes(mutate.json_text(said, chance))
     try:
-        given = Given(None, None)
+        given = Settings(None, None)
         if is_canvas(str(folder), given):
             canvas_config(source_of(str(folder)))
         else:
-            load(str(folder), "cpu", torch.float32, given=given)
+            load(str(folder), "cpu", torch.float32, settings=given)
     except Exception as error:
         if "has neither model.safetensors" not in str(error):
             raise
@@ -103,7 +103,7 @@ def weights(work: Path, chance: Random, folder: Path) -> None:
         index = {"metadata": {}, "weight_map": dict.fromkeys(list(json.loads(head)), WEIGHTS)}
         (folder / INDEX).write_bytes(mutate.json_text(index, chance))
     (folder / WEIGHTS).write_bytes(data)
-    load(str(folder), "cpu", torch.float32, given=Given(block_length=chance.choice((None, None, 4, 8))))
+    load(str(folder), "cpu", torch.float32, settings=Settings(block_length=chance.choice((None, None, 4, 8))))
     assert config_of(str(folder)).vocab == 20
 
 

@@ -21,7 +21,7 @@ def save_model(model: Decoder, folder: Path, dtype: torch.dtype) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: weight.detach().to("cpu", dtype) for name, weight in model.state_dict().items()}
     assert config.rotary is None, "components in another order than the family has them"
-    tensors = {place.name: place.of(weights).contiguous().clone() for place in _places(config, weights)}
+    tensors = {place.name: place.select(weights).contiguous().clone() for place in _places(config, weights)}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config_written(config), indent=2) + "\n", encoding="utf-8")
 

@@ -25,7 +25,7 @@ from dsim.kernels import device, use
 from dsim.live import session
 from dsim.live.canvas_model import CanvasModel, random_canvas_model
 from dsim.live.config import Experts, ModelConfig
-from dsim.live.config_file import ConfigJson, Given
+from dsim.live.config_file import ConfigJson, Settings
 from dsim.live.families import CANVAS
 from dsim.live.model import Decoder
 from dsim.live.prompts import random_prompts
@@ -53,7 +53,7 @@ def requests() -> list[Request]:
     return [Request(i, 0.0, 3 + 40 * i, int(chance.integers(1, 33))) for i in range(REQUESTS)]
 
 
-def served(policy: Policy, graphs: session.Kept | None) -> dict[str, Any]:
+def served(policy: Policy, graphs: session.GraphCache | None) -> dict[str, Any]:
     """What became of the requests under a policy."""
     asked = requests()
     block = policy.block_length
@@ -68,7 +68,7 @@ def served(policy: Policy, graphs: session.Kept | None) -> dict[str, Any]:
     model: Decoder | CanvasModel = random_model(GROUPED, "cpu", torch.bfloat16)
     if policy.family == "canvas":
         source = ConfigJson(Path("config.json"), GEMMA, {}, "gemma")
-        model = random_canvas_model(source, "cpu", torch.bfloat16, 0, Given(random_weights=True))
+        model = random_canvas_model(source, "cpu", torch.bfloat16, 0, Settings(random_weights=True))
         draws = LawDraws(CanvasLaw("toy", block, 3.0), 0, REQUESTS)
     serving = session.Serving(
         model, policy, Limits(400, 512, most, state_tokens=GROUPED.state_tokens),
@@ -103,6 +103,6 @@ knobs.runtime.jit_cache_hook = lambda *_, **__: True  # not to be compiled
 with use("triton"):
     for spec in sys.argv[1:]:
         policy = parse(spec)
-        for graphs in (None, session.Kept()) if policy.family != "full-sequence" else (None,):
+        for graphs in (None, session.GraphCache()) if policy.family != "full-sequence" else (None,):
             device._ready.clear()
             print(json.dumps({"policy": spec, "graphs": graphs is not None, **served(policy, graphs)}), flush=True)

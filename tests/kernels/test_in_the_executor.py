@@ -22,7 +22,7 @@ from dsim.live.cache import PagedCache
 from dsim.live.canvas import CanvasCache, KeyedChance, Turn
 from dsim.live.canvas_model import random_canvas_model
 from dsim.live.config import ModelConfig
-from dsim.live.config_file import ConfigJson, Given
+from dsim.live.config_file import ConfigJson, Settings
 from dsim.live.forward import Batch, Forward, Sampled
 from dsim.live.periodic import PeriodicForward
 from dsim.live.prompts import random_prompts
@@ -159,7 +159,7 @@ def test_refreshes_by_the_kernels_say_what_those_by_the_references_say_and_heads
 @pytest.mark.slow
 def test_canvases_by_the_kernels_are_those_by_the_references() -> None:
     source = ConfigJson(pathlib.Path("config.json"), GEMMA, {}, "gemma")
-    model = random_canvas_model(source, "cpu", torch.float32, 0, Given(random_weights=True))
+    model = random_canvas_model(source, "cpu", torch.float32, 0, Settings(random_weights=True))
     answers, logits = [], []
     for path in PATHS:
         cache = CanvasCache(model, (20, 20), 4, "cpu", torch.float32)

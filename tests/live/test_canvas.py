@@ -233,7 +233,7 @@ class Watched(Texts):
 
     def step(self, plan: StepPlan) -> StepOutcome:
         outcome = self.executor.step(plan)
-        full = self.forward.of[False]
+        full = self.forward.caches[False]
         assert plan.preempted or (plan.phases == Phase.IDLE).any() or full.num_pages - full.num_free <= plan.pages
         for i, request in enumerate(plan.requests.tolist()):
             self.steps[request] = self.steps.get(request, 0) + int(plan.phases[i] == Phase.DENOISE)

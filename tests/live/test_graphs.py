@@ -19,7 +19,7 @@ from dsim.live.forward import Batch, Forward
 from dsim.live.graphs import GraphForward, recompute
 from dsim.live.padding import padded_shape, prefill_shape, reachable, reachable_prefills
 from dsim.live.prompts import random_prompts
-from dsim.live.session import Kept
+from dsim.live.session import GraphCache
 from dsim.live.weights import random_model
 
 from .dense import SMALL
@@ -149,7 +149,7 @@ def test_the_largest_shape_is_captured_first_and_a_step_is_one_launch_of_one_gra
     assert len(device.rows) == num_prepared(policy("chunk:4"), 4, 8 * forward.pages)
 
 
-def served(kept: Kept, num: int, prepared: bool = True) -> Any:
+def served(kept: GraphCache, num: int, prepared: bool = True) -> Any:
     """A run of `num` requests, their graphs kept."""
     requests = [Request(i, 0.0, 5 + i, 9) for i in range(num)]
     model = CommitModel("toy", 4, 0.9, None, (0.5,) * 4)
@@ -167,7 +167,7 @@ def served(kept: Kept, num: int, prepared: bool = True) -> Any:
 DECODER = random_model(SMALL, "cpu", torch.float32)
 
 
-def answered(spec: str, graphs: Kept | None) -> tuple[Any, Any, Any]:
+def answered(spec: str, graphs: GraphCache | None) -> tuple[Any, Any, Any]:
     """A run whose weights decide: its steps' features, their commits and what came of the requests."""
     requests = [Request(i, 0.0, 5 + i, 9) for i in range(5)]
     steps: list[Any] = []
@@ -193,7 +193,7 @@ def test_the_head_of_masks_alone_says_what_it_says_of_all_rows_captured_or_not(
     through: list[int] = []  # the head
     sample = Forward._sample
     monkeypatch.setattr(Forward, "_sample", lambda self, h, keys: (through.append(len(h)), sample(self, h, keys))[1])
-    for graphs in (None, Kept()):
+    for graphs in (None, GraphCache()):
         steps, alone, table = answered(f"{spec},head=masks", graphs)
         assert (alone == commits).all()
         assert (table["status"] == 0).all()
@@ -236,7 +236,7 @@ def test_larger_steps_that_evict_drop_the_graphs_of_smaller_ones_and_no_other() 
 
 
 def test_graphs_are_kept_for_the_next_run_of_as_many_pages() -> None:
-    kept = Kept()
+    kept = GraphCache()
     first = served(kept, 6)
     forward = kept._forward
     assert forward is not None
@@ -249,14 +249,14 @@ def test_graphs_are_kept_for_the_next_run_of_as_many_pages() -> None:
 
 
 def test_a_shape_that_was_not_prepared_is_counted_where_it_is_captured() -> None:
-    kept = Kept()
+    kept = GraphCache()
     done = served(kept, 6, prepared=False)
     assert kept._forward is not None
     assert done.num_made_ready == kept._forward.graphs.num_captures > 0
 
 
 def test_a_kept_forward_of_too_few_pages_or_of_another_model_is_made_anew() -> None:
-    kept, given = Kept(), policy("lmdeploy-bd32")
+    kept, given = GraphCache(), policy("lmdeploy-bd32")
     first = kept.forward(DECODER, given, 20, 64, 8192)
     assert kept.forward(DECODER, given, 18, 40, 8192) is first
     assert kept.forward(DECODER, given, 21, 40, 8192) is not first

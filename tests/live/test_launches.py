@@ -15,7 +15,7 @@ from dsim.live.cache import PagedCache
 from dsim.live.canvas import CanvasCache, Turn
 from dsim.live.canvas_model import random_canvas_model
 from dsim.live.config import Experts
-from dsim.live.config_file import ConfigJson, Given
+from dsim.live.config_file import ConfigJson, Settings
 from dsim.live.forward import Batch, Forward
 from dsim.live.weights import random_model
 
@@ -51,7 +51,7 @@ def of_canvases(layers: int, canvases: int) -> Counter[str]:
     """Launches of a step of canvases behind five tokens each."""
     text = {**GEMMA["text_config"], "num_hidden_layers": layers, "layer_types": None}
     source = ConfigJson(Path("config.json"), {**GEMMA, "text_config": text}, {}, "gemma")
-    model = random_canvas_model(source, "cpu", torch.float32, 0, Given(random_weights=True))
+    model = random_canvas_model(source, "cpu", torch.float32, 0, Settings(random_weights=True))
     cache = CanvasCache(model, (40, 40), 4, "cpu", torch.float32)
     length = model.config.canvas_length
     for slot in range(canvases):

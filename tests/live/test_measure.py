@@ -73,7 +73,7 @@ def test_sequences_of_a_decode_step_differ_as_those_of_a_server_and_have_the_mea
     assert sorted(uneven(Shape(4, 4, 40), BLOCK, 48)) == [32, 36, 44, 48]  # no context is beyond the longest
     assert uneven(Shape(3, 4, 40), BLOCK, 40).tolist() == [40, 40, 40]
     assert uneven(Shape(1, 4, 40), BLOCK, 200).tolist() == [40]
-    found = measure(forward, Shape(5, 4, 40), BLOCK, 5, most=200)
+    found = measure(forward, Shape(5, 4, 40), BLOCK, 5, max_context=200)
     assert len(found.latency) == 5
     assert (found.features.tokens, found.features.batch) == (20, 5)
     assert 5 * 40 <= found.features.sum_kv <= 5 * (40 + 3 * BLOCK)

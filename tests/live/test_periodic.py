@@ -186,4 +186,4 @@ def test_a_request_fits_the_pages_that_the_engine_holds_for_it(spec: str, page: 
         forward = run(policy, [(prompt, output)], config=config).executor._forward
         assert isinstance(forward, PeriodicForward)
         # No more is held than the runs that are begun take, and what the slack of a head's last run adds.
-        assert 0 <= len(forward._own._runs) - forward._own._used <= config.layers * kv_heads * (2 + page // RUN)
+        assert 0 <= len(forward._supply._runs) - forward._supply._used <= config.layers * kv_heads * (2 + page // RUN)

@@ -14,7 +14,7 @@ from dsim.engine.errors import ModelError
 from dsim.live import model as decoder
 from dsim.live import weights
 from dsim.live.canvas_model import canvas_config, num_params
-from dsim.live.config_file import Given, named
+from dsim.live.config_file import Settings, named
 from dsim.live.model import route
 from dsim.live.random_weights import drawn_experts, of_rows
 from dsim.live.shipped_configs import CONFIGS
@@ -30,7 +30,7 @@ from ..cli.command import dsim, succeed
 from .checkpoints import LLADA2
 from .dense import Dense, block_causal
 
-RANDOM = Given(random_weights=True)
+RANDOM = Settings(random_weights=True)
 GEMMA: dict[str, Any] = {
     **CONFIGS["diffusiongemma"], "canvas_length": 8,
     "text_config": {

@@ -19,7 +19,7 @@ from dsim.profiler.fit import predict
 from dsim.profiler.logged import NO_LIMIT
 from dsim.profiler.profile import Profile, load, save
 from dsim.profiler.samples import samples
-from dsim.profiler.steplog import StepLog, profile_of_log, read_log, whole
+from dsim.profiler.steplog import StepLog, fittable, profile_of_log, read_log
 
 EXAMPLE = Path(dsim.__file__).parent / "examples" / "steplog.jsonl"
 HEADER: dict[str, Any] = {
@@ -171,11 +171,11 @@ def test_a_step_whose_end_came_late_and_the_short_one_behind_it_are_not_fitted()
     shapes = [*((64, 64 + i) for i in range(60)), *((512, 512 + i) for i in range(8))]
     features = [Features(tokens, tokens * keys, keys, tokens, tokens, 1, 0) for tokens, keys in shapes]
     latency = np.array([0.02 + 1e-3 * (keys - 64) if tokens == 64 else 0.3 for tokens, keys in shapes])
-    assert whole(samples(features, latency)).all()  # four times longer from the first key to the last
+    assert fittable(samples(features, latency)).all()  # four times longer from the first key to the last
     latency[30] += latency[31] - 2e-4
     latency[31] = 2e-4
     latency[62] = 0.1  # eight of its size are too few to say
-    assert np.flatnonzero(~whole(samples(features, latency))).tolist() == [30, 31]
+    assert np.flatnonzero(~fittable(samples(features, latency))).tolist() == [30, 31]
 
 
 # ---- requests, rows and emissions -------------------------------------------------------------------
