@@ -2,6 +2,7 @@
 
 import ast
 import json
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def test_every_cell_runs_and_shows_a_frame_or_a_figure(notebook: dict[str, Any])
         )
     frame, figure = pd.DataFrame, go.Figure
     assert kinds == [frame, frame, RunResult, frame, frame, frame, frame, figure, figure, frame, figure]
-    assert held["run"]._repr_html_() == f"<pre>{held['run']}</pre>"
+    assert held["run"]._repr_html_() == f"<pre>{escape(str(held['run']))}</pre>"
     assert held["served"].groupby("policy", observed=True).size().tolist() == [60, 60]
 
 
