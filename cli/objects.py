@@ -5,6 +5,7 @@ Every process can read them. A file lasts as long as this process, and equal obj
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -39,12 +40,8 @@ def trace_name(trace: TraceLike, options: Mapping[str, Any]) -> str:
     elif options:
         name, value = next(iter(options.items()))
         raise DsimError(f"{name} is {quoted(value)} and the trace was read before: give it to load_trace")
-    columns = {
-        "arrival": trace.arrival.tolist(),
-        "input_length": trace.input_length.tolist(),
-        "output_length": trace.output_length.tolist(),
-        **trace.extras,
-    }
+    columns = {name: getattr(trace, name).tolist() for name in ("arrival", "input_length", "output_length")}
+    columns |= trace.extras
     rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
     return str(_file("".join(json.dumps(row) + "\n" for row in rows), f"{_plain(trace.name)}.jsonl"))
 
@@ -80,7 +77,7 @@ def named_config(config: Any) -> Any:
 
 
 def _plain(name: str) -> str:
-    return "".join(c if c.isalnum() or c in ".-_" else "_" for c in name)
+    return re.sub(r"[^\w.-]", "_", name)
 
 
 def _file(text: str, name: str) -> Path:

@@ -187,16 +187,17 @@ def measure(
 
 
 def _waits_grow(columns: Columns) -> bool:
-    """Whether waits rise by half and over MIN_GROWTH between the middles of the run's second and last quarters.
+    """Whether waits rise by half and over MIN_GROWTH from the run's second quarter to its last, and still at its end.
 
-    `stable` allows for chance: in a short run of bursts it misses an overload of a tenth.
+    `stable` allows for chance: in a short run of bursts it misses an overload of a tenth. A day's peak is over.
     """
     arrival = columns["arrival"]
-    (_, before, _, after), (_, early, _, late) = (
-        [float(np.nanmean(quarter)) for quarter in np.array_split(values, 4)]
+    times, waits = (
+        [float(np.nanmean(eighth)) for eighth in np.array_split(values, 8)]
         for values in (arrival, columns["scheduled"] - arrival)
     )
-    return late - early > max(0.5 * early, MIN_GROWTH * (after - before))
+    early, late = sum(waits[2:4]), sum(waits[6:])
+    return waits[7] >= waits[6] and late - early > max(0.5 * early, 2 * MIN_GROWTH * (times[7] - times[3]))
 
 
 def _fills(columns: Columns) -> bool:

@@ -162,9 +162,9 @@ def _mean(group: Ints, values: Floats) -> Floats:
 
 
 def _drift(steps: Samples) -> tuple[float | None, float]:
-    """The relative change of repeats over the sweep, and its standard error."""
-    progress = np.arange(len(steps)) / max(1, len(steps) - 1)
-    x, y = progress - _mean(steps.group, progress), steps.latency / _mean(steps.group, steps.latency) - 1.0
+    """The relative change of repeats over the sweep, by the device's time where it is known, and its standard error."""
+    progress, times = np.arange(len(steps)) / max(1, len(steps) - 1), np.fmin(steps.device, steps.latency)
+    x, y = progress - _mean(steps.group, progress), times / _mean(steps.group, times) - 1.0
     degrees = len(steps) - len(np.unique(steps.group)) - 1
     # Repeats back to back show no drift.
     if degrees < 3 or (x**2).mean() < 1e-3:

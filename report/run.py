@@ -377,13 +377,12 @@ def _beside(measured: MeasuredLog | None) -> tuple[tuple[str, ...], tuple[Sectio
         return (f"{log_words(measured)}. This traffic is not the log's: its times do not test the prediction.",), ()
     rows, furthest = [], dict.fromkeys(policies, (0.0, ""))
     for row in measured.beside:
-        cells = dict.fromkeys(policies, "–")
+        cells, name = dict.fromkeys(policies, "–"), f"{row.metric} {row.stat}"
         for policy, (log, predicted) in row.measured_predicted_ms.items():
             difference = predicted / log - 1
             cells[policy] = f"{number(predicted)} ms ({100 * difference:+.1f} %)"
-            largest = (furthest[policy], (difference, f"{row.metric} {row.stat}"))
-            furthest[policy] = max(largest, key=lambda item: abs(item[0]))
-        rows.append((f"{row.metric} {row.stat}", f"{number(log)} ms", *cells.values()))
+            furthest[policy] = max(furthest[policy], (difference, name), key=lambda pair: abs(pair[0]))
+        rows.append((name, f"{number(log)} ms", *cells.values()))
     gaps = ", ".join(f"{policy} {100 * difference:+.1f} % ({name})" for policy, (difference, name) in furthest.items())
     counts = ", ".join({row.metric: f"{row.metric} of {row.num_timed:,}" for row in measured.beside}.values())
     about = f"Both sides: {counts} of {measured.num_requests:,} requests, which have it in the log."

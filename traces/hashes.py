@@ -18,6 +18,5 @@ def with_hash_ids(trace: Trace) -> Trace:
     if "hash_ids" in trace.extras:
         return trace
     counts = -(-trace.input_length // BLOCK)
-    ends = np.cumsum(counts)
-    ids = [list(range(end - count, end)) for end, count in zip(ends.tolist(), counts.tolist(), strict=True)]
+    ids = [of_request.tolist() for of_request in np.split(np.arange(counts.sum()), np.cumsum(counts)[:-1])]
     return replace(trace, extras={**trace.extras, "hash_ids": ids, "block_size": [BLOCK] * len(trace)})

@@ -2,12 +2,14 @@
 
 import json
 import lzma
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dsim.benchmarks.oracles.compare import difference, play
+from dsim.benchmarks.oracles.run import UnavailableError, command
 
 RECORDED = sorted((Path(__file__).parent / "oracles").glob("*.xz"))
 LONG = ("sglang-published", "sglang-gemma")
@@ -17,6 +19,12 @@ def pairs(path: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Scenarios and the engine's recordings of them."""
     lines = [json.loads(line) for line in lzma.decompress(path.read_bytes()).decode().splitlines()]
     return list(zip(lines[::2], lines[1::2], strict=True))
+
+
+def test_an_engine_is_started_without_the_folder_s_files_and_a_failure_is_its_own_line() -> None:
+    script = "import os, sys; sys.exit('ERROR: safe path ' + os.environ['PYTHONSAFEPATH'])"
+    with pytest.raises(UnavailableError, match=r"^cannot be installed: ERROR: safe path 1$"):
+        command(sys.executable, "-c", script)
 
 
 @pytest.mark.usefixtures("uncompiled")  # the published runs are long enough to be compiled

@@ -122,6 +122,10 @@ def test_a_days_swing_is_no_queue_that_grows_and_a_bursty_overload_is() -> None:
     result: Any = SimpleNamespace(table=SimpleNamespace(columns=columns))
     served: Any = SimpleNamespace(simulate_whole=lambda *_: result, missing_passes=True)
     assert measure(served, criteria("e2el=40s"), trace, 10.0)[0].holds
+    # Waits of a day whose peak is over, though its last quarter waits longest.
+    waits = 6 * np.clip(np.sin(np.pi * np.linspace(-1, 0.95, len(arrival))), 0, None)
+    result.table.columns = columns | {"scheduled": arrival + waits, "finish": arrival + waits + 1}
+    assert measure(served, criteria("e2el=40s"), trace, 10.0)[0].holds
     # Arrivals that end before the server is full: no wait would show an overload.
     result.table.columns = columns | {"finish": arrival + 90}
     assert not measure(served, criteria("e2el=100s"), trace, 10.0)[0].stable

@@ -222,6 +222,9 @@ def test_a_device_that_warms_up_is_refused() -> None:
     fit = slowed(once, slower)
     assert refused(fit) == ["drift"]
     assert fit.drift == pytest.approx(0.095, abs=0.01)  # a tenth, relative to the repeats' mean of 1.05
+    # A host that slows is no device that does.
+    fit = fit_latency(samples(once.features, once.latency * slower, once.latency * 0.9))[1]
+    assert "drift" not in refused(fit)
 
 
 def test_repeats_taken_back_to_back_know_nothing_of_drift() -> None:

@@ -57,7 +57,7 @@ def test_the_worked_example_holds(stream: str) -> None:
                 assert found[key][stat] is None
             else:
                 # Two decimals; 0.05 % where a histogram answers.
-                assert found[key][stat] == pytest.approx(expected, abs=0.006, rel=6e-4)
+                assert found[key][stat] == pytest.approx(expected, abs=0.006, rel=5e-4)
 
 
 def test_a_number_s_name_says_what_it_holds() -> None:
@@ -174,7 +174,7 @@ def test_steps_give_utilisation_per_replica() -> None:
     assert (found.batch.mean, found.batch.p50, found.batch.min, found.batch.max) == (8 / 3, 2, 2, 4)
     assert (found.chunk.mean, found.chunk.p50, found.chunk.min, found.chunk.max) == (32 / 3, 8, 8, 16)
     assert found.step_latency_ms.mean == pytest.approx(20.0)
-    assert found.step_latency_ms.p50 == pytest.approx(20.0, rel=6e-4)
+    assert found.step_latency_ms.p50 == pytest.approx(20.0, rel=5e-4)
     assert found.preemptions == 3
 
 
