@@ -87,6 +87,15 @@ def test_the_rows_of_an_80_gb_card_are_the_page_s(engines: ModuleType) -> None:
     assert "room for {} and {} rows of 2,048".format(*most[2:]) in ANSWERS
 
 
+@pytest.mark.slow
+def test_calibrated_profiles_give_the_runs_that_they_are_calibrated_to_and_fdfo_over_sync(engines: ModuleType) -> None:
+    rows = engines.calibrated()
+    assert all(abs(row.error) < 0.035 for row in rows)
+    assert (rows[-1].run, rows[-1].error) == ("the same over sync, 128 x 64/256", pytest.approx(0, abs=0.005))
+    for row in rows:
+        assert f"| {' | '.join(row.cells())} |" in ANSWERS
+
+
 def test_every_table_that_a_script_prints_has_a_section_with_its_command(engines: ModuleType) -> None:
     for name in engines.ANSWERS:
         assert f"`python benchmarks/engines.py {name}`" in ANSWERS

@@ -25,5 +25,6 @@ def test_the_page_says_the_errors_their_parts_and_what_is_not_paired() -> None:
     assert "Bounds: e2el=1%: chunk:8 has 3.00 %, missed" in lines
     assert "e2el 3 % 2 % 8 % -1.0 % 40 0 0" in [" ".join(line.split()) for line in lines]
     page = to_html(examples.comparison().page())
+    assert "11.1 % of 9 steps re-run with recorded latencies were never recorded: they take the profile" in page
     assert "runs/live: live, toy on toy; the draws of profile toy decide the commits" in page
     assert len([note for note in examples.validated().page().notes if note.startswith("Noise floor")]) == 2
