@@ -78,8 +78,6 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult
             value, default = getattr(first, name), getattr(type(first), name)
             if value != default:
                 raise DsimError(f"{name} is {quoted(value)}, expected {quoted(default)}: a device supports no other")
-        for world in worlds:
-            world.parsed_policy()
         requests = first.requests()
         warn(watch, *worlds)
         live = self._setting(first)
