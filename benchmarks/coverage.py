@@ -168,18 +168,18 @@ def plans() -> None:
     ]  # fmt: skip
     search = search_of(fleets[0], 0.02, 0.9, num)
 
-    def sizes(posed: Sequence[World]) -> list[float]:
+    def sizes(fleet: Sequence[World]) -> list[float]:
         return [
             float(np.median([sized(search, rate, Memo(), (own, 1 + DRAWS + i))[REPLICAS] for i in range(5)]))
-            for own in posed
+            for own in fleet
         ]
 
     planned = [replace(own, rate=rate, replicas=int(size)) for own, size in zip(fleets, sizes(fleets), strict=True)]
     held, widths = {REPLICAS: 0, COST: 0, "ratio of costs": 0}, []
     for i in range(PLANS):
-        own = {posed.file_profile().name: replace(posed, seed=i) for posed in planned}
+        own = {fleet.file_profile().name: replace(fleet, seed=i) for fleet in planned}
         found = uncertain_fleets(own, weights, DRAWS, attainment=0.9, num_requests=num, pool=Pool(jobs=1))
-        true = sizes([moved(posed, drawn(known_causes(posed), 0, i)) for posed in fleets])
+        true = sizes([moved(fleet, drawn(known_causes(fleet), 0, i)) for fleet in fleets])
         costs = [size * weight for size, weight in zip(true, weights, strict=True)]
         first, [rival] = found.intervals[found.best], found.ratios.values()
         held[REPLICAS] += holds(first[REPLICAS], true[0])
@@ -187,7 +187,7 @@ def plans() -> None:
         held["ratio of costs"] += holds(rival[COST], costs[0] / costs[1])
         widths.append([spread.high / spread.low for spread in (first[COST], rival[COST])])
     cells = " | ".join(f"{what} {100 * hits / PLANS:.0f} %" for what, hits in held.items())
-    counts = " and ".join(str(posed.replicas) for posed in planned)
+    counts = " and ".join(str(fleet.replicas) for fleet in planned)
     print(f"plans | {counts} replicas | {cells} | high over low {shown(widths)}", flush=True)
 
 

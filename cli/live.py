@@ -97,7 +97,7 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult
         )  # fmt: skip
 
     def _setting(self, world: "World") -> "LiveSetting":
-        """The model and what answers its requests, checked before anything is measured."""
+        """The model and its source of commits, checked before anything is measured."""
         from ..device.on_device import LiveSetting
         from ..live.config_file import named  # loads PyTorch, as the next
         from ..live.sampling import Sampling

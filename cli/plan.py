@@ -138,7 +138,7 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
         from ..planner.candidates import candidates_of
         from ..planner.ensemble import check_num
         from ..planner.memo import StoreFolder
-        from ..planner.plan import fleet_of_today, inputs_of, plan, posed_fleets
+        from ..planner.plan import fleet_of_today, fleet_worlds, inputs_of, plan
         from ..planner.plan_result import PLAN
         from ..planner.prices import prices
         from ..planner.quality import load_table, parse_share
@@ -182,7 +182,7 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
                             memo=folder.memo, progress=partial(progress, "asking drawn profiles"),
                         )  # fmt: skip
                     planned = replace(planned, ensemble=drawn)
-                ahead = posed_fleets(replace(world, rate=planned.rate), candidates, planned.ranking[:2])
+                ahead = fleet_worlds(replace(world, rate=planned.rate), candidates, planned.ranking[:2])
                 planned = replace(
                     planned, notes=(*planned.notes, *profile_notes(ahead)),
                     measured=measured_log(replace(world, num_requests=None)),

@@ -99,7 +99,7 @@ def _sent_most(places: Any, figures: Any, memory: Sent, request: int, tokens: in
 
 @rule
 def _least(places: Any, figures: Any, memory: Sent, num_blocks: int) -> int:
-    """The first place with the least sum of figures, of those that were sent `num_blocks` blocks; 0: of all."""
+    """The first place with the least sum of figures, among places with `num_blocks` blocks; 0: among all."""
     best, lowest = -1, 0
     for k in range(len(places)):
         if num_blocks > 0 and memory.replicas[places[k]].known != num_blocks:

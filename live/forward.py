@@ -53,7 +53,7 @@ class Batch:
     spare: int = 0  # last sequences, only for padding rows
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The arrays that the device needs; those by sequence first: their places do not depend on rows."""
+        """The device's arrays, by sequence first: their places do not depend on rows."""
         arrays: dict[str, npt.NDArray[Any]] = {name: getattr(self, name) for name in ARRAYS}
         if self.evict is not None:
             arrays |= {"masked": self.evict.masked, "masked_start": self.evict.masked_start}

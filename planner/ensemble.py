@@ -185,7 +185,7 @@ def ask(
 
 
 def check_num(num: int | None, worlds: Iterable[World] = ()) -> None:
-    """DsimError if the worlds have no ensemble of so many draws."""
+    """DsimError unless the worlds can have an ensemble of `num` draws."""
     if num is not None and not 2 <= num <= MAX_DRAWS:
         raise DsimError(f"ensemble is {num}, expected 2 to {MAX_DRAWS} draws")
     if num is not None and any(world.pools or world.scaler != FIXED for world in worlds):

@@ -63,7 +63,7 @@ def plan(
     """
     world.routing()
     for candidate in candidates:
-        posed(world, candidate).loaded_profile()
+        fleet_world(world, candidate).loaded_profile()
     with Pool(jobs, ray) as pool:
         return PlanSearch(world, candidates, pool, _rate(world, rate), **options).result(left_out)
 
@@ -77,7 +77,7 @@ def inputs_of(
     del inputs["policy"]
     entries = []
     for candidate in candidates:
-        fields = asked_of(posed(world, candidate))
+        fields = asked_of(fleet_world(world, candidate))
         entries.append((str(candidate), candidate.price, [*candidate.settings], fields["policy"], fields["profile"]))
     size = {"attainment": attainment, "max_replicas": max_replicas, "num_requests": num_requests}
     return {**inputs, **size, "candidates": digest(entries), "rate": _rate(world, rate)}
@@ -93,13 +93,13 @@ def _rate(world: World, rate: float | None) -> float:
     return source.rate
 
 
-def posed_fleets(world: World, candidates: Sequence[PlanCandidate], fleets: Sequence[Fleet]) -> list[World]:
-    """The fleets as worlds."""
+def fleet_worlds(world: World, candidates: Sequence[PlanCandidate], fleets: Sequence[Fleet]) -> list[World]:
+    """The world of each fleet."""
     by_profile = {candidate.profile.name: candidate for candidate in candidates}
-    return [posed(world, replace(by_profile[f.profile], policy=f.policy), f.replicas or 1) for f in fleets]
+    return [fleet_world(world, replace(by_profile[f.profile], policy=f.policy), f.replicas or 1) for f in fleets]
 
 
-def posed(world: World, candidate: PlanCandidate, replicas: int = 1) -> World:
+def fleet_world(world: World, candidate: PlanCandidate, replicas: int = 1) -> World:
     return replace(world, policy=candidate.policy, replicas=replicas, profile_object=candidate.profile)
 
 
@@ -151,7 +151,7 @@ class PlanSearch:
             settings = [replace(candidate, policy=p, quality=q, settings={}) for p, q in candidate.settings.items()]
             group = []
             for setting in settings or [candidate]:
-                search = search_of(posed(self.world, setting), PRECISION, self.attainment, self.num_requests)
+                search = search_of(fleet_world(self.world, setting), PRECISION, self.attainment, self.num_requests)
                 group.append(Entrant(setting, search, whole_search(search, self.attainment)))
             self.groups.append(group)
         self.originals = [group[0].candidate for group in self.groups]
@@ -223,7 +223,7 @@ class PlanSearch:
         world = self.world
         profiles = {candidate.profile.name: candidate.profile for candidate in self.originals}.values()
         workloads = dict.fromkeys(next(iter(profile.workloads), "") for profile in profiles)
-        setup = setup_of(posed(world, self.originals[0]), self.command, None, self.currency)
+        setup = setup_of(fleet_world(world, self.originals[0]), self.command, None, self.currency)
         return replace(
             setup,
             profile=", ".join(profile.name for profile in profiles),

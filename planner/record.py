@@ -115,7 +115,7 @@ def in_twin(
 
 
 def doubts_of(world: World, requests: Trace) -> tuple[str, ...]:
-    """What its profiles doubt of a replay's steps; only profiles that judge kinds of steps are asked."""
+    """Doubted kinds of a replay's steps, by profiles that judge kinds of steps."""
     if not any(pool.setting.profile.fit.judged_by for pool in world.fleet().pools):
         return ()
     return in_twin(world, requests, None, None)[0].doubted

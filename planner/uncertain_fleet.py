@@ -14,7 +14,7 @@ from .capacity import CapacitySearch, search_of
 from .ensemble import Draw, Values, ask, interval, paired
 from .fewest import Fewest
 from .memo import Memo
-from .plan import posed_fleets
+from .plan import fleet_worlds
 from .plan_replays import PRECISION, fleet, whole_search
 from .plan_result import Fleet, Planned
 from .replicate import Criterion, Reading
@@ -28,9 +28,9 @@ def plan_ensemble(
 ) -> Uncertain:
     """The recommendation and its rivals under `num` drawn profiles. options: see `uncertain_fleets`."""
     fleets = rivals(planned)
-    posed = posed_fleets(replace(world, rate=planned.rate), candidates, list(fleets.values()))
+    worlds = fleet_worlds(replace(world, rate=planned.rate), candidates, list(fleets.values()))
     return uncertain_fleets(
-        dict(zip(fleets, posed, strict=True)), [replica_cost(planned, row) for row in fleets.values()], num,
+        dict(zip(fleets, worlds, strict=True)), [replica_cost(planned, row) for row in fleets.values()], num,
         num_requests=planned.num_requests, spare=planned.recommended.spare, cost=COST if planned.priced else GPUS,
         **options,
     )  # fmt: skip
@@ -69,7 +69,7 @@ def uncertain_fleets(
     """
     best, *runners_up = fleets
     first, rate = fleets[best].replicas, fleets[best].rate or 0.0
-    unpaced = {name: replace(posed.located(), rate=None) for name, posed in fleets.items()}
+    unpaced = {name: replace(world.located(), rate=None) for name, world in fleets.items()}
     search = whole_search(search_of(unpaced[best], PRECISION, attainment, num_requests), attainment)
     judged = _metric(search.criteria[0]), False
     drawn, values = ask(partial(sized, search, rate), unpaced, num, judged, moving=1, **options)

@@ -427,7 +427,7 @@ def _data_sheet_of(engine: str, like: Profile) -> Implementation:
 
 
 def nearest(profile: Profile, engine: str) -> Profile | None:
-    """The shipped profile whose host time a data sheet's is shaped as: of the most similar model, then GPU.
+    """The shipped profile that gives a data sheet's host time its parts: of the most similar model, then GPU.
 
     It is of the same family and tells host time from device time: an engine costs a model the same on every GPU.
     """

@@ -84,7 +84,7 @@ class PoolWatch:
         emitted = (first > self._last) & (first <= now)
         several = done & (rows["num_tokens"] > rows["num_first"])
         blocks = -(-np.maximum(lengths.estimate[indices] - rows["num_tokens"], 1) // block)
-        queued = active & waits & (rows["replica"] >= 0)  # without those that left and return for their next block
+        queued = active & waits & (rows["replica"] >= 0)  # not the requests between two blocks
         prompts = lengths.input_length[indices] - rows["arrived"]
         fields = {
             "submitted": len(new),

@@ -45,7 +45,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Prefixed(Recording):
-    """With what the trace's prompts begin with."""
+    """A recording whose engines share the prefixes of the trace's prompts."""
 
     trace: Trace = field(kw_only=True)
 

@@ -137,7 +137,7 @@ def project(model: Decoder, layer: Layer, x: Tensor, positions: list[int]) -> tu
 
 
 def feed(layer: Layer, x: Tensor) -> Tensor:
-    """What the feed-forward adds to x."""
+    """The feed-forward's residual."""
     gate, up = (norm(layer.ffn_norm, x) @ layer.gate_up.weight.T).chunk(2, dim=-1)
     return (gate * gate.sigmoid() * up) @ layer.down.weight.T  # type: ignore[no-any-return]
 

@@ -32,8 +32,8 @@ MISSES = "requests that miss ttft=10s (%)"
 
 
 def drawn(*fleets: World, num: int = 6) -> Uncertain:
-    named = {f"2 replicas on {posed.file_profile().name}": posed for posed in fleets}
-    weights = [2.0 * posed.file_profile().device.count for posed in fleets]
+    named = {f"2 replicas on {world.file_profile().name}": world for world in fleets}
+    weights = [2.0 * world.file_profile().device.count for world in fleets]
     return uncertain_fleets(named, weights, num, attainment=0.9, num_requests=200, spare=1, pool=Pool(jobs=1))
 
 
