@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from ..planner.candidate import world_at
 from ..report.table import counted
 from ..results.world import World
 from ..traces import Trace
@@ -42,7 +43,7 @@ def ask(name: str, world: World, trace: Trace) -> WhatIf:
 def what_ifs(world: World, trace: Trace, replicas: int) -> list[WhatIf]:
     """Replay the traffic unchanged, and with a replica less and more."""
     fleets = {"as it is": replicas, "a replica less": replicas - 1, "a replica more": replicas + 1}
-    return [ask(name, replace(world, replicas=num), trace) for name, num in fleets.items() if num]
+    return [ask(name, world_at(world, {"replicas": num}), trace) for name, num in fleets.items() if num]
 
 
 def capacity(world: World, trace: Trace, rate: float, target: float) -> float | None:
