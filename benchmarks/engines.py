@@ -1,8 +1,8 @@
 """Published runs of production engines and the twin's, and users' questions. `python benchmarks/engines.py [NAME ...]`
 
-Prints the tables of docs/engine-answers.md, all or the named ones, in two minutes on one core. Nothing was measured
-here. *calibrated*: the profile was fitted to the published figure next to it; *estimated*: by a data sheet alone;
-*predicted*: nobody published it.
+Prints the tables of research/evidence/engine-answers.md, all or the named ones, in two minutes on one core. Nothing
+was measured here. *calibrated*: the profile was fitted to the published figure next to it; *estimated*: by a data
+sheet alone; *predicted*: nobody published it.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """The gain of prefix caching on Mooncake's conversation trace: `python benchmarks/prefix.py [NAME ...]`.
 
-The tables of docs/prefix-results.md, predicted: nothing here was measured.
+The tables of research/evidence/prefix-results.md, predicted: nothing here was measured.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Elastic, fixed block, fixed chunk and autoregressive on the same traffic. `python benchmarks/ranking.py [--graphs]`
 
 ShareGPT lengths, Poisson arrivals from idle to overload, one A100 with SDAR-8B, four seeds a cell, the same requests
-and luck for every policy. Prints docs/ranking.md's tables in about a minute on one core.
+and luck for every policy. Prints research/evidence/ranking.md's tables in about a minute on one core.
 """
 
 import argparse

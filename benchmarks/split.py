@@ -1,6 +1,6 @@
 """When a prefill pool pays at equal GPUs: `python benchmarks/split.py [NAME ...]`.
 
-The tables of docs/split.md, predicted on profiles that are estimated: nothing here was measured.
+The tables of research/evidence/split.md, predicted on profiles that are estimated: nothing here was measured.
 """
 
 from collections.abc import Callable, Iterable

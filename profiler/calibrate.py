@@ -1,7 +1,7 @@
 """Commit models from a published mean: bisect the pass probability that gives simulated blocks this mean.
 
 The mean is per denoise step, B / E[steps per block]. Published tables give neither the fall of the chance with distance
-nor the spread between blocks and steps: the constants here are assumed (docs/profile-calibration.md).
+nor the spread between blocks and steps: the constants here are assumed (research/evidence/profile-calibration.md).
 """
 
 from collections.abc import Callable

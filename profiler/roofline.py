@@ -1,4 +1,4 @@
-"""Derive a profile from data sheets and the model's shape (formulas: docs/profile-fits.md).
+"""Derive a profile from data sheets and the model's shape (formulas: research/evidence/profile-fits.md).
 
 Layers are memory-bound while reading weights takes longer than multiplying, then compute-bound; a chord from half to
 1.5 times the knee joins the two. All constants are assumptions.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SPECS = ROOT / "research" / "specs"
+SPECS, EVIDENCE = ROOT / "research" / "specs", ROOT / "research" / "evidence"
 FOLDERS = tuple(path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith("."))
 # A document by its name, or a file by its path from the root.
 DOCUMENT = re.compile(r"(?<![\w/.*{}])((?:\.\./)*(?:[\w-]+/)*[\w-]+\.md)\b")
@@ -38,7 +38,7 @@ def found(path: Path, cited: str) -> bool:
 
     docs/generate.py cites from docs/reference, which is there only while the site is built.
     """
-    folders = (path.parent, ROOT, ROOT / "docs", ROOT / "docs" / "reference", SPECS)
+    folders = (path.parent, ROOT, ROOT / "docs", ROOT / "docs" / "reference", SPECS, EVIDENCE)
     return any((folder / cited).resolve().is_file() for folder in folders)
 
 

@@ -1,4 +1,4 @@
-"""docs/engines/ and docs/prefix*.md name presets, fields and thresholds as they are, and the figures of today."""
+"""The pages of engines and prefixes, and their evidence, name presets, fields and thresholds as they are."""
 
 import importlib.util
 import re
@@ -16,12 +16,12 @@ from dsim.sim.routers import longest_prefix as router
 from .worlds import ENGINE_PRESETS
 
 ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "docs"
+DOCS, EVIDENCE = ROOT / "docs", ROOT / "research" / "evidence"
 PAGE = "".join(
     path.read_text(encoding="utf-8") for path in (DOCS / "engines.md", *sorted((DOCS / "engines").glob("*.md")))
 )
-ANSWERS = "".join(path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("engine-answers*.md")))
-PREFIXES = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("prefix.md", "prefix-results.md"))
+ANSWERS = "".join(path.read_text(encoding="utf-8") for path in sorted(EVIDENCE.glob("engine-answers*.md")))
+PREFIXES = "".join(path.read_text(encoding="utf-8") for path in (DOCS / "prefix.md", EVIDENCE / "prefix-results.md"))
 
 
 def script(name: str) -> ModuleType:

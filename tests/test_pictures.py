@@ -22,7 +22,7 @@ def test_a_picture_is_drawn_again_and_its_page_says_its_title(name: str) -> None
 
 
 def test_the_figures_of_the_load_are_those_of_its_page_and_of_today() -> None:
-    rows = re.findall(r"^\| `.*", TEXT["docs/ranking.md"], re.M)
+    rows = re.findall(r"^\| `.*", TEXT["research/evidence/ranking.md"], re.M)
     assert set(rows) <= set(pictures.FIGURES.read_text(encoding="utf-8").splitlines())
     latency, _ = ranking.cell("chunk:8", 3.0, "a100-sdar-8b", 2000, 4).mean("norm_latency_ms.p50")
     assert (3.0, round(latency, 1)) in pictures.measured()["chunk:8"]

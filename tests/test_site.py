@@ -74,7 +74,7 @@ def test_a_page_has_fewer_than_1200_words() -> None:
         *(ROOT / "docs").glob("*.md"),
         *(ROOT / "docs/engines").glob("*.md"),
     ]
-    assert len(pages) > 50
+    assert len(pages) > 40
     pages.remove(ROOT / "docs" / "not-here.md")  # a list, which grows with what is taken out
     assert [page.name for page in pages if len(page.read_text(encoding="utf-8").split()) >= 1200] == []
 

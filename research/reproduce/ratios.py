@@ -1,4 +1,5 @@
-"""Predicted and published ratios of engines, GPUs and policies, for docs/validation.md and benchmarks/published.md.
+"""Predicted and published ratios of engines, GPUs and policies: docs/validation.md has a summary, and
+research/evidence/ratios.md and benchmarks/published.md the tables.
 
     python -m dsim.research.reproduce.ratios [--draws N]
 
@@ -25,6 +26,7 @@ from .run import PLACE, RECORDED
 PAIRS = Path(__file__).parent / "ratios.csv"
 ROOT = Path(__file__).parents[2]
 VALIDATION, PUBLISHED = ROOT / "docs/validation.md", ROOT / "benchmarks/published.md"
+EVIDENCE = ROOT / "research/evidence/ratios.md"
 BEGIN, END = "<!-- ratios: research/reproduce/ratios.py writes this -->", "<!-- /ratios -->"
 SET_ASIDE, MEMORY = "set-aside", "memory"
 Rows = Mapping[tuple[str, ...], Mapping[str, str]]
@@ -102,7 +104,7 @@ def _calibrated(statuses: Sequence[str]) -> str:
 
 
 def tables(found: Sequence[Ratio]) -> dict[Path, str]:
-    """Markdown by page: pairs that count with a summary and those set aside, and calibrated pairs."""
+    """Markdown by page: a summary, the pairs that count and those set aside, and calibrated pairs."""
     whole = ("experiment", "ratio", "predicted", "published", "error, %", "90 %", "given")
     aside = [r for r in found if r.pair.experiment == SET_ASIDE]
     counted = [r for r in found if not r.calibrated and r not in aside]
@@ -113,14 +115,13 @@ def tables(found: Sequence[Ratio]) -> dict[Path, str]:
     decides = [
         *_lines(counted, *whole),
         "",
-        f"{_summary(counted)}. Without memory: {_summary(speed)}. By kind: {by_kind}.",
-        "",
         "Set aside, used for nothing:",
         "",
         *_lines(aside, *whole),
     ]
+    summary = f"{_summary(counted)}. Without memory: {_summary(speed)}. By kind: {by_kind}."
     calibrated = _lines([r for r in found if r.calibrated], "experiment", "ratio", "error, %", "calibrated")
-    return {VALIDATION: "\n".join(decides), PUBLISHED: "\n".join(calibrated)}
+    return {VALIDATION: summary, EVIDENCE: "\n".join(decides), PUBLISHED: "\n".join(calibrated)}
 
 
 def _summary(found: Sequence[Ratio]) -> str:

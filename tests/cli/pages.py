@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGES = (
     "README.md", "CONTRIBUTING.md", "hooks/README.md",
-    *sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("docs/**/*.md")),
+    *sorted(p.relative_to(ROOT).as_posix() for d in ("docs", "research/evidence") for p in ROOT.glob(f"{d}/**/*.md")),
 )  # fmt: skip
 
 FENCE = re.compile(r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```", re.M | re.S)
