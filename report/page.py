@@ -110,9 +110,9 @@ class Page:
         return first + [b for section in self.sections for b in section.blocks if isinstance(b, Figure)]
 
 
-def numbers(rows: Sequence[tuple[str, str, str]]) -> tuple[Number, ...]:
-    """The first four. rows: label, number with unit, what it is about."""
-    return tuple(Number(label, ((None, text),), about) for label, text, about in rows[:4])
+def numbers(rows: Sequence[tuple[str, str, str]], limit: int = 4) -> tuple[Number, ...]:
+    """The first ones. rows: label, number with unit, what it is about."""
+    return tuple(Number(label, ((None, text),), about) for label, text, about in rows[:limit])
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], **options: Any) -> Table:

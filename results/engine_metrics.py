@@ -8,6 +8,8 @@ from ..engine.errors import DsimError
 from ..files.read import read_csv
 
 RELEASES = {"vllm": "vLLM 0.33.0", "sglang": "SGLang 0.5.23", "lmdeploy": "LMDeploy 0.18.0"}
+SETTINGS = "vllm:cache_config_info"  # a metric whose labels are settings
+SIMULATED, SPEED = "dsim_simulated", "dsim_speed"  # on a twin's page: a metric, and the label of its clock's speed
 WITH_HANDLES = "lmdeploy"  # a request waits for one of max_batch handles, and its latencies begin with it
 
 

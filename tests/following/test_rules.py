@@ -12,9 +12,10 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from dsim.following.exported import METRICS, exposition
+from dsim.following.exported import METRICS
 
 from .day import NOW, a_day
+from .pages import exposition
 
 ALERTS = Path(__file__).parents[2] / "following" / "alerts.yml"
 RULES = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
