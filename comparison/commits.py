@@ -4,6 +4,7 @@ A masked position commits, or is evicted, at the same count of its evaluations.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +52,6 @@ class Commits:
         self._base = np.concatenate([[0], np.cumsum(room)[:-1]]) - first
         self._due = np.full(int(room.sum()), UNKNOWN, np.int32)
         self._evicted: npt.NDArray[np.uint64] | None = None  # bit n: at evaluation n
-        self._typical: int | None = None
         # Rows with masks, of these without a due commit, masks, of these without a record.
         self.counts = np.zeros(4, np.int64)
 
@@ -121,10 +121,13 @@ class Commits:
             retained &= ~evicted | committed
         return committed, retained
 
+    @cached_property
+    def _typical(self) -> int:
+        """The median evaluation of all records."""
+        recorded = self._due[self._due != UNKNOWN]
+        return int(np.median(recorded if len(recorded) else [0]))
+
     def _committed(self, plan: StepPlan) -> Bools:
-        if self._typical is None:
-            recorded = self._due[self._due != UNKNOWN]
-            self._typical = int(np.median(recorded)) if len(recorded) else 0
         masks = plan.window & (plan.status == MASKED)
         due = self._due[self._indices(plan)]
         unknown = masks & (due == UNKNOWN)

@@ -1,7 +1,7 @@
 """Compare two runs step by step: plans, latencies, and a profile's prices."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -21,10 +21,7 @@ Ints = npt.NDArray[np.int64]
 Lists = Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]  # (values, offsets)
 
 # Describe a step's computation.
-COMPUTED = (
-    "prefill", "batch", "tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "num_forwards", "evicting",
-    "window_q_kv", "window_kv",
-)  # fmt: skip
+COMPUTED = {"prefill", "evicting", *Features._fields} - {"prefill_tokens"}
 
 
 @dataclass(frozen=True)
@@ -66,10 +63,10 @@ class StepErrors:
     """Decode or prefill steps of two runs."""
 
     num_measured: int
-    paired: Errors | None  # of the same steps; None: plans differ
-    priced: Errors | None  # prices against measured latencies; None: no profile
-    ks: float | None
-    host: float | None  # s a measured step beyond the device's time; None: unknown
+    paired: Errors | None = None  # of the same steps; None: plans differ
+    priced: Errors | None = None  # prices against measured latencies; None: no profile
+    ks: float | None = None
+    host: float | None = None  # s a measured step beyond the device's time; None: unknown
 
 
 @dataclass(frozen=True)
@@ -85,25 +82,25 @@ def compare_steps(predicted: Journal, measured: Journal, policy: Policy, latency
     for replica in np.union1d(predicted.steps["replica"], measured.steps["replica"]):
         num_same += same_plans(predicted.of_replica(replica), measured.of_replica(replica))
     same = num_same == len(predicted) == len(measured)
-    priced = None if latency is None else prices(latency, measured, policy)
+    priced = None
+    if latency is not None:
+        priced = prices(latency, measured, policy)
     p, m = predicted.in_order, measured.in_order
     kinds = {}
     for kind, prefill in (("decode", False), ("prefill", True)):
         rows = measured.steps["prefill"] == prefill
         latencies = measured.steps["latency"][rows]
-        paired = None
+        ks = ks_distance(predicted.steps["latency"][predicted.steps["prefill"] == prefill], latencies)
+        errors_of_kind = StepErrors(num_measured=len(latencies), ks=ks)
         if same:
             of_kind = p["prefill"] == prefill
-            paired = errors(p["latency"][of_kind], m["latency"][of_kind])
+            errors_of_kind = replace(errors_of_kind, paired=errors(p["latency"][of_kind], m["latency"][of_kind]))
+        if priced is not None:
+            errors_of_kind = replace(errors_of_kind, priced=errors(priced[rows], latencies))
         host = latencies - measured.steps["device"][rows]
-        timed = host[~np.isnan(host)]
-        kinds[kind] = StepErrors(
-            num_measured=len(latencies),
-            paired=paired,
-            priced=None if priced is None else errors(priced[rows], latencies),
-            ks=ks_distance(predicted.steps["latency"][predicted.steps["prefill"] == prefill], latencies),
-            host=float(timed.mean()) if len(timed) else None,
-        )
+        if not np.isnan(host).all():
+            errors_of_kind = replace(errors_of_kind, host=float(np.nanmean(host)))
+        kinds[kind] = errors_of_kind
     return Steps(num_same, same, **kinds)
 
 
@@ -151,10 +148,15 @@ def retained_features(steps: Columns) -> list[Features | None]:
         step = {name: int(column[i]) for name, column in steps.items() if column.dtype.kind in "iu"}
         tokens = step["tokens"] - step["evicted"]
         features[i] = Features(
-            tokens=tokens, sum_q_kv=step["sum_q_kv"] - step["evicted_q_kv"], sum_kv=step["sum_kv"] - step["evicted_kv"],
-            head_rows=tokens, sampled_rows=step["sampled_rows"] - step["evicted_sampled"], batch=step["batch"],
-            prefill_tokens=0, num_forwards=step["num_forwards"],
-        )  # fmt: skip
+            tokens=tokens,
+            sum_q_kv=step["sum_q_kv"] - step["evicted_q_kv"],
+            sum_kv=step["sum_kv"] - step["evicted_kv"],
+            head_rows=tokens,
+            sampled_rows=step["sampled_rows"] - step["evicted_sampled"],
+            batch=step["batch"],
+            prefill_tokens=0,
+            num_forwards=step["num_forwards"],
+        )
     return features
 
 

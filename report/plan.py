@@ -10,7 +10,6 @@ from .capacity import money, setup_facts
 from .chart import COLOURS, Chart
 from .ensemble import decided, of_ensemble
 from .page import Block, Code, Figure, Number, Page, Section, Words, estimate, numbers, priced_apart, table
-from .run import TIMES, log_words
 from .table import counted, number, outward, percent, percent_span, places_of, time_of
 
 if TYPE_CHECKING:
@@ -84,8 +83,6 @@ def _details(planned: "Planned") -> tuple[str, ...]:
     if best.spare:
         setting += " The target is met without the spare."
     lines = [setting]
-    if planned.measured is not None:
-        lines.append(f"{log_words(planned.measured)}; the fleet's figures are predictions for other servers.")
     if planned.runner_up is not None:
         lines.append(f"Runner-up: {runner_up(planned, planned.runner_up)}.")
     lines += [_laws(planned), _lasting(planned), _routed(planned)]
@@ -303,18 +300,15 @@ def _left_out(planned: "Planned") -> Section | None:
 
 
 def _clients(planned: "Planned") -> Section | None:
-    """Percentiles of the recommended fleet, of what runs today, and of the log."""
-    best, today, log = planned.recommended, planned.today, planned.measured
+    """Percentiles of the recommended fleet, and of what runs today."""
+    best, today = planned.recommended, planned.today
     latencies = {f"{best.policy} on {_fleet(best)}": dict(best.latency_ms)}
     attained = [_met(planned, best)]
     if today is not None:
         latencies[f"today, {today.policy} on {_fleet(today)}"] = dict(today.latency_ms)
         attained.append(_met(planned, today))
-    if log is not None:
-        latencies["measured in the log"] = {name: vars(getattr(log.summary, f"{name}_ms")) for name in TIMES}
-        attained.append("–")
     rows = []
-    for metric in TIMES:
+    for metric in ("ttft", "e2el"):
         for stat in ("p50", "p95", "p99") if best.latency_ms.get(metric) else ():
             times = [(latency.get(metric) or {}).get(stat) for latency in latencies.values()]
             rows.append([f"{metric} {stat}", *("–" if time is None else f"{number(time)} ms" for time in times)])

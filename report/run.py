@@ -15,7 +15,7 @@ from ..results.curves import distribution, share_by_arrival, step_means, time_ed
 from ..results.metrics import METRICS, Columns, Floats, Summary, flat, good_requests, latencies, led_by
 from ..results.parts import PARTS
 from ..results.run import Run
-from ..results.run_info import GUESS_FACTOR, CommitInfo, FleetInfo, FleetRun, LiveInfo, MeasuredLog, RunInfo
+from ..results.run_info import GUESS_FACTOR, CommitInfo, FleetInfo, FleetRun, LiveInfo, RunInfo
 from ..results.slo import Slo
 from .chart import Chart, colour
 from .ensemble import decided, of_ensemble
@@ -27,7 +27,6 @@ from .table import MetricRow, compare, counted, number, percent
 if TYPE_CHECKING:
     import pandas as pd
 
-TIMES = ("ttft", "e2el")  # of a trace's log
 SLOWEST = 6  # requests of a policy
 OF_ARRIVALS = "part of every time from an arrival"
 ALWAYS = ("Latencies cover completed requests. Averages over time are weighted by step latency.",)
@@ -117,17 +116,14 @@ def _joined(frames: "Sequence[pd.DataFrame]") -> "pd.DataFrame":
 
 def run_words(info: RunInfo) -> Page:
     """The page without charts, which need the run's files."""
-    details, beside = _beside(info.measured)
     return Page(
         name=f"dsim: {info.trace.name}",
         question=info.question,
         answer=decided(answer(info), info.ensemble),
-        details=details,
         alarms=tuple(alarms(info)),
         facts=tuple(_facts(info)),
         sections=(
             *((Section("Every number", (_every_number(info.policies),)),) if info.policies else ()),
-            *beside,
             *of_ensemble(info.ensemble),
         ),
         notes=(*info.notes, *_trace_notes(info)),
@@ -346,52 +342,6 @@ def _every_number(policies: Sequence[Summary]) -> Table:
 def _down(row: MetricRow) -> Row:
     best = frozenset(i + 2 for i in row.best)
     return Row((row.label, row.unit, *row.cells), best, row.group, row.about)
-
-
-# ---- a trace's own log ----------------------------------------------------------------------------------------------
-
-
-def log_words(measured: MeasuredLog) -> str:
-    """The times that a trace's log measured."""
-    parts = []
-    for name in TIMES:
-        times = getattr(measured.summary, f"{name}_ms")
-        if times.p50 is not None:
-            parts.append(f"{name} p50 {number(times.p50)} ms, p99 {number(times.p99)} ms")
-    rate = "" if measured.rate is None else f" at {number(measured.rate)} req/s"
-    text = f"The log measured{rate} {'; '.join(parts)}"
-    attained = measured.summary.slo_attainment
-    if attained is not None:
-        failed = f", {measured.num_failed:,} of which failed" if measured.num_failed else ""
-        num = measured.num_timed + measured.num_failed
-        text += f" and met the SLOs for {percent(attained)} % of {counted(num, 'request')}{failed}"
-    return text
-
-
-def _beside(measured: MeasuredLog | None) -> tuple[tuple[str, ...], tuple[Section, ...]]:
-    """Each policy's largest difference from the log, in a sentence, and a table of all."""
-    if measured is None:
-        return (), ()
-    policies = dict.fromkeys(policy for row in measured.beside for policy in row.measured_predicted_ms)
-    if not policies:
-        return (f"{log_words(measured)}. This traffic is not the log's: its times do not test the prediction.",), ()
-    rows, furthest = [], dict.fromkeys(policies, (0.0, ""))
-    for row in measured.beside:
-        cells, name = dict.fromkeys(policies, "–"), f"{row.metric} {row.stat}"
-        for policy, (log, predicted) in row.measured_predicted_ms.items():
-            difference = predicted / log - 1
-            cells[policy] = f"{number(predicted)} ms ({100 * difference:+.1f} %)"
-            furthest[policy] = max(furthest[policy], (difference, name), key=lambda pair: abs(pair[0]))
-        rows.append((name, f"{number(log)} ms", *cells.values()))
-    gaps = ", ".join(f"{policy} {100 * difference:+.1f} % ({name})" for policy, (difference, name) in furthest.items())
-    counts = ", ".join({row.metric: f"{row.metric} of {row.num_timed:,}" for row in measured.beside}.values())
-    about = f"Both sides: {counts} of {measured.num_requests:,} requests, which have it in the log."
-    sentence = (
-        f"{log_words(measured)}. Largest difference from it for the same requests: {gaps}; the prediction's error "
-        "where the log's server ran that policy."
-    )
-    beside = table(("", "measured", *policies), rows, caption=about)
-    return (sentence,), (Section("Measured beside predicted", (beside,), spoken=True),)
 
 
 # ---- page -----------------------------------------------------------------------------------------------------------
