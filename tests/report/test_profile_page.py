@@ -40,7 +40,7 @@ def html(profile: Profile, log: StepLog) -> str:
 
 def test_a_page_shows_fit_residuals_and_yields(profile: Profile, log: StepLog, html: str) -> None:
     assert html == drawn(profile, log)
-    assert re.findall(r'class="plot" id="(\w+)"', html) == ["curve", "residuals"]
+    assert re.findall(r'class="plot" id="(\w+)"', html) == ["curve"]
     assert "Valid: 119 step shapes fitted; 30 held out are predicted to" in html
     assert "Estimated, not measured." in html
     assert "decode, held out" in html
@@ -102,7 +102,7 @@ def test_a_fit_that_is_not_valid_says_so_first(profile: Profile, log: StepLog) -
     )
     assert bad.doubts == ["noise: a < b", "sharegpt-focus at threshold 0.9: too few"]
     html = drawn(bad, log)
-    assert "<strong>DOUBTED</strong> noise: a &lt; b" in html
+    assert "DOUBTED noise: a &lt; b" in html
     assert "Not valid: 119 step shapes fitted" in html
     assert "Estimated, not measured." not in html
 
