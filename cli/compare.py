@@ -55,7 +55,6 @@ class CompareQuestion(q.Forced, q.Coded, Question["Comparison"]):
     def answer(self, watch: Watch) -> "Answer[Comparison]":
         from ..comparison.bounds import Bound
         from ..comparison.comparison import COMPARISON, FILES, compare_runs
-        from ..comparison.pairs import check_machines
         from ..engine.allowed_code import allowed
         from ..files.place import check_folder, write_folder
         from ..report.html import result_files
@@ -67,7 +66,6 @@ class CompareQuestion(q.Forced, q.Coded, Question["Comparison"]):
         code = allowed(self.allow_code)
         pairs = [(_run(p, code), _run(m, code)) for p, m in zip(predicted, measured, strict=True)]
         profiles = self._profiles(pairs)
-        check_machines(pairs)
         with watch.bar("reading", "steps") as bar:
             comparison = compare_runs(
                 pairs,

@@ -7,10 +7,9 @@ from ..report.page import Block, Figure, Page, Section, Table, Words, numbers, t
 from ..report.table import number
 from ..results.metrics import STATS
 from .comparison import PER_REQUEST, Comparison, PolicyErrors
-from .errors import DEFINITIONS, Errors
+from .errors import DEFINITIONS
 from .pairs import Pair, Side
 from .parts import MetricParts, Parts
-from .steps import StepErrors
 
 QUESTION = "How far is the twin from the device?"
 # A field of MetricParts, and its words.
@@ -139,7 +138,6 @@ def _section(cell: PolicyErrors, pair: Pair) -> Section:
     blocks.append(error_table(cell, names))
     if not cell.unpaired:
         blocks.append(request_table(cell))
-    blocks.append(totals_table(cell, names))
     blocks.append(Words((left_out_line(cell), *step_lines(cell, pair.measured.folder))))
     if cell.parts is None:
         blocks.append(Words((f"The error is not decomposed: {cell.no_parts}.",)))
@@ -151,15 +149,19 @@ def _section(cell: PolicyErrors, pair: Pair) -> Section:
 
 
 def error_table(cell: PolicyErrors, names: tuple[str, str]) -> Table:
-    """Means, and the error of every statistic."""
+    """Means and totals, and the error of every statistic."""
     rows = []
     for name, metric in cell.metrics.items():
         means = metric.predicted["mean"], metric.measured["mean"]
         if means != (None, None):
             errors = [signed(metric.error[stat]) for stat in STATS]
             rows.append([name, metric.unit, *map(number, means), *errors, number(metric.ks)])
-    head = ["", "unit", *(f"{name} mean" for name in names), *(f"{stat} error" for stat in STATS), "KS"]
-    return _table(head, rows, "Errors of the runs")
+    for name, total in cell.totals.items():
+        if total.predicted or total.measured:
+            sides = number(total.predicted), number(total.measured)
+            rows.append([name, total.unit, *sides, signed(total.error), *[""] * len(STATS)])
+    head = ["", "unit", *names, *(f"{stat} error" for stat in STATS), "KS"]
+    return _table(head, rows, "Errors of the runs: means and totals")
 
 
 def request_table(cell: PolicyErrors) -> Table:
@@ -172,14 +174,6 @@ def request_table(cell: PolicyErrors) -> Table:
             rows.append([name, share(e.mape), share(e.median), share(e.p95), signed(e.bias), *counts])
     head = ["", "MAPE", "median", "p95", "bias", "requests", "without", "zero"]
     return _table(head, rows, "Errors of the requests")
-
-
-def totals_table(cell: PolicyErrors, names: tuple[str, str]) -> Table:
-    rows = []
-    for name, total in cell.totals.items():
-        if total.predicted or total.measured:
-            rows.append([name, total.unit, number(total.predicted), number(total.measured), signed(total.error)])
-    return _table(["", "unit", *names, "error"], rows, "Totals of the runs")
 
 
 def parts_table(parts: Parts, names: tuple[str, str]) -> Table:
@@ -200,24 +194,11 @@ def step_lines(cell: PolicyErrors, folder: str) -> list[str]:
     steps = cell.steps
     if steps is None:
         return ["One of the runs has no step journal: steps are not compared."]
-    num = steps.decode.num_measured + steps.prefill.num_measured
-    lines = [f"Both runs planned the same first {steps.num_same:,} of {num:,} steps, then diverged."]
-    if steps.same:
-        lines = [f"Both runs planned the same {num:,} steps."]
-    for name, kind in (("decode", steps.decode), ("prefill", steps.prefill)):
-        if kind.num_measured:
-            lines += _kind_lines(name, kind, folder)
-    return lines
-
-
-def _kind_lines(name: str, kind: StepErrors, folder: str) -> list[str]:
-    lines = [f"Latency of {name} steps, as distributions: KS {number(kind.ks)}."]
-    if kind.paired is not None:
-        lines = [f"Latency of a {name} step: {_steps(kind.paired)}."]
-    if kind.priced is not None:
-        lines.append(f"The profile's price of a {name} step of {folder}: {_steps(kind.priced)}.")
-    if kind.host is not None:
-        lines.append(f"A {name} step of {folder} takes {number(1e3 * kind.host)} ms in addition to the device's time.")
+    lines = [f"Both runs planned the same first {steps.num_same:,} of {steps.num_measured:,} steps."]
+    for name, e in (("decode", steps.decode), ("prefill", steps.prefill)):
+        if e is not None and e.num:
+            text = f"median error {share(e.median)}, p95 {share(e.p95)}, bias {signed(e.bias)} ({e.num:,} steps)"
+            lines.append(f"The profile's price of a {name} step of {folder}: {text}.")
     return lines
 
 
@@ -255,12 +236,6 @@ def signed(value: float | None) -> str:
     if abs(value) < 0.01:
         return f"{100 * value:+.2f} %"
     return f"{100 * value:+.1f} %"
-
-
-def _steps(e: Errors) -> str:
-    if not e.num:
-        return "none has a latency"
-    return f"median error {share(e.median)}, p95 {share(e.p95)}, bias {signed(e.bias)} ({e.num:,} steps)"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> Table:

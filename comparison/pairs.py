@@ -1,6 +1,5 @@
 """A pair of runs, predicted and measured: where their numbers come from, and which requests they share."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -206,17 +205,8 @@ def is_client(run: Run) -> bool:
     return run.info.driver == "client"
 
 
-def check_machines(pairs: Sequence[tuple[Run, Run]]) -> None:
-    """DsimError if a pair's runs are of different models or devices."""
-    for runs in pairs:
-        p, m = map(Side.of, runs)
-        for name, x, y in (("model", p.model, m.model), ("device", p.device, m.device)):
-            if x != y and UNKNOWN not in (x, y):
-                raise DsimError(f"{name} is {cut(x)} in {p.folder} and {cut(y)} in {m.folder}: expected the same")
-
-
 def check_pair(p: Run, m: Run) -> None:
-    """DsimError unless the runs can be of the same requests."""
+    """DsimError unless the runs can be of the same requests, model and device."""
     sides = Pair.of(p, m)
     if sides.predicted.driver != "twin" and sides.measured.driver == "twin":
         raise DsimError(
@@ -227,10 +217,11 @@ def check_pair(p: Run, m: Run) -> None:
             f"{p.folder} holds policies {cut(', '.join(p.policies))}, {m.folder} holds {cut(', '.join(m.policies))}: "
             "expected at least one in both"
         )
-    same = ["closed_loop"]
+    same = {name: [getattr(side, name) for side in (sides.predicted, sides.measured)] for name in ("model", "device")}
+    options = ["closed_loop"]
     if not (is_client(p) or is_client(m)):  # a server's are unknown
-        same += ["emit", "replicas"]
-    for key in same:
-        x, y = (getattr(run.info, key) for run in (p, m))
-        if x != y:
-            raise DsimError(f"{key} is {cut(x)} in {p.folder} and {cut(y)} in {m.folder}: expected the same in both")
+        options += ["emit", "replicas"]
+    same |= {name: [getattr(run.info, name) for run in (p, m)] for name in options}
+    for name, (x, y) in same.items():
+        if x != y and UNKNOWN not in (x, y):
+            raise DsimError(f"{name} is {cut(x)} in {p.folder} and {cut(y)} in {m.folder}: expected the same")

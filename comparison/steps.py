@@ -15,7 +15,7 @@ from ..engine.state import MASKED
 from ..profiler.samples import step_features
 from ..results.metrics import Floats, rows_of
 from ..results.run import Columns, Run
-from .errors import Errors, errors, ks_distance
+from .errors import Errors, errors
 
 Ints = npt.NDArray[np.int64]
 Lists = Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]  # (values, offsets)
@@ -39,11 +39,6 @@ class Journal:
     def __len__(self) -> int:
         return len(self.steps["latency"])
 
-    @property
-    def in_order(self) -> Columns:
-        """Steps by replica: files may interleave replicas differently."""
-        return rows_of(self.steps, np.lexsort((self.steps["step"], self.steps["replica"])))
-
     def of_replica(self, replica: int) -> "Journal":
         rows = np.flatnonzero(self.steps["replica"] == replica)
         if len(rows) == len(self):
@@ -59,49 +54,26 @@ class Journal:
 
 
 @dataclass(frozen=True)
-class StepErrors:
-    """Decode or prefill steps of two runs."""
-
-    num_measured: int
-    paired: Errors | None = None  # of the same steps; None: plans differ
-    priced: Errors | None = None  # prices against measured latencies; None: no profile
-    ks: float | None = None
-    host: float | None = None  # s a measured step beyond the device's time; None: unknown
-
-
-@dataclass(frozen=True)
 class Steps:
+    """How far two runs planned alike, and errors of the predicting profile's prices of the measured steps."""
+
     num_same: int  # planned alike before the first difference, over all replicas
+    num_measured: int
     same: bool  # these are all
-    decode: StepErrors
-    prefill: StepErrors
+    decode: Errors | None = None  # None: no profile
+    prefill: Errors | None = None
 
 
 def compare_steps(predicted: Journal, measured: Journal, policy: Policy, latency: LatencyModel | None) -> Steps:
     num_same = 0
     for replica in np.union1d(predicted.steps["replica"], measured.steps["replica"]):
         num_same += same_plans(predicted.of_replica(replica), measured.of_replica(replica))
-    same = num_same == len(predicted) == len(measured)
-    priced = None
-    if latency is not None:
-        priced = prices(latency, measured, policy)
-    p, m = predicted.in_order, measured.in_order
-    kinds = {}
-    for kind, prefill in (("decode", False), ("prefill", True)):
-        rows = measured.steps["prefill"] == prefill
-        latencies = measured.steps["latency"][rows]
-        ks = ks_distance(predicted.steps["latency"][predicted.steps["prefill"] == prefill], latencies)
-        errors_of_kind = StepErrors(num_measured=len(latencies), ks=ks)
-        if same:
-            of_kind = p["prefill"] == prefill
-            errors_of_kind = replace(errors_of_kind, paired=errors(p["latency"][of_kind], m["latency"][of_kind]))
-        if priced is not None:
-            errors_of_kind = replace(errors_of_kind, priced=errors(priced[rows], latencies))
-        host = latencies - measured.steps["device"][rows]
-        if not np.isnan(host).all():
-            errors_of_kind = replace(errors_of_kind, host=float(np.nanmean(host)))
-        kinds[kind] = errors_of_kind
-    return Steps(num_same, same, **kinds)
+    steps = Steps(num_same, len(measured), num_same == len(predicted) == len(measured))
+    if latency is None:
+        return steps
+    priced, prefill = prices(latency, measured, policy), measured.steps["prefill"].astype(bool)
+    decode, prompts = (errors(priced[rows], measured.steps["latency"][rows]) for rows in (~prefill, prefill))
+    return replace(steps, decode=decode, prefill=prompts)
 
 
 def blocks_ended(status: npt.NDArray[np.uint8], committed: npt.NDArray[np.bool_], length: int) -> int:

@@ -39,7 +39,7 @@ def page_of(follower: Follower, command: str = "") -> Page:
     state = "No alarm is open."
     if last["alarms"]:
         state = f"The server has drifted from its twin: {', '.join(last['alarms'])}."
-    answer, sections = state, [Section("Is the twin right?", (_predicted(windows), _residuals(last)))]
+    answer, sections = state, [Section("Is the twin right?", (_residuals(last),))]
     if "advice" in last:
         reason = last["advice"]["reason"]
         answer = f"{last['advice']['action']} {reason[:1].upper()}{reason[1:]}. {state}"
@@ -55,6 +55,7 @@ def page_of(follower: Follower, command: str = "") -> Page:
         alarms=tuple(f"DRIFT {alarm['words']}" for alarm in last["alarms"].values()),
         cautions=tuple(cautions),
         numbers=_numbers(follower, last),
+        chart=_predicted(windows),
         facts=(*_facts(follower), ("Window", window)),
         sections=(*sections, _changes(windows)),
         command=command,

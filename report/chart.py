@@ -121,11 +121,6 @@ def logarithmic(axis: Json) -> None:
     axis |= {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:,g}" for tick in ticks]}
 
 
-def dashed(index: int) -> bool:
-    """Whether an earlier policy has the colour."""
-    return index >= len(COLOURS)
-
-
 def script_json(value: Any) -> str:
     """For a script element: short numbers, NaN as null, `<` escaped."""
     return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

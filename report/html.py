@@ -6,7 +6,7 @@ from dataclasses import replace
 from importlib.resources import files
 
 from .. import __version__
-from .chart import colour, dashed, script_json
+from .chart import colour, script_json
 from .page import Page
 from .result import Result
 
@@ -31,7 +31,7 @@ def to_html(page: Page) -> str:
         script=(templates / "page.js").read_text(encoding="utf-8"),
         plotly=b64encode((templates / "plotly-basic.min.js.gz").read_bytes()).decode(),
         figures=script_json(figures),
-        swatch=_swatch,
+        swatch=colour,
         breakable=_breakable,
     )
 
@@ -49,10 +49,3 @@ def _breakable(cell: str) -> str:
     from markupsafe import Markup, escape  # comes with Jinja2
 
     return Markup(re.sub(r"(?<=,)(?=[^\s])", "<wbr>", str(escape(cell))))
-
-
-def _swatch(index: int) -> str:
-    ink = colour(index)
-    if not dashed(index):
-        return ink
-    return f"repeating-linear-gradient(90deg,{ink} 0 3px,transparent 3px 5px)"

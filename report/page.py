@@ -125,5 +125,5 @@ def priced_apart(implementations: Iterable[str]) -> str:
 
 
 def estimate(profile: str, order: str = "policies") -> tuple[str, str]:
-    reason = f"Not measured on this device: {profile}. Trust the order of {order} more than the numbers."
+    reason = f"No device ran the steps of {profile}: trust the order of {order} more than the numbers."
     return ESTIMATED, reason

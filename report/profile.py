@@ -5,12 +5,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ..engine.latency import POWERS_TO
 from ..profiler.canvas_law import mean_forwards
 from ..profiler.fit import predict, split
 from ..profiler.profile import CommitFit, Profile, gb
 from ..profiler.roofline import PAGE, Sheet
-from ..profiler.samples import FEATURES, POWERS, Floats, joined, points
+from ..profiler.samples import FEATURES, Floats, joined, points
 from .chart import COLOURS, INK, Chart, logarithmic
 from .page import ESTIMATED, Figure, Page, Section, Table, table
 from .result import NOT_STORED, Result
@@ -47,9 +46,7 @@ class Profiled(Result):
     def page(self) -> Page:
         """Verdict, and the fitted curve over the points."""
         profile = self.profile
-        tables = [_predictions(fit) for fit in profile.commit_fits]
-        if profile.latency.cache_overhead:
-            tables.insert(0, _cache_overhead(profile))
+        tables = tuple(_predictions(fit) for fit in profile.commit_fits)
         cautions, facts, chart = [], _of_fit(profile), None
         if profile.is_estimate:
             cautions.append((ESTIMATED, f"{profile.description}: no device ran these steps."))
@@ -65,7 +62,7 @@ class Profiled(Result):
             cautions=tuple(cautions),
             chart=chart,
             facts=tuple(facts),
-            sections=(Section("In numbers", (*tables, _provenance(profile)), fold=True),),
+            sections=(Section("Held-out requests", tables, fold=True),) * bool(tables),
             notes=tuple(f"Source: {source}" for source in profile.provenance.sources),
             command=self.command,
             version=profile.provenance.tool_version,
@@ -196,7 +193,7 @@ def _of_steps(profile: Profile, evidence: Evidence) -> Figure:
     keys = every.column("sum_kv")[~prefill] / every.column("batch")[~prefill]
     if len(keys):
         context = float(np.median(keys).round())
-        x = _drawn_at(tokens, profile.latency.graph_tokens)
+        x = np.geomspace(tokens.min(), tokens.max(), 240).round()
         chart.add(
             "scatter",
             x=x,
@@ -214,15 +211,6 @@ def _of_steps(profile: Profile, evidence: Evidence) -> Figure:
     return Figure("curve", "Latency against tokens", about, chart)
 
 
-def _drawn_at(tokens: Floats, graph_tokens: int) -> Floats:
-    """Where to draw the fit: the measured range, both sides of each CUDA graph bucket's edge."""
-    low, high = tokens.min(), tokens.max()
-    edges = np.concatenate([POWERS, np.arange(2.0 * POWERS_TO, graph_tokens, POWERS_TO), [graph_tokens]])
-    edges = edges[edges <= graph_tokens]
-    every = np.unique(np.concatenate([np.geomspace(low, high, 120).round(), edges, edges + 1]))
-    return np.asarray(every[(every >= low) & (every <= high)], np.float64)
-
-
 def _decode(profile: Profile, tokens: Floats, keys: float) -> Floats:
     """Steps whose rows compute a block (the last may be partial) and see `keys` keys."""
     rows = np.ceil(tokens / max((model.block_length for model in profile.commits), default=1))
@@ -231,33 +219,8 @@ def _decode(profile: Profile, tokens: Floats, keys: float) -> Floats:
     return np.stack([columns.get(name, np.zeros_like(rows)) for name in FEATURES], axis=1)
 
 
-def _cache_overhead(profile: Profile) -> Table:
-    rows = [
-        [cost.cache, cost.phase, f"{cost.row * 1e3:.3g}", f"{cost.token * 1e6:.3g}"]
-        for cost in profile.latency.cache_overhead
-    ]
-    caption = "The cost of a request in this phase beyond the coefficients above: median of measured less predicted."
-    head = ("cache", "phase", "ms a row", "us a token of its prompt and output")
-    title = "Overhead of full-sequence caches"
-    return table(head, rows, title=title, caption=caption, left=frozenset({0, 1}))
-
-
 def _predictions(fit: CommitFit) -> Table:
     rows = [[p.name, f"{p.measured:.3g}", f"{p.predicted:.3g}", f"{p.error:+.1%}"] for p in fit.predictions]
     title = f"{fit.workload} at threshold {fit.threshold:g}: held-out requests"
     caption = f"{fit.num_requests} requests fitted ({fit.num_steps} steps), {fit.num_held_out} held out."
     return table(("", "measured", "predicted", "error"), rows, title=title, caption=caption)
-
-
-def _provenance(profile: Profile) -> Table:
-    origin = profile.provenance
-    facts = {
-        "profile": profile.name,
-        "model": profile.model.name,
-        "device": profile.device.name,
-        "implementation": profile.implementation,
-        **{name: getattr(origin, name) for name in ("date", "torch", "driver", "clocks", "prompts")},
-        **origin.settings,
-    }
-    rows = [[name.replace("_", " "), str(value)] for name, value in facts.items() if value]
-    return table(("", ""), rows, title="Origin", left=frozenset({0, 1}))

@@ -5,7 +5,7 @@ from dsim.comparison.comparison import Comparison, MetricErrors, PolicyErrors, T
 from dsim.comparison.errors import Errors
 from dsim.comparison.pairs import Pair, Side
 from dsim.comparison.parts import MetricParts, Parts
-from dsim.comparison.steps import StepErrors, Steps
+from dsim.comparison.steps import Steps
 from dsim.device.validate import Cell, Validated
 from dsim.results.metrics import STATS
 
@@ -27,7 +27,6 @@ def metric(requests: Errors | None) -> MetricErrors:
 
 
 def cell(policy: str, unpaired: str = "") -> PolicyErrors:
-    kind = StepErrors(num_measured=9, paired=None, priced=ERRORS, ks=0.2, host=None)
     part = MetricParts(num=40, measured=0.1, error=-0.002, latency=-0.001, commits=-0.001, scheduling=0.0, frontend=0.0)
     counted = {"latency_steps": 9, "latency_nearest": 1, "commit_rows": 9, "commit_forced": 0, "commit_masks": 36}
     return PolicyErrors(
@@ -35,7 +34,7 @@ def cell(policy: str, unpaired: str = "") -> PolicyErrors:
         left_out={"not completed in both": 0, "not arrived in both": 0},
         metrics={name: metric(None if unpaired else ERRORS) for name in DISTRIBUTIONS},
         totals={"completed": Total("requests", 40, 40, 0.0)},
-        steps=Steps(num_same=5, same=False, decode=kind, prefill=kind),
+        steps=Steps(num_same=5, num_measured=18, same=False, decode=ERRORS, prefill=ERRORS),
         parts=Parts(metrics={"e2el": part}, **counted, commit_unknown=2), no_parts="",
     )  # fmt: skip
 
