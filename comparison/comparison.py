@@ -17,7 +17,7 @@ from ..report.table import value
 from ..results.metrics import METRICS, STATS, path
 from ..results.run import Run
 from .bounds import DISTRIBUTIONS, Bound, Judged
-from .errors import Errors, errors, ks_distance, relative_error
+from .errors import Errors, errors, relative_error
 from .pairs import Pair, PolicyRuns, Side, check_pair
 from .parts import Parts, parts
 from .steps import Journal, Steps, compare_steps
@@ -46,7 +46,6 @@ class MetricErrors:
     predicted: Mapping[str, float | None]  # by statistic, over that run's completed requests
     measured: Mapping[str, float | None]
     error: Mapping[str, float | None]
-    ks: float | None = None  # None for step_latency
     requests: Errors | None = None  # None: commits are not paired
 
 
@@ -172,10 +171,8 @@ def _cell(pair: int, runs: PolicyRuns, profiles: Profiles, progress: Progress) -
     for name in DISTRIBUTIONS:
         p, m = ({stat: value(summary, path(name, stat)) for stat in STATS} for summary in summaries)
         metric = MetricErrors(METRICS[name].unit, p, m, {stat: relative_error(p[stat], m[stat]) for stat in STATS})
-        if name in runs.values:
-            metric = replace(metric, ks=ks_distance(*runs.values[name]))
-            if not unpaired:
-                metric = replace(metric, requests=errors(*runs.values[name]))
+        if name in runs.values and not unpaired:
+            metric = replace(metric, requests=errors(*runs.values[name]))
         metrics[name] = metric
     totals = {}
     for name, keys in TOTALS.items():

@@ -155,12 +155,12 @@ def error_table(cell: PolicyErrors, names: tuple[str, str]) -> Table:
         means = metric.predicted["mean"], metric.measured["mean"]
         if means != (None, None):
             errors = [signed(metric.error[stat]) for stat in STATS]
-            rows.append([name, metric.unit, *map(number, means), *errors, number(metric.ks)])
+            rows.append([name, metric.unit, *map(number, means), *errors])
     for name, total in cell.totals.items():
         if total.predicted or total.measured:
             sides = number(total.predicted), number(total.measured)
-            rows.append([name, total.unit, *sides, signed(total.error), *[""] * len(STATS)])
-    head = ["", "unit", *names, *(f"{stat} error" for stat in STATS), "KS"]
+            rows.append([name, total.unit, *sides, signed(total.error), *[""] * (len(STATS) - 1)])
+    head = ["", "unit", *names, *(f"{stat} error" for stat in STATS)]
     return _table(head, rows, "Errors of the runs: means and totals")
 
 

@@ -174,6 +174,8 @@ class PolicyRuns:
         predicted = Side.of(self.predicted)
         if predicted.driver != "twin":
             return f"{predicted.folder} is {predicted.kind}: there is no prediction to take apart"
+        if self.predicted.policy(self.policy).eviction.by_importance:
+            return "re-runs do not evict tokens, as its policy does"
         for run, requests in zip(self.both, self.requests, strict=True):
             if not self.has_steps(run):
                 return f"{run.folder} has no step journal"

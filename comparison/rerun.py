@@ -14,7 +14,7 @@ from ..engine.policy import Policy
 from ..engine.prefix import caches_prefixes
 from ..engine.replay import Ends, replay
 from ..engine.request import requests_of
-from ..engine.step import StepOutcome, StepPlan, features_left
+from ..engine.step import StepOutcome, StepPlan
 from ..profiler.profile import Profile
 from ..results.metrics import rows_of
 from ..results.run import Columns, Run
@@ -23,7 +23,7 @@ from .commits import Bools, Commits
 from .latencies import Prices
 from .steps import Ints, Journal, blocks_ended
 
-CommitsOf = Callable[[StepPlan], tuple[Bools, Bools | None]]  # committed; retained if the plan may evict
+CommitsOf = Callable[[StepPlan], Bools]  # committed positions, [rows, width]
 
 
 @dataclass(frozen=True)
@@ -122,14 +122,10 @@ def _serve(
         return next((arrival for arrival, _ in arrivals), None)
 
     def step(plan: StepPlan) -> StepOutcome:
-        committed, retained = commits(plan)
-        features, blocks = None, 0
-        if retained is not None:
-            features = features_left(plan, retained)
+        committed, blocks = commits(plan), 0
         if blocks_cost:
             blocks = blocks_ended(plan.status, committed, engine.policy.block_length)
-        latency = price(plan, features, blocks)
-        return StepOutcome(latency, committed, retained=retained, ends=ends.of(plan, committed))
+        return StepOutcome(price(plan, blocks), committed, ends=ends.of(plan, committed))
 
     serve(engine, step, deliver=deliver, wait=wait, told=lambda *_: on_step())
 

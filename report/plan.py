@@ -33,7 +33,6 @@ def plan_page(planned: "Planned") -> Page:
         _clients(planned),
         _ranking(planned),
         _research(planned),
-        _settings(planned),
         _risks(planned),
         Section("To deploy", tuple(_deploy(planned)), spoken=True),
         *of_ensemble(planned.ensemble),
@@ -322,38 +321,6 @@ def _research(planned: "Planned") -> Section:
         rows.append(row | {"saves": f"{100 * saves:.0f} %"})
     caption = "Schedulers that no released engine has, by short replays: what it would be worth to build one."
     return _section("What a new scheduler would save", rows, caption, ("policy",))
-
-
-def _settings(planned: "Planned") -> Section:
-    rows = []
-    for fleet in (*planned.ranking, *planned.left_out):
-        tried = fleet.tried
-        if tried is None:
-            continue
-        before = set(tried.given.split(",")[1:])
-        changed = [setting for setting in tried.best.split(",")[1:] if setting not in before]
-        gain = "–"
-        if tried.given_rate:
-            gain = f"{100 * (tried.rate / tried.given_rate - 1):+.0f} %"
-        rows.append(
-            {
-                "policy": tried.given,
-                "on": fleet.place,
-                "settings tried": str(tried.num),
-                "as given": f"{tried.given_rate:.3g} req/s",
-                "best": ", ".join(changed) or "as given",
-                "with it": f"{tried.rate:.3g} req/s",
-                "gain": gain,
-                "as good": str(tried.equal),
-            }
-        )
-    caption = (
-        "The rate that one replica serves within the SLOs with the policy's given settings, and with the best settings "
-        "of its engine, by replays of 1,600 requests: long enough to choose settings, too short to size a fleet. As "
-        "good: other settings within 1 %; the one of fewest changes wins. Beyond what the engine is tested with, a "
-        "setting must gain 10 %."
-    )
-    return _section("The engines' settings", rows, caption, ("policy", "on", "best"))
 
 
 def _risks(planned: "Planned") -> Section:

@@ -22,7 +22,7 @@ def side(driver: str) -> Side:
 def metric(requests: Errors | None) -> MetricErrors:
     return MetricErrors(
         unit="ms", predicted=dict.fromkeys(STATS, 98.0), measured=dict.fromkeys(STATS, 100.0),
-        error=dict.fromkeys(STATS, -0.02), ks=0.1, requests=requests,
+        error=dict.fromkeys(STATS, -0.02), requests=requests,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Errors and distances against numbers worked by hand."""
+"""Errors against numbers worked by hand."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dsim.comparison.bounds import Bound
-from dsim.comparison.errors import errors, ks_distance
+from dsim.comparison.errors import errors
 from dsim.comparison.page import share
 from dsim.engine.errors import DsimError
 
@@ -29,15 +29,6 @@ def test_a_missing_value_and_a_measured_zero_are_left_out_and_counted() -> None:
     none = errors(np.array([1.0]), np.array([0.0]))
     assert none.num == 0
     assert none.mape is None
-
-
-def test_ks_is_what_scipy_says() -> None:
-    from scipy.stats import ks_2samp
-
-    rng = np.random.default_rng(1)
-    a, b = rng.integers(0, 20, 70).astype(float), rng.integers(2, 25, 41).astype(float)
-    assert ks_distance(a, np.append(b, NAN)) == pytest.approx(ks_2samp(a, b).statistic, abs=1e-12)
-    assert ks_distance(np.array([NAN]), a) is None
 
 
 def test_a_bound_is_read() -> None:

@@ -11,7 +11,6 @@ from dsim.planner.deploy import Deployment
 from dsim.planner.plan_result import Due, Fleet, Growth, Planned, Risk
 from dsim.planner.quality import Quality
 from dsim.planner.replicate import Interval
-from dsim.planner.settings import Tried
 from dsim.report.plan import answer, plan_page, runner_up
 from dsim.report.text import render
 from dsim.results.spread import Spread
@@ -143,20 +142,6 @@ def test_the_launch_is_said_with_what_it_cannot_say() -> None:
     assert {"--x 1                      GPUs of a replica", "No flag sets: num_loops=4."} <= set(lines[at:])
     assert "no released engine" not in lines[0]
     assert "No released engine is known to run this policy: the file is for dsim's own engine." in text(info())
-
-
-def test_the_search_over_settings_is_said_with_its_gain() -> None:
-    best = "vllm-diffusion,max_num_seqs=24"
-    tried = Tried(24, "vllm-diffusion", 2.0, best, 2.5, 3)
-    lines = text(info(fleet("vllm-diffusion,max_num_seqs=24", 4, 0.994, tried=tried)))
-    row = next(line.split() for line in lines if line.startswith("vllm-diffusion   "))
-    assert row == ["vllm-diffusion", "24", "2", "req/s", "max_num_seqs=24", "2.5", "req/s", "+25", "%", "3"]
-    placed = (fleet("vllm-diffusion", 4, 0.994, place=place, tried=tried) for place in ("H100", "B200"))
-    rows = [line.split()[:3] for line in text(info(*placed)) if line.startswith("vllm-diffusion ")]
-    assert rows[-2:] == [["vllm-diffusion", "H100", "24"], ["vllm-diffusion", "B200", "24"]]
-    tried = replace(tried, given_rate=0.0, best="vllm-diffusion", rate=0.0)
-    nowhere = text(info(fleet("vllm-diffusion", 4, 0.994, tried=tried)))
-    assert "vllm-diffusion 24 0 req/s as given 0 req/s – 3" in [" ".join(line.split()) for line in nowhere]
 
 
 def test_replications_that_agree_show_no_interval_of_no_width() -> None:
