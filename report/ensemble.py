@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from ..results.spread import Effect, Spread, Uncertain
-from .page import Block, Row, Section, Table, Words, table
+from .page import Block, Section, Table, Words, table
 from .table import number, outward, places_of
 
 TITLE = "What the answer depends on"
@@ -97,10 +97,6 @@ def _measure_next(effects: Sequence[Effect], level: float) -> str:
 
 
 def _intervals(ensemble: Uncertain) -> Table:
-    """The intervals, and with rivals how the best compares with each."""
-    head = ["policy", "metric", "predicted", f"{100 * ensemble.level:.0f} % of profiles"]
-    if ensemble.ratios.keys() & ensemble.intervals.keys():
-        head.append(f"{ensemble.best} has")
     rows = []
     for policy, metrics in ensemble.intervals.items():
         for metric, spread in metrics.items():
@@ -109,7 +105,6 @@ def _intervals(ensemble: Uncertain) -> Table:
             high = "more"
             if spread.high is not None:
                 high = number(spread.high)
-            ratios = [times(r) for name, r in ensemble.ratios.get(policy, {}).items() if name == metric]
-            cells = [policy, metric, number(spread.value), f"{number(spread.low)} to {high}", *(ratios or [""])]
-            rows.append(Row(tuple(cells[: len(head)]), group=policy))
-    return Table(tuple(head), tuple(rows), left=frozenset({0, 1}))
+            rows.append((policy, metric, number(spread.value), f"{number(spread.low)} to {high}"))
+    head = ("policy", "metric", "predicted", f"{100 * ensemble.level:.0f} % of profiles")
+    return table(head, rows, left=frozenset({0, 1}))

@@ -12,14 +12,13 @@ import numpy as np
 from ..engine.journal import STATUSES
 from ..results.curves import distribution, share_by_arrival, step_means, time_edges, waiting
 from ..results.metrics import METRICS, Columns, Floats, Summary, flat, good_requests, latencies, led_by
-from ..results.parts import PARTS
 from ..results.run import Run
-from ..results.run_info import GUESS_FACTOR, CommitInfo, FleetCost, FleetInfo, FleetRun, LiveInfo, RunInfo
+from ..results.run_info import GUESS_FACTOR, CommitInfo, FleetCost, FleetInfo, LiveInfo, RunInfo
 from ..results.slo import Slo
 from .chart import Chart, colour
 from .ensemble import decided, of_ensemble
 from .html import to_html
-from .page import Block, Figure, Number, Page, Row, Section, Table, estimate, priced_apart, table
+from .page import Figure, Number, Page, Row, Section, Table, estimate, priced_apart
 from .result import NOT_STORED, Result
 from .table import compare, counted, number, percent
 
@@ -352,7 +351,7 @@ def run_page(run: Run) -> Page:
         cautions.insert(0, estimate(" and ".join(estimates)))
     sections = [
         Section("Latency and SLOs", tuple(figures[1:])),
-        _replicas(info.fleet, float(edges[-1])),
+        Section("Replicas", tuple(_over_time(info.fleet, float(edges[-1])))),
         Section("Timeline", tuple(_timeline(run, requests, edges))),
         *words.sections[1:],
         *(replace(section, fold=True) for section in words.sections[:1]),
@@ -446,37 +445,23 @@ def _timeline(run: Run, requests: Mapping[str, Columns], edges: Floats) -> list[
     return [figure for figure in figures if any(not np.isnan(line["y"]).all() for line in figure.chart.data)]
 
 
-def _replicas(fleet: FleetInfo | None, end: float) -> Section:
-    """Parts of moved requests' times, and scaled pools over time."""
-    blocks: list[Block] = []
-    if fleet is not None:
-        rows = [(f"{run.moved:,}", *(number(1e3 * run.parts[p]) for p in PARTS)) for run in fleet.runs if run.parts]
-        caption = (
-            "Requests that a prefill pool prefilled, and the mean times of a finished request: to its first tokens (up "
-            "to first block), and the rest. Links: keys and values travel after the prefill, once pages are reserved."
-        )
-        scaled = [run for run in fleet.runs if run.changes]
-        if rows:
-            head = ("moved", *(f"{name.replace('_', ' ')} (ms)" for name in PARTS))
-            blocks.append(table(head, rows, caption=caption))
-        if scaled:
-            blocks.append(_over_time(scaled, end))
-    return Section("Replicas", tuple(blocks))
-
-
-def _over_time(runs: Sequence[FleetRun], end: float) -> Figure:
+def _over_time(fleet: FleetInfo | None, end: float) -> list[Figure]:
+    """Scaled pools."""
+    if fleet is None:
+        return []
     chart = Chart("time (s)", "replicas", legend=True)
-    lines = [(run, pool) for run in runs for pool in dict.fromkeys(change[1] for change in run.changes)]
-    for i, (run, pool) in enumerate(lines):
-        changes = [change for change in run.changes if change[1] == pool]
-        times = [change[0] for change in changes] + [max(end, changes[-1][0])]
-        for column, dash, state in ((2, "solid", "taking requests"), (3, "dot", "paid for")):
-            replicas = [change[column] for change in changes]
+    lines: dict[str, list[tuple[float, int, int]]] = {}
+    for run in fleet.runs:
+        for time, pool, serving, paid in run.changes:
+            lines.setdefault(f"{run.policy}, {pool}", []).append((time, serving, paid))
+    for i, (name, changes) in enumerate(lines.items()):
+        times, *counts = ([*column, column[-1]] for column in zip(*changes, strict=True))
+        times[-1] = max(end, times[-1])
+        for replicas, dash, state in zip(counts, ("solid", "dot"), ("taking requests", "paid for"), strict=True):
             line = {"color": colour(i), "width": 2, "dash": dash, "shape": "hv"}
-            name = f"{run.policy}, {pool}: {state}"
-            chart.line(times, [*replicas, replicas[-1]], name, i, hover="%{y} at %{x:.1f} s", line=line)
+            chart.line(times, replicas, f"{name}: {state}", i, hover="%{y} at %{x:.1f} s", line=line)
     caption = (
         "Replicas that take requests (solid) and replicas that are paid for (dotted). Replicas that start or drain "
         "take no request and are paid for: from the decision to start one until its last request has ended."
     )
-    return Figure("replicas", "Replicas over time", caption, chart, time=True)
+    return [Figure("replicas", "Replicas over time", caption, chart, time=True)] * bool(lines)
