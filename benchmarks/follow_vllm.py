@@ -21,7 +21,7 @@ from dsim.benchmarks.vllm_diffusion.trace import BURST, lines_of
 from dsim.following.follower import Followed, Follower
 from dsim.following.sources.engines import sample_of
 from dsim.following.windows import Scrape
-from dsim.results.engine_metrics import QUANTITIES, SETTINGS
+from dsim.results.engine_metrics import CACHE_SETTINGS, QUANTITIES
 from dsim.results.world import World
 from dsim.traces import synth
 
@@ -47,7 +47,7 @@ def write_traces(asked: argparse.Namespace) -> None:
 
 def short(page: str) -> str:
     """The lines that `dsim follow` reads."""
-    names = {SETTINGS, *(quantity.name_in("vllm") for quantity in QUANTITIES)}
+    names = {CACHE_SETTINGS, *(quantity.name_in("vllm") for quantity in QUANTITIES)}
     names |= {f"{name}{end}" for name in names for end in ("_bucket", "_sum")}
     return "".join(line + "\n" for line in page.splitlines() if line.partition("{")[0] in names)
 

@@ -13,13 +13,12 @@ from ..files.place import FolderKind, check_folder
 from ..files.read import read_json, read_text
 from ..files.write import json_text, write_whole
 from ..report.page import Page
-from ..results.engine_metrics import SPEED
 from ..results.metrics import no_nan
 from .follower import SCHEMA, VERSION, Followed, Follower, Tell
 from .pages import line_of, page_of
 from .sources.sample import Sample
 from .sources.scrape import MissingError, Target
-from .windows import Scrape
+from .windows import SPEED, Scrape
 
 FILES = ("follow.json", "report.html", "alerts.yml")
 CONTENTS = (*FILES, "samples.jsonl", "windows.jsonl", "traffic.jsonl", "profiles")

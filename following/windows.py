@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..engine import chance
-from ..results.engine_metrics import SPEED
 from ..traces import Trace
 from .sources.sample import MAX_REQUESTS, MEAN_GAUGES, Buckets, Floats, Sample
 
 SECONDS, REQUESTS = 300.0, 200  # a window lasts until both are reached
+SPEED = "dsim_speed"  # the setting of a simulated server that runs faster than real time
 LATE = 3.0  # intervals: a longer gap begins a new stretch
 RUN_IN, LEAST_RUN_IN = 10.0, 30.0  # length of a replay's run-in: in mean stays of a request; at least, s
 DRAW = 217  # purpose of draws, apart from the engine's

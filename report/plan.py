@@ -294,22 +294,12 @@ def _left_out(planned: "Planned") -> Section:
 
 
 def _clients(planned: "Planned") -> Section:
-    """Percentiles of the recommended fleet, and of what runs today."""
-    best, today = planned.recommended, planned.today
-    fleets = {f"{best.policy} on {_fleet(best)}": best}
-    if today is not None:
-        fleets[f"today, {today.policy} on {_fleet(today)}"] = today
+    """Percentiles of the recommended fleet."""
     rows = []
-    for metric, percentiles in best.latency_ms.items():
-        for stat in ("p50", "p95", "p99") if percentiles else ():
-            row = {"": f"{metric} {stat}"}
-            for name, fleet in fleets.items():
-                row[name] = f"{number((fleet.latency_ms.get(metric) or {}).get(stat))} ms"
-            rows.append(row)
-    if today is not None:
-        rows.append({"": "meet the SLOs"} | {name: _met(planned, fleet) for name, fleet in fleets.items()})
-    about = "One replay each, at the plan's rate; what runs today is replayed on the recommended GPUs."
-    return _section("What clients see", rows, about, ("",))
+    for metric, percentiles in planned.recommended.latency_ms.items():
+        if percentiles is not None:
+            rows.append({"ms": metric} | {stat: number(percentiles[stat]) for stat in ("p50", "p95", "p99")})
+    return _section("What clients see", rows, "One replay, at the plan's rate.", ("ms",))
 
 
 def _research(planned: "Planned") -> Section:
@@ -335,12 +325,8 @@ def _risks(planned: "Planned") -> Section:
             needs = counted((risk.needs + best.spare) * best.gpus_per_replica, "GPU")
         if risk.per_hour is not None and planned.priced:
             needs += f", {money(risk.per_hour, planned.setup)} an hour"
-        row = {"with": risk.change, f"{best.policy} as planned": outcome, "it then needs": needs}
-        rows.append(row | {"cheapest then": risk.best or "neither of the best two"})
-    caption = (
-        f"Of {best.policy} on {_fleet(best)}; only the lost replica's row has a spare. The last column compares it "
-        "with the runner-up, by today's cost."
-    )
+        rows.append({"with": risk.change, f"{best.policy} as planned": outcome, "it then needs": needs})
+    caption = f"Of {best.policy} on {_fleet(best)}; only the lost replica's row has a spare."
     return _section("What could change it", rows, caption, {name for row in rows for name in row})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..results.engine_metrics import QUANTITIES, RELEASES, SETTINGS, SIMULATED, SPEED, Quantity
+from ..results.engine_metrics import QUANTITIES, RELEASES, Quantity
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -98,7 +98,7 @@ class MetricsPage:
         from prometheus_client.metrics_core import GaugeMetricFamily
 
         names = ["engine", "block_size", "num_gpu_blocks"]
-        family = GaugeMetricFamily(SETTINGS, "Sizes of the KV cache.", labels=names)
+        family = GaugeMetricFamily("vllm:cache_config_info", "Sizes of the KV cache.", labels=names)
         for engine in self._fleet.engines:
             sizes = (engine.replica, engine.policy.memory.page_size, engine.limits.num_pages)
             family.add_metric([*map(str, sizes)], 1.0)
@@ -108,15 +108,15 @@ class MetricsPage:
         from prometheus_client.metrics_core import GaugeMetricFamily
 
         info = GaugeMetricFamily(
-            SIMULATED, "A twin without a GPU; its times are simulated.", labels=[SPEED, "engine"]
+            "dsim_simulated", "A twin without a GPU; its times are simulated.", labels=["dsim_speed", "engine"]
         )
         info.add_metric([f"{self._fleet.clock.speed:g}", RELEASES[engine]], 1.0)
         yield info
         yield GaugeMetricFamily(
-            f"{SIMULATED}_time_seconds", "Simulated time since the start.",
+            "dsim_simulated_time_seconds", "Simulated time since the start.",
             value=min(replica.time for replica in self._fleet.replicas),
         )  # fmt: skip
         yield GaugeMetricFamily(
-            f"{SIMULATED}_start_seconds", "When the simulated time was 0, in seconds since 1970.",
+            "dsim_simulated_start_seconds", "When the simulated time was 0, in seconds since 1970.",
             value=self._fleet.clock.opened,
         )  # fmt: skip

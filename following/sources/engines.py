@@ -7,12 +7,20 @@ from ...engine.errors import DsimError
 from ...engine.plain import Range, plain
 from ...files.read import cut, parsing
 from ...files.samples import RANK
-from ...results.engine_metrics import BY_NAME, RELEASES, SETTINGS, SIMULATED, SPEED, WITH_HANDLES
+from ...results.engine_metrics import (
+    BY_NAME,
+    CACHE_SETTINGS,
+    RELEASES,
+    SIMULATED,
+    SIMULATED_START,
+    SIMULATED_TIME,
+    WITH_HANDLES,
+)
 from .sample import MAX_REQUESTS, MEAN_GAUGES, Buckets, Sample
 
 MAX_COUNT = 1e15  # no value of a page that is read is larger
 LATEST = 1e11  # s since 1970
-NO_SETTINGS = ("engine", "engine_index", "engine_id")  # other labels of SETTINGS
+NO_SETTINGS = ("engine", "engine_index", "engine_id")  # other labels of CACHE_SETTINGS
 
 _Page = dict[str, list[tuple[dict[str, str], float]]]  # samples by name
 
@@ -60,11 +68,11 @@ def _sample(page: _Page, time: float, source: str) -> Sample:
     if BY_NAME["requests"].name_in(engine) not in page and "e2el" in histograms:
         counters["requests"] = histograms["e2el"].num
     settings: dict[str, str] = {}
-    for labels, _ in page.get(SETTINGS, []):
+    for labels, _ in page.get(CACHE_SETTINGS, []):
         settings |= {key: value for key, value in labels.items() if key not in NO_SETTINGS}
     for labels, _ in page.get(SIMULATED, []):  # a twin's page (docs/serve-metrics.md)
-        settings[SPEED] = str(plain(float(labels.get(SPEED, 1)), float, Range(0, 1e6)))
-        time = sum(_total(page, f"{SIMULATED}_{name}_seconds") for name in ("start", "time"))
+        settings["dsim_speed"] = str(plain(float(labels.get("dsim_speed", 1)), float, Range(0, 1e6)))
+        time = _total(page, SIMULATED_START) + _total(page, SIMULATED_TIME)
     sample = Sample(
         time=min(time, LATEST),
         engine=engine,
