@@ -218,6 +218,7 @@ def _shared(name: str, policies: Mapping[str, Sequence[str]]) -> list[tuple[str,
 def _serving(info: RunInfo) -> list[str]:
     parts = [counted(info.replicas, "replica")]
     if info.fleet is not None:
+        parts[0] += " at the start" * bool(info.fleet.scaler)
         parts += _fleet(info.fleet)
     if info.router and info.replicas > 1:
         parts.append(f"router {info.router}")
@@ -239,7 +240,7 @@ def _fleet(fleet: FleetInfo) -> list[str]:
         parts += [f"{percent(share)} % of their keys and values travelled" for share in shares]
     if fleet.scaler:
         hours = [f"{number(run.replica_hours)} replica-hours" for run in fleet.runs if run.replica_hours]
-        parts += [f"at the start; scaler {fleet.scaler}", f"{fleet.startup} s to start one", *hours]
+        parts += [f"scaler {fleet.scaler}", f"{fleet.startup} s to start one", *hours]
     return parts
 
 
