@@ -72,12 +72,12 @@ class Collector:
 
         for name, value in values_of(self._follower, self._clock()).items():
             label, about = METRICS[name]
-            labels = [label] if label else []
-            gauge = GaugeMetricFamily(f"dsim_follow_{name}", about, labels=labels)
-            rows = value if isinstance(value, Mapping) else {"": value}
-            for row, number in rows.items():
+            gauge = GaugeMetricFamily(f"dsim_follow_{name}", about, labels=[label] * bool(label))
+            if not isinstance(value, Mapping):
+                value = {"": value}
+            for row, number in value.items():
                 if number is not None and math.isfinite(number):
-                    gauge.add_metric([row] * len(labels), float(number))
+                    gauge.add_metric([row] * bool(label), float(number))
             if gauge.samples:
                 yield gauge
 

@@ -90,11 +90,10 @@ def read_client(
     only: str | None = None,
     time_unit: str | None = None,
     skip_bad: bool = False,
-    benchmark: int | None = None,
 ) -> ClientLog:
     """The requests in a client's file; DsimError names file, request and both values.
 
-    columns: a log's names; only: `model=NAME` or `COLUMN=VALUE`; benchmark: which one of several, from 1.
+    columns: a log's names; only: `model=NAME` or `COLUMN=VALUE`.
     """
     rows, read = raw_rows(str(path), read_bytes(Path(path))), None
     if columns is None:
@@ -102,7 +101,7 @@ def read_client(
     if read is not None:
         if only is not None:
             raise DsimError(f"--only is {cut(only)} and {path} is a load generator's file: expected a gateway's log")
-        return read(rows, benchmark, Asked(skip_bad=skip_bad))
+        return read(rows, Asked(skip_bad=skip_bad))
     parsed, form = read_rows(rows, Asked(columns, only, skip_bad, time_unit))
     is_timed = form.is_log and any(np.isfinite(wait).any() for wait in parsed.waited.values())
     if not is_timed and not (parsed.waited and all(parsed.reasons)):
@@ -113,7 +112,7 @@ def read_client(
     return client_log(str(path), TOOLS.get(form.name, "gateway"), model, parsed, form)
 
 
-def reader_of(file: Rows) -> Callable[[Rows, int | None, Asked], ClientLog] | None:
+def reader_of(file: Rows) -> Callable[[Rows, Asked], ClientLog] | None:
     """By the first object's keys; None if it is no client's or engine's."""
     head: Row = next(filter(None, file.rows), {})
     if head.get("schema") == steplog.SCHEMA:
@@ -197,20 +196,16 @@ def _named(file: Rows, rows: list[Any]) -> Rows:
     return Rows.of(file.path, enumerate(map(object_or_complaint, rows)), "{}: request {}")
 
 
-def one_of(path: str, runs: list[Any], benchmark: int | None) -> Any:
-    """The benchmark; DsimError if there are several and none is chosen."""
-    if benchmark is None and len(runs) == 1:
-        benchmark = 1
-    if benchmark is None or not 1 <= benchmark <= len(runs):
-        raise DsimError(
-            f"{path}: holds {len(runs)} benchmarks, --benchmark is {benchmark or 'missing'}, expected 1 to {len(runs)}"
-        )
-    return runs[benchmark - 1]
+def one_of(path: str, runs: list[Any]) -> Any:
+    """The only benchmark; DsimError if there are several."""
+    if len(runs) != 1:
+        raise DsimError(f"{path}: holds {len(runs)} benchmarks, expected 1: a file for each")
+    return runs[0]
 
 
-def _arrays(file: Rows, benchmark: int | None, options: Asked) -> ClientLog:
+def _arrays(file: Rows, options: Asked) -> ClientLog:
     """vLLM's, or SGLang's, which has no times."""
-    report = one_of(file.path, file.rows, benchmark)
+    report = one_of(file.path, file.rows)
     arrays = {name: report.get(name) for name in ARRAYS}
     arrays |= {name: report[name] for name in ("start_times", "latencies") if name in report}
     for name, array in arrays.items():
@@ -226,9 +221,9 @@ def _arrays(file: Rows, benchmark: int | None, options: Asked) -> ClientLog:
     return replace(log, tool="SGLang's bench_serving", has_times=False)
 
 
-def _guidellm(file: Rows, benchmark: int | None, options: Asked) -> ClientLog:
+def _guidellm(file: Rows, options: Asked) -> ClientLog:
     report = file.rows[0]
-    run = object_or_complaint(one_of(file.path, report["benchmarks"], benchmark))
+    run = object_or_complaint(one_of(file.path, report["benchmarks"]))
     if isinstance(run, str):
         raise DsimError(f"{file.path}: a benchmark of {run}")
     scale = _number(inside(run, "config.strategy.time_scale"))
@@ -248,7 +243,7 @@ def _guidellm(file: Rows, benchmark: int | None, options: Asked) -> ClientLog:
     return _log(_named(file, rows), GUIDELLM, options, f"guidellm {version}".strip(), model)
 
 
-def _aiperf(file: Rows, benchmark: int | None, options: Asked) -> ClientLog:
+def _aiperf(file: Rows, options: Asked) -> ClientLog:
     phases = file.values("metadata.benchmark_phase")
     requests = file.take([i for i, phase in enumerate(phases) if phase != "warmup"])
     log = _log(requests, AIPERF, options, AIPERF.name)
@@ -260,7 +255,7 @@ def _aiperf(file: Rows, benchmark: int | None, options: Asked) -> ClientLog:
     return replace(log, warnings=(*log.warnings, counted))
 
 
-def _engine(file: Rows, benchmark: int | None, options: Asked) -> ClientLog:
+def _engine(file: Rows, options: Asked) -> ClientLog:
     """A request is sent when it reaches the engine; tokens arrive when their step ends."""
     log = steplog.read_log(file.path)
     r = log.requests
