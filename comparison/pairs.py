@@ -150,8 +150,8 @@ class PolicyRuns:
         num = int((off > SAME_ARRIVAL).sum())
         if not num:
             return []
-        most = f"by at most {1e3 * off.max():.3g} ms"
-        return [f"{self.policy}: {num} of {len(index)} arrivals differ in the two runs, {most}"]
+        distance = f"by at most {1e3 * off.max():.3g} ms"
+        return [f"{self.policy}: {num} of {len(index)} arrivals differ in the two runs, {distance}"]
 
     @property
     def unpaired(self) -> str:

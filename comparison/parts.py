@@ -1,14 +1,8 @@
 """Divide the error, predicted - measured, among latency model, commit model, front end and scheduling.
 
 Four re-runs of the same requests in simulated time combine the latencies of run l with the commits of run c, each
-predicted (p) or measured (m), as X(l, c):
-
-    latency     = 1/2 [X(p, p) - X(m, p)] + 1/2 [X(p, m) - X(m, m)]
-    commits     = 1/2 [X(p, p) - X(p, m)] + 1/2 [X(m, p) - X(m, m)]
-    front end   = the profile's time outside the engine - the client's beyond its engine's log
-    scheduling  = [predicted - X(p, p)] + [X(m, m) - measured], both without the front end
-
-Latency and commits are Shapley values of two players, and the parts sum to the error. See docs/compare-parts.md.
+predicted (p) or measured (m), as X(l, c). Latency and commits are Shapley values of two players, and the parts sum to
+the error: docs/compare-parts.md has the formulas.
 """
 
 import itertools
@@ -84,7 +78,7 @@ def parts(
     else:
         m_ended = witness(measured_run, measured, m_journal, m_commits)
     _check_prices(predicted, predicted_run, p_journal, p_ended)
-    recorded = Latencies(p_profile.latency, m_journal, predicted_run.policy, m_ended, logged)
+    recorded = Latencies(p_profile.latency, m_journal, predicted_run.policy, m_ended, logged=logged)
     priced = Prices(p_profile.latency, predicted_run.policy)
     requests = m_journal.requests
     total, count = 4 * len(m_journal), itertools.count(1)

@@ -149,13 +149,10 @@ def _residuals(last: Record) -> Table:
 def _what_if(last: Record) -> Table:
     rows = []
     for outcome in last["what_if"]:
-        share, p90 = outcome["attainment"], outcome["e2el_p90"]
-        rows.append((
-            outcome["name"],
-            f"{outcome['replicas']}",
-            "–" if share is None else f"{share:.1%}",
-            "–" if p90 is None else f"{number(p90)} s",
-        ))  # fmt: skip
+        cells = [outcome["name"], f"{outcome['replicas']}", "–", f"{number(outcome['e2el_p90'])} s"]
+        if outcome["attainment"] is not None:
+            cells[2] = f"{outcome['attainment']:.1%}"
+        rows.append(cells)
     head = ("what if", "replicas", "within the SLOs", "p90 of e2el")
     return table(head, rows, caption="Replays of the last two windows' requests.")
 

@@ -164,12 +164,12 @@ def answer(info: RunInfo) -> str:
         listed = ", ".join(f"{policy} {number(ms)} ms" for ms, policy in times)
         return f"The median request's time a token: {listed}{remark}."
     shares.sort(key=lambda pair: -round(pair[0], 3))
-    [(_, first), best], *others = [(pair, f"{100 * pair[0]:.1f} %") for pair in shares]
-    if others and best == others[-1][1]:
-        return f"Every policy meets the SLOs for {best} of requests{remark}."
-    words = [f"{first} meets the SLOs for {best} of requests"]
-    words += [f"{policy} for {text}" for (_, policy), text in others]
-    return f"{', '.join(words)}{remark}."
+    texts = [f"{100 * share:.1f} %" for share, _ in shares]
+    if len(texts) > 1 and texts[0] == texts[-1]:
+        return f"Every policy meets the SLOs for {texts[0]} of requests{remark}."
+    listed = [f"{policy} for {text}" for (_, policy), text in zip(shares, texts, strict=True)]
+    listed[0] = f"{shares[0][1]} meets the SLOs for {texts[0]} of requests"
+    return f"{', '.join(listed)}{remark}."
 
 
 def _facts(info: RunInfo) -> list[tuple[str, str]]:
