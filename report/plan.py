@@ -32,7 +32,6 @@ def plan_page(planned: "Planned") -> Page:
         _over_time(planned),
         _clients(planned),
         _ranking(planned),
-        _research(planned),
         _risks(planned),
         Section("To deploy", tuple(_deploy(planned)), spoken=True),
         *of_ensemble(planned.ensemble),
@@ -300,17 +299,6 @@ def _clients(planned: "Planned") -> Section:
         if percentiles is not None:
             rows.append({"ms": metric} | {stat: number(percentiles[stat]) for stat in ("p50", "p95", "p99")})
     return _section("What clients see", rows, "One replay, at the plan's rate.", ("ms",))
-
-
-def _research(planned: "Planned") -> Section:
-    """What schedulers of no engine would save; nothing without --research."""
-    rows = []
-    for fleet in planned.research:
-        saves = max(0.0, 1 - planned.cost(fleet) / planned.cost(planned.recommended))
-        row = {"policy": fleet.name, "GPUs": f"{fleet.gpus:,}", "an hour": _hourly(planned, fleet)}
-        rows.append(row | {"saves": f"{100 * saves:.0f} %"})
-    caption = "Schedulers that no released engine has, by short replays: what it would be worth to build one."
-    return _section("What a new scheduler would save", rows, caption, ("policy",))
 
 
 def _risks(planned: "Planned") -> Section:
