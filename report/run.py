@@ -161,15 +161,15 @@ def answer(info: RunInfo) -> str:
         times = sorted((p.norm_latency_ms.p50, p.policy) for p in info.policies if p.norm_latency_ms.p50 is not None)
         if not times:
             return ""
-        listed = ", ".join(f"{policy} {number(ms)} ms" for ms, policy in times)
-        return f"The median request's time a token: {listed}{remark}."
+        medians = ", ".join(f"{policy} {number(ms)} ms" for ms, policy in times)
+        return f"The median request's time a token: {medians}{remark}."
     shares.sort(key=lambda pair: -round(pair[0], 3))
     texts = [f"{100 * share:.1f} %" for share, _ in shares]
     if len(texts) > 1 and texts[0] == texts[-1]:
         return f"Every policy meets the SLOs for {texts[0]} of requests{remark}."
-    listed = [f"{policy} for {text}" for (_, policy), text in zip(shares, texts, strict=True)]
-    listed[0] = f"{shares[0][1]} meets the SLOs for {texts[0]} of requests"
-    return f"{', '.join(listed)}{remark}."
+    sentences = [f"{policy} for {text}" for (_, policy), text in zip(shares, texts, strict=True)]
+    sentences[0] = f"{shares[0][1]} meets the SLOs for {texts[0]} of requests"
+    return f"{', '.join(sentences)}{remark}."
 
 
 def _facts(info: RunInfo) -> list[tuple[str, str]]:
