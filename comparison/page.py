@@ -67,7 +67,7 @@ def about(side: Side) -> str:
         return f"{side.folder}: a server, measured by its client"
     machine = f"{side.model} on {side.device}"
     if side.driver == "twin":
-        verdict = "estimated, not measured" if side.estimated else "measured"
+        verdict = "estimated, not " * side.estimated + "measured"
         return f"{side.folder}: the twin, {machine}, by profile {side.profile} ({verdict})"
     commits = {"model": "the weights"}.get(side.commits, f"the draws of profile {side.profile}")
     return f"{side.folder}: live, {machine}; {commits} decide the commits"

@@ -31,7 +31,7 @@ from .windows import REQUESTS, SECONDS, Cutter, Scrape, Window, drawn_arrivals, 
 
 SCHEMA, VERSION = "dsim-follow", 1
 RECORDS = 2000  # in memory, about a week
-SCRAPES = 1_000_000  # on disk; a window's end drops the older ones
+SCRAPES = 5000  # on disk, twice at most; a window's end drops the older ones
 WINDOWS = 12  # whose requests are stored as a trace: an hour
 HOUR = 3600.0  # s
 BASELINE = 6  # windows that tell the usual traffic
