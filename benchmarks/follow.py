@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,11 @@ import numpy as np
 
 from dsim.cli.objects import profile_name
 from dsim.following.follower import Followed, Follower
+from dsim.following.lines import Lines
 from dsim.following.predicted import Observed, predict
-from dsim.following.refit import MOST_EVIDENCE, Factors, middle, scaled
+from dsim.following.refit import MAX_EVIDENCE, Factors, middle, scaled
 from dsim.following.replayed import Recorder, samples_of
 from dsim.following.sources.sample import Sample
-from dsim.following.store import Lines
 from dsim.following.windows import SECONDS, Scrape, Window
 from dsim.results.engine_metrics import EDGES
 from dsim.results.world import World
@@ -160,8 +160,9 @@ def joined(parts: Iterable[list[Sample]], read: Sample | None = None) -> Iterato
 
 def followed_by(server: Server, folder: Path) -> Follower:
     """Continues from its folder."""
-    followed = Followed(server.world, ("twin",), INTERVAL, most_bytes=1 << 30, outlook=False)
-    return Follower(followed, folder, tell=lambda line: print(line, file=sys.stderr, flush=True))
+    return Follower(
+        Followed(server.world, ("twin",), INTERVAL), folder, lambda line: print(line, file=sys.stderr, flush=True)
+    )
 
 
 def follow(follower: Follower, samples: Iterable[Sample]) -> list[dict[str, Any]]:
@@ -199,19 +200,20 @@ def changed(server: Server, change: Change, seed: int = 7) -> dict[str, Any]:
         {**alarm, "minutes": (record["end"] - zero) / 60 - CHANGE} for record in records for alarm in record["raised"]
     ]
     product = {"price": 1.0, "steps": 1.0}
-    for version in follower.versions:
-        if version.begin > zero + seconds - 1:
+    adopted = [record["adopted"] | {"time": record["end"]} for record in records if "adopted" in record]
+    for version in adopted:
+        if version["begin"] > zero + seconds - 1:
             for name in product:
-                product[name] *= getattr(version.factors, name)
+                product[name] *= version["factors"][name]
     return {
         "server": server.name, "change": change.name, "cause": change.cause, "alarms": alarms, "found": product,
         "wanted": {"price": change.factors.price, "steps": change.factors.steps},
-        "versions": [asdict(v) for v in follower.versions],
+        "versions": adopted,
         "replicas": [
             ((now["end"] - zero) / 60 - CHANGE, now["replicas"])
             for then, now in pairwise(records) if now["replicas"] != then["replicas"]
         ],
-        "adopted": [(v.time - zero) / 60 - CHANGE for v in follower.versions],
+        "adopted": [(version["time"] - zero) / 60 - CHANGE for version in adopted],
     }  # fmt: skip
 
 
@@ -230,11 +232,11 @@ def unchanged(server: Server, days: float, folder: Path, seed: int = 100) -> dic
         own = pages(server, server.world, server.rate, begin, length, seed + day)
         follow(follower, joined([own], read))
         print(f"{server.name}: day {day + 1} is over", file=sys.stderr, flush=True)
-    records = list(Lines(folder / "windows", 1 << 30))
+    records = list(Lines(folder / "windows.jsonl", 1 << 30))
     alarms = [{**a, "day": (r["end"] - zero) / 86400} for r in records for a in r["raised"]]
     return {
         "server": server.name, "days": (records[-1]["end"] - zero) / 86400, "windows": len(records), "alarms": alarms,
-        "versions": len(follower.versions), "seconds": time.time() - began,
+        "versions": follower.version, "seconds": time.time() - began,
     }  # fmt: skip
 
 
@@ -254,14 +256,8 @@ def bound(server: Server, days: float = 0.5) -> dict[str, Any]:
         told += [told_by(window) for window in windows]
         logs += [log] * len(windows)
         if not log:
-            seen = [Observed(one, None, Observed(last.run_in, None)) for last, one in pairwise(windows)]
-            residuals = [
-                (
-                    float(one.window.gauge("running").mean()),
-                    predict(server.world, setting, one).residuals["step_time"][0],
-                )
-                for one in seen
-            ]
+            observed = [Observed(window, last.run_in) for last, window in pairwise(windows)]
+            residuals = [predict(server.world, setting, pair).residuals["step_time"][0] for pair in observed]
     figures = np.array(told)
     figures = figures[:, figures.std(axis=0) > 0]
     line = np.column_stack([np.ones(len(logs)), logs])
@@ -269,11 +265,11 @@ def bound(server: Server, days: float = 0.5) -> dict[str, Any]:
     covariance = np.cov((figures - line @ moves).T)
     information = moves[1] @ np.linalg.pinv(covariance, rcond=1e-9) @ moves[1]
     rng = np.random.default_rng(0)
-    chosen = [rng.permutation(len(residuals))[:MOST_EVIDENCE] for _ in range(2000)]
+    chosen = [rng.permutation(len(residuals))[:MAX_EVIDENCE] for _ in range(2000)]
     fitted = [middle([residuals[i] for i in of])[0] for of in chosen]
     return {
         "server": server.name, "windows": len(logs), "figures": figures.shape[1], "bound": float(information**-0.5),
-        "predicted": len(residuals), "follow": float(np.std([r for _, r in residuals], ddof=1)),
+        "predicted": len(residuals), "follow": float(np.std(residuals, ddof=1)),
         "refit": float(np.std(fitted, ddof=1)),
     }  # fmt: skip
 

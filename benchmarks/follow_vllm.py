@@ -19,8 +19,9 @@ from typing import Any
 
 from dsim.benchmarks.vllm_diffusion.trace import BURST, lines_of
 from dsim.following.follower import Followed, Follower
-from dsim.following.sources.engines import READ, SETTINGS, sample_of
+from dsim.following.sources.engines import sample_of
 from dsim.following.windows import Scrape
+from dsim.results.engine_metrics import CACHE_SETTINGS, QUANTITIES
 from dsim.results.world import World
 from dsim.traces import synth
 
@@ -46,7 +47,7 @@ def write_traces(asked: argparse.Namespace) -> None:
 
 def short(page: str) -> str:
     """The lines that `dsim follow` reads."""
-    names = {SETTINGS, *(quantity.name_in("vllm") for quantity in READ)}
+    names = {CACHE_SETTINGS, *(quantity.name_in("vllm") for quantity in QUANTITIES)}
     names |= {f"{name}{end}" for name in names for end in ("_bucket", "_sum")}
     return "".join(line + "\n" for line in page.splitlines() if line.partition("{")[0] in names)
 
@@ -59,7 +60,7 @@ def recorded(path: Path) -> Pages:
 
 def follow(pages: Iterable[tuple[float, str]], world: World, folder: Path, window: float) -> Iterator[dict[str, Any]]:
     """Returns the windows' records."""
-    followed = Followed(world, ("recorded",), INTERVAL, window, requests=LEAST, outlook=False)
+    followed = Followed(world, ("recorded",), INTERVAL, window, requests=LEAST)
     follower = Follower(followed, folder, tell=lambda line: print(f"# {line}"))
     for when, page in pages:
         record = follower.add(Scrape(ZERO + when, (sample_of(page, ZERO + when, "recorded"),)))

@@ -50,31 +50,29 @@ class CompareQuestion(q.Forced, q.Coded, Question["Comparison"]):
             "SLOs and quality", ("--bound",),
         ),
     ] = ()  # fmt: skip
-    seeds: A[int, Opt("Re-run with N other seeds: how far one moves a mean.", "N", "Execution")] = 0
     out: A[str | Path | None, q.out("Write compare.json and report.html.")] = None
 
     def answer(self, watch: Watch) -> "Answer[Comparison]":
         from ..comparison.bounds import Bound
         from ..comparison.comparison import COMPARISON, FILES, compare_runs
-        from ..comparison.pairs import check_machines
         from ..engine.allowed_code import allowed
         from ..files.place import check_folder, write_folder
         from ..report.html import result_files
 
         predicted, measured = self._sides()
-        q.check_range("seeds", self.seeds, 0, 100)
         bounds = [Bound.parse(text) for text in self.bounds]
         if self.folder is not None:
             check_folder(self.folder, COMPARISON, force=self.force)
         code = allowed(self.allow_code)
         pairs = [(_run(p, code), _run(m, code)) for p, m in zip(predicted, measured, strict=True)]
         profiles = self._profiles(pairs)
-        check_machines(pairs)
         with watch.bar("reading", "steps") as bar:
             comparison = compare_runs(
-                pairs, partial(_profile, profiles), bounds, seeds=self.seeds,
+                pairs,
+                partial(_profile, profiles),
+                bounds,
                 progress=lambda policy, done, total: bar.update(done, total, policy),
-            )  # fmt: skip
+            )
         if self.folder is not None:
             write_folder(self.folder, COMPARISON, result_files(comparison, watch.command()), force=self.force)
         return Answer(value=comparison, out=self.folder, files=FILES, missed=comparison.missed)

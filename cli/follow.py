@@ -27,9 +27,7 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
     dsim follow http://10.0.0.1:8000 http://10.0.0.2:8000 --policy sglang-fdfo --once
     """
 
-    COMMON: ClassVar = (
-        "policy", "profile", "slos", "interval", "window", "access_log", "token_file", "port", "once", "out",
-    )  # fmt: skip
+    COMMON: ClassVar = ("policy", "profile", "slos", "interval", "window", "token_file", "port", "once", "out")
 
     urls: A[str | Sequence[str], Opt("URLs of the server's metrics, one a replica.", "URL...")]
     policy: A["PolicyLike", q.ONE_POLICY]
@@ -41,28 +39,23 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
     router: A[str, q.ROUTER] = "round-robin"
     eos: A[bool | None, q.EOS] = None
     slos: A[Sequence[str], q.SLO] = ()
-    time_unit: A[str | None, q.TIME_UNIT] = None
-    columns: A[str | None, q.COLUMNS] = None
-    only: A[str | None, q.ONLY] = None
     interval: A[float, Opt("Time between two readings.", "S", "Following")] = 5.0
     window: A[float, Opt("Shortest window to judge.", "S", "Following")] = 300.0
     min_requests: A[int, Opt("Fewest requests in a window.", "N", "Following")] = 200
-    access_log: A[str | Path | None, Opt("A growing log of requests, in a trace's format.", "F", "Logs")] = None
     attainment: A[float, q.ATTAINMENT] = 0.99
     token_file: A[str | Path | None, Opt("A file with a bearer token.", "F", "Following")] = None
     host: A[str, Opt("The address of --port.", "H", "Server", needs=("port",))] = "127.0.0.1"
-    port: A[int | None, Opt("Serve the page and /metrics; 0 takes a free port.", "N", "Server")] = None
+    port: A[int | None, Opt("Serve metrics to Prometheus; 0 takes a free port.", "N", "Server")] = None
     once: A[bool, Opt("Read once and exit, for cron; exit 1 if an alarm is open.", "", "Following")] = False
     check_rules: A[bool, q.CHECK_RULES] = False
     seed: A[int, q.SEED] = 0
     seconds: float | None = None  # how long; None: until Ctrl-C
-    out: A[str | Path, q.out("Folder of samples, windows, profiles and the page; a restart continues.")] = "followed"
+    out: A[str | Path, q.out("Folder of the page, windows and profiles; a restart continues.")] = "followed"
 
     def answer(self, watch: Watch) -> "Answer[Following]":
         from ..files.lock import Lock
         from ..following.follower import Followed, Follower
         from ..following.pages import page_of
-        from ..following.sources.growing import AccessLog
         from ..following.sources.scrape import Target
         from ..following.watch import FILES, Following, Watcher, open_folder, state_of
         from ..results.slo import Slo
@@ -74,23 +67,21 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
         targets = [Target(url, q.path_of(self.token_file)) for url in urls]
         policy = spec_of(self.policy)
         values = q.world_fields(self, [policy])
-        values = {name: value for name, value in values.items() if name not in ("columns", "only", "time_unit")}
         world = World(trace="azure-conv", policy=policy, profile=profile_name(self.profile), **values)
         for text in self.slos:
             Slo.parse(text).check_class(())
         followed = Followed(
-            world, tuple(target.url for target in targets), self.interval, self.window, self.min_requests,
-            self.attainment,
-        )  # fmt: skip
+            world=world,
+            urls=tuple(target.url for target in targets),
+            interval=self.interval,
+            seconds=self.window,
+            requests=self.min_requests,
+            attainment=self.attainment,
+        )
         world.setting().check()
-        log, log_path = None, q.path_of(self.access_log)
-        if log_path is not None:
-            log = AccessLog(log_path, self.columns, self.only, self.time_unit, watch.say)
-            if not any(Path(self.out).glob("samples/*")):
-                log.read_added()  # a mistake shows before the first reading
         folder = open_folder(self.out, followed)
         with closing(Lock(folder)):
-            follower = Follower(followed, folder, log, watch.say)
+            follower = Follower(followed, folder, watch.say)
             watcher = Watcher(follower, targets, folder, watch.say, command=watch.command())
             self._follow(watcher, watch)
             watcher.publish()
@@ -109,14 +100,17 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
             watcher.run(lambda: time.monotonic() >= end)
         else:
             with suppress(KeyboardInterrupt):
-                if self.port is None:
-                    watcher.run()
-                    return
-                from ..following.port import serving
+                if self.port is not None:
+                    self._serve(watcher, self.port, watch)
+                watcher.run()
 
-                with serving(watcher, self.host, self.port) as url:
-                    watch.say(f"The page is on {url}, its metrics on {url}/metrics")
-                    watcher.run()
+    def _serve(self, watcher: "Watcher", port: int, watch: Watch) -> None:
+        from ..following.exported import serve
+
+        try:
+            watch.say(f"Metrics are on {serve(watcher.follower, self.host, port)}")
+        except OSError:
+            raise DsimError(f"--port is {port}, expected one that is free on {self.host}") from None
 
     def _check(self, urls: Sequence[str]) -> None:
         if self.once and self.port is not None:

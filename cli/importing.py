@@ -48,10 +48,6 @@ class ImportQuestion(q.OfFile, q.Forced, Question["RunResult"]):
     log: A[str | Path | None, Opt("The server's step log of the same time: adds its steps.", "FILE", "Measurement")] = (
         None
     )
-    benchmark: A[
-        int | None,
-        Opt("Which benchmark of a file with several (guidellm's sweep), from 1.", "N", "Measurement"),
-    ] = None
     replicas: A[int, Opt("Replicas behind the router.", "N", "Fleet and price")] = 1
     slos: A[Sequence[str], q.SLO] = ()
     missing_fails: A[bool, q.MISSING_FAILS] = False
@@ -72,9 +68,8 @@ class ImportQuestion(q.OfFile, q.Forced, Question["RunResult"]):
         q.check_range("replicas", self.replicas, 1, MAX_REPLICAS)
         alone = self.trace is None  # these options are then the log's
         client = read_client(
-            self.file, self.columns if alone else None, self.only, self.time_unit if alone else None, self.skip_bad,
-            self.benchmark,
-        )  # fmt: skip
+            self.file, self.columns if alone else None, self.only, self.time_unit if alone else None, self.skip_bad
+        )
         if self.log is not None and client.steps is not None:
             raise DsimError(f"log is {self.log} and {self.file} is a step log itself: expected one of them")
         engine = client.steps if self.log is None else read_log(Path(self.log))

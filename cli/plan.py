@@ -133,7 +133,6 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
     ] = None
 
     def answer(self, watch: Watch) -> "Answer[Planned]":
-        from ..comparison.measured_log import measured_log
         from ..planner.backend import Pool
         from ..planner.candidates import candidates_of
         from ..planner.ensemble import check_num
@@ -183,10 +182,7 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
                         )  # fmt: skip
                     planned = replace(planned, ensemble=drawn)
                 ahead = fleet_worlds(replace(world, rate=planned.rate), candidates, planned.ranking[:2])
-                planned = replace(
-                    planned, notes=(*planned.notes, *profile_notes(ahead)),
-                    measured=measured_log(replace(world, num_requests=None)),
-                )  # fmt: skip
+                planned = replace(planned, notes=(*planned.notes, *profile_notes(ahead)))
                 written = _write(folder, planned, sheets)
         except KeyboardInterrupt:
             raise stopped(self.out) from None

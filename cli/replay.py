@@ -98,7 +98,6 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["RunResult
         return question._replayed(watch, about | logged)
 
     def _replayed(self, watch: Watch, about: dict[str, Any]) -> "Answer[RunResult]":
-        from ..comparison.measured_log import columns_of, measured_log
         from ..planner.record import fleet_cost, in_twin, record, shortages
         from ..results.run import read_run
         from ..results.run_info import FILES
@@ -122,10 +121,7 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["RunResult
             run = record(
                 worlds, requests, serve, out=self.folder, force=self.force,
                 watch=watch_runs(bar, len(worlds), len(requests), "starting", " simulated"),
-                about=lambda results: {
-                    **about, "shortages": shortages(worlds[: len(results)], requests),
-                    "measured": measured_log(worlds[0], columns_of(worlds, results)),
-                },
+                about=lambda results: about | {"shortages": shortages(worlds[: len(results)], requests)},
             )  # fmt: skip
         if self.folder is None:
             temporary, folder = q.kept_folder(None, watch)

@@ -50,5 +50,7 @@ class Judged:
     met: bool
 
     def __str__(self) -> str:
-        value = "no value" if self.value is None else f"{number(100 * self.value)} %"
-        return f"{self.bound}: {self.cell} has {value}, {'kept' if self.met else 'missed'}"
+        verdict = {True: "kept", False: "missed"}[self.met]
+        if self.value is None:
+            return f"{self.bound}: {self.cell} has no value, {verdict}"
+        return f"{self.bound}: {self.cell} has {number(100 * self.value)} %, {verdict}"

@@ -1,9 +1,10 @@
 """A recorded run's commits, for another schedule of the same requests.
 
-A masked position commits, or is evicted, at the same count of its evaluations.
+A masked position commits at the same count of its evaluations.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,6 @@ from ..results.run import Columns
 from .steps import Ints, Journal
 
 UNKNOWN = -1
-MAX_EVALUATIONS = 64  # in which a mask may be evicted, a bit each
 
 Bools = npt.NDArray[np.bool_]
 
@@ -50,25 +50,16 @@ class Commits:
         room = end - first + block_length + width
         self._base = np.concatenate([[0], np.cumsum(room)[:-1]]) - first
         self._due = np.full(int(room.sum()), UNKNOWN, np.int32)
-        self._evicted: npt.NDArray[np.uint64] | None = None  # bit n: at evaluation n
-        self._typical: int | None = None
         # Rows with masks, of these without a due commit, masks, of these without a record.
         self.counts = np.zeros(4, np.int64)
 
     def record(self, plan: StepPlan, outcome: StepOutcome) -> None:
-        if self._commits_tokens:
-            return
         committed = outcome.committed
-        self._due[self._indices(plan)[committed]] = plan.evaluations[committed]
-        if outcome.retained is not None:
-            if self._evicted is None:
-                self._evicted = np.zeros(len(self._due), np.uint64)
-            evicted = plan.window & ~outcome.retained & (plan.evaluations < MAX_EVALUATIONS)
-            bits = np.uint64(1) << plan.evaluations[evicted].astype(np.uint64)
-            self._evicted[self._indices(plan)[evicted]] |= bits
+        if not self._commits_tokens:
+            self._due[self._indices(plan)[committed]] = plan.evaluations[committed]
 
     def record_log(self, journal: Journal, block_length: int) -> Ints:
-        """Record an engine's log, which has no plans and no evictions.
+        """Record an engine's log, which has no plans.
 
         Returns the blocks completed by each step, [steps].
         """
@@ -106,25 +97,10 @@ class Commits:
             ended[row + 1] = had_masks and not canvas.masks.any()
         return np.diff(np.cumsum(ended)[offsets])
 
-    def of(self, plan: StepPlan) -> tuple[Bools, Bools | None]:
-        """Committed positions, [rows, width]; retained ones if the plan may evict."""
+    def of(self, plan: StepPlan) -> Bools:
+        """Committed positions, [rows, width]."""
         if self._commits_tokens:
-            return plan.window.copy(), None
-        committed = self._committed(plan)
-        if plan.evicting is None:
-            return committed, None
-        retained = plan.window.copy()
-        if self._evicted is not None:
-            bits = np.minimum(plan.evaluations, MAX_EVALUATIONS - 1).astype(np.uint64)
-            evicted = (self._evicted[self._indices(plan)] >> bits) & np.uint64(1) == 1
-            evicted &= (plan.status == MASKED) & (plan.evaluations < MAX_EVALUATIONS)
-            retained &= ~evicted | committed
-        return committed, retained
-
-    def _committed(self, plan: StepPlan) -> Bools:
-        if self._typical is None:
-            recorded = self._due[self._due != UNKNOWN]
-            self._typical = int(np.median(recorded)) if len(recorded) else 0
+            return plan.window.copy()
         masks = plan.window & (plan.status == MASKED)
         due = self._due[self._indices(plan)]
         unknown = masks & (due == UNKNOWN)
@@ -142,3 +118,9 @@ class Commits:
         """[rows, width] places in `_due`."""
         begins: npt.NDArray[np.int64] = self._base[plan.requests] + plan.block_start
         return begins[:, None] + self._columns
+
+    @cached_property
+    def _typical(self) -> int:
+        """The median evaluation of all records."""
+        recorded = self._due[self._due != UNKNOWN]
+        return int(np.median(recorded if len(recorded) else [0]))

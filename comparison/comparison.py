@@ -1,8 +1,8 @@
 """Compare runs of the same requests, policy by policy."""
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -17,10 +17,9 @@ from ..report.table import value
 from ..results.metrics import METRICS, STATS, path
 from ..results.run import Run
 from .bounds import DISTRIBUTIONS, Bound, Judged
-from .errors import Errors, errors, ks_distance, relative_error
+from .errors import Errors, errors, relative_error
 from .pairs import Pair, PolicyRuns, Side, check_pair
 from .parts import Parts, parts
-from .ranking import Verdict, kendall_tau, rank, values_by_metric
 from .steps import Journal, Steps, compare_steps
 
 if TYPE_CHECKING:
@@ -47,8 +46,7 @@ class MetricErrors:
     predicted: Mapping[str, float | None]  # by statistic, over that run's completed requests
     measured: Mapping[str, float | None]
     error: Mapping[str, float | None]
-    ks: float | None  # None for step_latency
-    requests: Errors | None  # None: commits are not paired
+    requests: Errors | None = None  # None: commits are not paired
 
 
 @dataclass(frozen=True)
@@ -75,30 +73,23 @@ class PolicyErrors:
     @property
     def name(self) -> str:
         """Names the pair unless it is the first."""
-        return self.policy if self.pair == 0 else f"{self.policy} (pair {self.pair + 1})"
+        if self.pair == 0:
+            return self.policy
+        return f"{self.policy} (pair {self.pair + 1})"
 
     def judge(self, bound: Bound) -> Judged:
         """DsimError if the bound is on unpaired requests."""
         metric = self.metrics[bound.metric]
-        if bound.stat is not None:
-            error = metric.error[bound.stat]
-        elif metric.requests is None:
+        if bound.stat is None and metric.requests is None:
             raise DsimError(
                 f"bound {quoted(bound.text)}: the requests of {self.name} are not paired, since {self.unpaired}: "
                 f"expected a statistic, such as mean:{cut(bound.text)}"
             )
-        else:
+        error = metric.error.get(bound.stat or "")
+        if bound.stat is None and metric.requests is not None:
             error = metric.requests.mape
-        size = None if error is None else abs(error)
-        return Judged(bound.text, self.name, size, bound.limit, met=size is not None and size <= bound.limit)
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """Cells with the same requests, ranked by each metric."""
-
-    cells: tuple[str, ...]
-    metrics: Mapping[str, Verdict]
+        met = error is not None and abs(error) <= bound.limit
+        return Judged(bound=bound.text, cell=self.name, value=error and abs(error), limit=bound.limit, met=met)
 
 
 @dataclass(frozen=True, repr=False)
@@ -110,8 +101,6 @@ class Comparison(Result):
     pairs: tuple[Pair, ...]
     cells: tuple[PolicyErrors, ...]
     overall: Mapping[str, Errors]  # by metric, over all paired cells' requests
-    rankings: tuple[Ranking, ...]
-    tau: Mapping[str, float | None]  # by metric, over pairs of cells within a ranking
     bounds: tuple[Judged, ...]
     notes: tuple[str, ...]
 
@@ -137,16 +126,19 @@ COMPARISON = FolderKind("a comparison", FILES, FILES[0], Comparison.schema)
 
 
 def compare_runs(
-    pairs: Sequence[tuple[Run, Run]], profiles: Profiles, bounds: Sequence[Bound] = (), *, seeds: int = 0,
-    progress: Progress | None = None,
-) -> Comparison:  # fmt: skip
+    pairs: Sequence[tuple[Run, Run]],
+    profiles: Profiles,
+    bounds: Sequence[Bound] = (),
+    *,
+    progress: Progress = lambda policy, done, total: None,
+) -> Comparison:
     """Compare (predicted, measured) pairs; DsimError if a pair's requests differ.
 
-    profiles: to re-run each policy and decompose its error. seeds: other ones to re-run with.
+    profiles: to re-run each policy and decompose its error.
     """
     cells: list[PolicyErrors] = []
     notes: list[str] = []
-    runs_by_cell: list[PolicyRuns] = []
+    paired: list[PolicyRuns] = []
     for i, (predicted, measured) in enumerate(pairs):
         check_pair(predicted, measured)
         names = dict.fromkeys((*predicted.policies, *measured.policies))
@@ -157,73 +149,45 @@ def compare_runs(
         for policy in shared:
             runs = PolicyRuns(policy, predicted, measured)
             notes += runs.differences
-            cells.append(_cell(i, runs, profiles, seeds, progress))
-            runs_by_cell.append(runs)
+            cells.append(_cell(i, runs, profiles, progress))
+            if not runs.unpaired:
+                paired.append(runs)
     overall = {}
-    paired = [runs.values for runs, cell in zip(runs_by_cell, cells, strict=True) if not cell.unpaired]
-    for name in PER_REQUEST if paired else ():
-        p, m = (np.concatenate([values[name][side] for values in paired]) for side in (0, 1))
-        overall[name] = errors(p, m)
-    rankings, tau = _rankings(cells, runs_by_cell)
+    for name in PER_REQUEST * bool(paired):
+        overall[name] = errors(*(np.concatenate([runs.values[name][side] for runs in paired]) for side in (0, 1)))
     return Comparison(
         pairs=tuple(Pair.of(*pair) for pair in pairs),
         cells=tuple(cells),
         overall=overall,
-        rankings=rankings,
-        tau=tau,
         bounds=tuple(cell.judge(bound) for bound in bounds for cell in cells),
         notes=tuple(notes),
     )
 
 
-def _rankings(
-    cells: Sequence[PolicyErrors], runs: Sequence[PolicyRuns]
-) -> tuple[tuple[Ranking, ...], dict[str, float | None]]:
-    """Rankings of the cells that served the same requests, and tau over all of them."""
-    members = defaultdict(list)
-    for i, of_cell in enumerate(runs):
-        members[of_cell.traffic].append(i)
-    rankings, groups = [], []
-    for group in members.values():
-        values = values_by_metric(*zip(*(runs[i].summaries for i in group), strict=True))
-        if len(group) > 1 and values:
-            names = tuple(cells[i].name for i in group)
-            rankings.append(Ranking(names, {name: rank(names, numbers, name) for name, numbers in values.items()}))
-            groups.append(values)
-    common = [name for name in groups[0] if all(name in values for values in groups)] if groups else []
-    return tuple(rankings), {name: kendall_tau([values[name] for values in groups]) for name in common}
-
-
-def _cell(pair: int, runs: PolicyRuns, profiles: Profiles, seeds: int, progress: Progress | None) -> PolicyErrors:
+def _cell(pair: int, runs: PolicyRuns, profiles: Profiles, progress: Progress) -> PolicyErrors:
     policy, (predicted, measured), unpaired = runs.policy, runs.both, runs.unpaired
+    summaries = [run.info.summary(policy) for run in runs.both]
     metrics = {}
     for name in DISTRIBUTIONS:
-        p, m = ({stat: value(summary, path(name, stat)) for stat in STATS} for summary in runs.summaries)
-        values = runs.values.get(name)
-        metrics[name] = MetricErrors(
-            unit=METRICS[name].unit,
-            predicted=p,
-            measured=m,
-            error={stat: relative_error(p[stat], m[stat]) for stat in STATS},
-            ks=None if values is None else ks_distance(*values),
-            requests=None if values is None or unpaired else errors(*values),
-        )
+        p, m = ({stat: value(summary, path(name, stat)) for stat in STATS} for summary in summaries)
+        metric = MetricErrors(METRICS[name].unit, p, m, {stat: relative_error(p[stat], m[stat]) for stat in STATS})
+        if name in runs.values and not unpaired:
+            metric = replace(metric, requests=errors(*runs.values[name]))
+        metrics[name] = metric
     totals = {}
     for name, keys in TOTALS.items():
-        x, y = (value(summary, keys) for summary in runs.summaries)
+        x, y = (value(summary, keys) for summary in summaries)
         if x is not None and y is not None:
             totals[name] = Total(METRICS[name].unit, x, y, relative_error(x, y))
     latency, divided, no_parts = None, None, runs.no_parts
     if not no_parts:
         placed_on = placed(policy)[1]
         try:
-            p_profile = m_profile = profiles(placed_on or Side.of(predicted).profile)
-            if name := Side.of(measured).profile:  # where weights decide commits there is none
-                m_profile = profiles(placed_on or name)
-            on_steps = None if progress is None else lambda done, total: progress(policy, done, total)
-            divided = parts(
-                predicted, measured, policy, p_profile, m_profile, runs.index, seeds=seeds, progress=on_steps
-            )
+            p_profile = profiles(placed_on or Side.of(predicted).profile)
+            # Where weights decide commits the measured run has none.
+            m_profile = profiles(placed_on or Side.of(measured).profile or p_profile.name)
+            on_step = partial(progress, policy)
+            divided = parts(predicted, measured, policy, p_profile, m_profile, runs.index, on_step)
             latency = p_profile.latency
         except DsimError as error:
             no_parts = str(error)

@@ -1,4 +1,4 @@
-"""Errors of predictions: of paired values and of distributions."""
+"""Errors of predictions."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,6 @@ DEFINITIONS = {
     "p95": "95th percentile of |predicted - measured| / measured, over the same",
     "bias": "mean of (predicted - measured) / measured, over the same: below zero, the twin is too fast",
     "itl": "of a request, the mean gap between its emissions; of a run, the gaps of all requests together",
-    "ks": "Kolmogorov-Smirnov distance: the largest gap between the two runs' cumulative distributions, 0 to 1",
     "error": "(predicted - measured) / measured, of a run's mean, percentile or total",
 }
 
@@ -51,13 +50,3 @@ def relative_error(predicted: float | None, measured: float | None) -> float | N
     if predicted is None or measured is None or abs(measured) <= LEAST:
         return None
     return (predicted - measured) / measured
-
-
-def ks_distance(a: Floats, b: Floats) -> float | None:
-    """Kolmogorov-Smirnov distance of two samples, without NaN; None if one is empty."""
-    a, b = np.sort(a[~np.isnan(a)]), np.sort(b[~np.isnan(b)])
-    if not len(a) or not len(b):
-        return None
-    values = np.concatenate([a, b])
-    gaps = np.searchsorted(a, values, side="right") / len(a) - np.searchsorted(b, values, side="right") / len(b)
-    return float(np.abs(gaps).max())

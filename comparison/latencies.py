@@ -12,7 +12,7 @@ from ..engine.latency import Features, LatencyModel
 from ..engine.policy import Policy
 from ..engine.step import StepPlan
 from ..profiler.samples import step_features
-from .steps import Ints, Journal, prices, retained_features
+from .steps import Ints, Journal, prices
 
 NEAREST = 8  # recorded steps that correct a price
 
@@ -24,20 +24,20 @@ class Prices:
         self.model = model
         self._cache_overhead = cache_overhead.table_of(model, policy.cache)
 
-    def __call__(self, plan: StepPlan, retained: Features | None = None, blocks: int = 0) -> float:
-        """s. retained: features after an eviction. blocks: completed ones."""
-        price = cache_overhead.price(self.model, self._cache_overhead, plan, retained)
+    def __call__(self, plan: StepPlan, blocks: int = 0) -> float:
+        """s. blocks: completed ones."""
+        price = cache_overhead.price(self.model, self._cache_overhead, plan, None)
         return price + self.model.host_block * blocks
 
 
 class Latencies(Prices):
     """The recorded latency of the same step, else a model's price corrected by the nearest recorded steps.
 
-    Steps are the same if requests and features (also after an eviction) are equal and, where blocks cost, the blocks
-    they complete. An engine's log counts heads, pairs and keys in its own way: there rows' tokens and prompt tokens are
-    equal, and keys, the nearest of several, differ by no more than the step's tokens. The n-th takes the n-th recorded
-    latency, later ones the mean. The correction is recorded over predicted time of the NEAREST steps of the same kind
-    (prefill or decode) in log tokens, query-key pairs, keys and rows.
+    Steps are the same if requests and features are equal and, where blocks cost, the blocks they complete. An engine's
+    log counts heads, pairs and keys in its own way: there rows' tokens and prompt tokens are equal, and keys, the
+    nearest of several, differ by no more than the step's tokens. The n-th takes the n-th recorded latency, later ones
+    the mean. The correction is recorded over predicted time of the NEAREST steps of the same kind (prefill or decode)
+    in log tokens, query-key pairs, keys and rows.
     """
 
     def __init__(
@@ -54,10 +54,12 @@ class Latencies(Prices):
         steps, lists = journal.steps, journal.lists
         features = step_features(steps, lists, policy.batching.pieces)
         self._latency = steps["latency"]
-        blocks = [0] * len(journal) if ended is None or model.host_block == 0 else ended.tolist()
+        blocks = [0] * len(journal)
+        if ended is not None and model.host_block:
+            blocks = ended.tolist()
         ends = lists["requests"][1][1:-1]
-        rows = (np.split(lists[name][0], ends) for name in ("requests", "num_tokens"))
-        keys = map(self._key, *rows, features, retained_features(steps), blocks)
+        by_step = (np.split(lists[name][0], ends) for name in ("requests", "num_tokens"))
+        keys = map(self._key, *by_step, features, blocks)
         for key, step, seconds in zip(keys, features, self._latency.tolist(), strict=True):
             self._same[key][step.sum_kv].append(seconds)
         self._priced = prices(model, journal, policy, ended)
@@ -65,43 +67,46 @@ class Latencies(Prices):
         from scipy.spatial import KDTree
 
         points = np.array(list(map(_point, features))).reshape(-1, 4)
-        self._rows, self._trees = {}, {}
-        for prefill in (False, True):
-            of_kind = np.flatnonzero(steps["prefill"] == prefill)
-            if len(of_kind):
-                self._rows[prefill], self._trees[prefill] = of_kind, KDTree(points[of_kind])
+        self._trees: dict[bool, tuple[Ints, KDTree]] = {}  # by kind, its steps
+        for prefill in np.unique(steps["prefill"]).tolist():
+            rows = np.flatnonzero(steps["prefill"] == prefill)
+            self._trees[bool(prefill)] = rows, KDTree(points[rows])
 
     def restart(self) -> None:
         """Take each step's first recorded latency again."""
         self._used.clear()
 
-    def __call__(self, plan: StepPlan, retained: Features | None = None, blocks: int = 0) -> float:
+    def __call__(self, plan: StepPlan, blocks: int = 0) -> float:
         self.num_steps += 1
-        key = self._key(plan.requests, plan.num_tokens, plan.features, retained, blocks)
+        key = self._key(plan.requests, plan.num_tokens, plan.features, blocks)
         recorded, sum_kv = self._same.get(key, {}), plan.features.sum_kv
         nearest = min(recorded, key=lambda keys: abs(keys - sum_kv), default=math.inf)
         if abs(nearest - sum_kv) > plan.features.tokens:
             self.num_nearest += 1
-            return super().__call__(plan, retained, blocks) * self._correction(plan)
+            return super().__call__(plan, blocks) * self._correction(plan)
         latencies, used = recorded[nearest], self._used[key, nearest]
         self._used[key, nearest] = used + 1
-        return latencies[used] if used < len(latencies) else float(np.mean(latencies))
+        if used < len(latencies):
+            return latencies[used]
+        return float(np.mean(latencies))
 
-    def _key(self, requests: Any, num_tokens: Any, f: Features, retained: Features | None, blocks: int) -> object:
+    def _key(self, requests: Any, num_tokens: Any, f: Features, blocks: int) -> object:
         """What is equal in the same steps. requests, num_tokens: by row."""
         # Logs leave idle rows out.
         rows = sorted(row for row in zip(requests.tolist(), num_tokens.tolist(), strict=True) if row[1])
-        counted = (f.prefill_tokens, retained and retained.tokens) if self._logged else (f, retained)
-        return tuple(rows), counted, blocks
+        if self._logged:
+            return tuple(rows), f.prefill_tokens, blocks
+        return tuple(rows), f, blocks
 
     def _correction(self, plan: StepPlan) -> float:
         """Recorded over predicted time, nearest steps."""
-        kind = plan.prefill if plan.prefill in self._trees else not plan.prefill
-        rows = self._rows[kind]
-        _, near = self._trees[kind].query(_point(plan.features), k=min(NEAREST, len(rows)))
+        rows, tree = self._trees.get(plan.prefill) or self._trees[not plan.prefill]
+        _, near = tree.query(_point(plan.features), k=min(NEAREST, len(rows)))
         nearest = rows[np.atleast_1d(near)]
         priced = float(self._priced[nearest].sum())
-        return float(self._latency[nearest].sum()) / priced if priced > 0 else 1.0
+        if priced <= 0:
+            return 1.0
+        return float(self._latency[nearest].sum()) / priced
 
 
 def _point(f: Features) -> Sequence[float]:

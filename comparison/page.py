@@ -3,50 +3,37 @@
 from collections.abc import Sequence
 
 from ..report.chart import Chart, colour
-from ..report.page import Block, Figure, Number, Page, Section, Table, Words, table
+from ..report.page import Block, Figure, Page, Section, Table, Words, numbers, table
 from ..report.table import number
 from ..results.metrics import STATS
-from .comparison import PER_REQUEST, Comparison, PolicyErrors, Ranking
-from .errors import DEFINITIONS, Errors
+from .comparison import PER_REQUEST, Comparison, PolicyErrors
+from .errors import DEFINITIONS
 from .pairs import Pair, Side
-from .ranking import DEFINITIONS as RANKING_DEFINITIONS
+from .parts import MetricParts, Parts
 
-# A narrow terminal omits these, first ones first.
-SPARE = ("KS", "p90 error", "p95 error", "p50 error", "p99 error")
 QUESTION = "How far is the twin from the device?"
-PARTS = {
-    "latency": "latency model",
-    "commits": "commit model",
-    "seed": "another seed",
-    "scheduling": "scheduling",
-    "frontend": "front end",
-}
+# A field of MetricParts, and its words.
+PARTS = {"latency": "latency model", "commits": "commit model", "scheduling": "scheduling", "frontend": "front end"}
 
 
 def comparison_page(comparison: Comparison) -> Page:
-    sections = [ranking_section(ranking, heads(comparison.pairs[0])) for ranking in comparison.rankings]
-    for cell in comparison.cells:
-        blocks = cell_blocks(cell, comparison.pairs[cell.pair])
-        sections.append(Section(cell.name, tuple(blocks), spoken=True))
     facts = []
-    for i, pair in enumerate(comparison.pairs):
-        which = f" {i + 1}" if len(comparison.pairs) > 1 else ""
-        facts += [
-            (f"{head.capitalize()}{which}", about(side)) for head, side in zip(heads(pair), pair.sides, strict=True)
-        ]
+    for pair in comparison.pairs:
+        for head, side in zip(heads(pair), (pair.predicted, pair.measured), strict=True):
+            facts.append((head.capitalize(), about(side)))
     if comparison.bounds:
         facts.append(("Bounds", "; ".join(map(str, comparison.bounds))))
-    definitions = DEFINITIONS | (RANKING_DEFINITIONS if comparison.rankings else {})
+    mape = [errors.mape for name, errors in comparison.overall.items() if name == "e2el"]
     return Page(
         name="dsim compare",
         question=QUESTION,
         answer=answer(comparison),
         alarms=tuple(warnings(comparison)),
-        numbers=_numbers(comparison),
+        numbers=numbers([("e2el of a request", share(value), "MAPE") for value in mape]),
         chart=overview(comparison.cells),
         facts=tuple(facts),
-        sections=tuple(sections),
-        notes=(*comparison.notes, *(f"{name}: {text}" for name, text in definitions.items())),
+        sections=tuple(_section(cell, comparison.pairs[cell.pair]) for cell in comparison.cells),
+        notes=(*comparison.notes, *(f"{name}: {text}" for name, text in DEFINITIONS.items())),
     )
 
 
@@ -57,9 +44,13 @@ def overview(cells: Sequence[PolicyErrors]) -> Figure:
     names = [name for name in PER_REQUEST if any(cell.metrics[name].error["mean"] is not None for cell in cells)]
     for i, cell in enumerate(cells):
         chart.add(
-            "bar", x=names, y=[cell.metrics[name].error["mean"] for name in names], name=cell.name,
-            marker={"color": colour(i)}, hovertemplate=f"%{{x}} of {cell.name}: %{{y:+.2%}}",
-        )  # fmt: skip
+            "bar",
+            x=names,
+            y=[cell.metrics[name].error["mean"] for name in names],
+            name=cell.name,
+            marker={"color": colour(i)},
+            hovertemplate=f"%{{x}} of {cell.name}: %{{y:+.2%}}",
+        )
     return Figure("errors", "Errors of the means", "Above zero the first run's mean is larger.", chart)
 
 
@@ -76,27 +67,27 @@ def about(side: Side) -> str:
         return f"{side.folder}: a server, measured by its client"
     machine = f"{side.model} on {side.device}"
     if side.driver == "twin":
-        verdict = "estimated, not measured" if side.estimated else "measured"
+        verdict = "estimated, not " * side.estimated + "measured"
         return f"{side.folder}: the twin, {machine}, by profile {side.profile} ({verdict})"
-    commits = "the weights" if side.commits == "model" else f"the draws of profile {side.profile}"
+    commits = {"model": "the weights"}.get(side.commits, f"the draws of profile {side.profile}")
     return f"{side.folder}: live, {machine}; {commits} decide the commits"
 
 
 def warnings(comparison: Comparison) -> list[str]:
     lines = []
     for pair in comparison.pairs:
-        p, m = pair.sides
+        p, m = pair.predicted, pair.measured
         if m.driver == "twin":
             lines.append(f"NOT MEASURED: {m.folder} was made by the twin, so both sides are predictions")
         elif p.driver != "twin":
             lines.append(f"NOT PREDICTED: {p.folder} was measured too, so the error is the device's own noise")
         lines += [*p.doubts, *m.doubts]
-        lines += [f"INTERRUPTED: {side.folder} was stopped before its end" for side in pair.sides if side.interrupted]
+        lines += [f"INTERRUPTED: {side.folder} was stopped before its end" for side in (p, m) if side.interrupted]
     for cell in comparison.cells:
-        if cell.left_out["not completed in both"]:
+        if count := cell.left_out["not completed in both"]:
             lines.append(
-                f"UNFINISHED {cell.name}: {cell.left_out['not completed in both']:,} requests did not complete in both "
-                "runs, and the requests' errors leave them out"
+                f"UNFINISHED {cell.name}: {count:,} requests did not complete in both runs, and the requests' errors "
+                "leave them out"
             )
         if cell.unpaired:
             lines.append(f"UNPAIRED {cell.name}: {cell.unpaired}, so only distributions are compared")
@@ -121,42 +112,56 @@ def answer(comparison: Comparison) -> str:
     if unpaired:
         worst = max(unpaired, key=unpaired.__getitem__)
         sentences.append(f"The mean e2el of unpaired policies is off by at most {share(unpaired[worst])} ({worst}).")
-    tau = comparison.tau.get("mean:e2el")
-    if tau is not None:
-        rankings = comparison.rankings
-        verdict = max((ranking.metrics["mean:e2el"] for ranking in rankings), key=lambda verdict: verdict.regret or 0.0)
-        scope = f" over {len(rankings)} sets of requests" if len(rankings) > 1 else ""
-        cost = f"costs {share(verdict.regret)} more than the best" if verdict.regret else "is the best"
-        which = "the worst of the twin's choices" if len(rankings) > 1 else "the twin's choice"
-        sentences.append(
-            f"The policies' order by mean e2el has tau {tau:.2f}{scope}; {which}, {verdict.choice}, {cost}."
-        )
-    return " ".join(sentences)
+    return " ".join((*sentences, *_choice(comparison)))
 
 
-def cell_blocks(cell: PolicyErrors, pair: Pair) -> list[Block]:
-    blocks: list[Block] = [error_table(cell, heads(pair))]
+def _choice(comparison: Comparison) -> list[str]:
+    """Whether the first pair's policy of the smallest predicted mean e2el is the best one measured."""
+    measured, predicted = {}, {}
+    for cell in comparison.cells:
+        e2el = cell.metrics["e2el"]
+        p, m = e2el.predicted["mean"], e2el.measured["mean"]
+        if cell.pair == 0 and p is not None and m is not None:
+            predicted[cell.name], measured[cell.name] = p, m
+    if len(measured) < 2:
+        return []
+    choice, best = (min(means, key=means.__getitem__) for means in (predicted, measured))
+    text = f"By mean e2el the twin's choice, {choice}, is the best"
+    if choice != best:
+        regret = share(measured[choice] / measured[best] - 1)
+        text = f"By mean e2el the twin's choice, {choice}, takes {regret} longer than the best, {best}"
+    return [text + "."]
+
+
+def _section(cell: PolicyErrors, pair: Pair) -> Section:
+    names, blocks = heads(pair), list[Block]()
+    blocks.append(error_table(cell, names))
     if not cell.unpaired:
         blocks.append(request_table(cell))
-    blocks.append(totals_table(cell, heads(pair)))
     blocks.append(Words((left_out_line(cell), *step_lines(cell, pair.measured.folder))))
-    if cell.parts is not None:
+    if cell.parts is None:
+        blocks.append(Words((f"The error is not decomposed: {cell.no_parts}.",)))
+    else:
         title = "The error of each mean, and its parts as shares of the second run's mean"
-        blocks += [Words((title,), loud=True), parts_table(cell, heads(pair))]
-    return [*blocks, Words(tuple(part_lines(cell)))]
+        parts = parts_table(cell.parts, names)
+        blocks += [Words((title,), loud=True), parts, Words(tuple(part_lines(cell.parts)))]
+    return Section(cell.name, tuple(blocks), spoken=True)
 
 
 def error_table(cell: PolicyErrors, names: tuple[str, str]) -> Table:
-    """Means, and the error of every statistic."""
+    """Means and totals, and the error of every statistic."""
     rows = []
     for name, metric in cell.metrics.items():
-        p, m = metric.predicted["mean"], metric.measured["mean"]
-        if p is not None or m is not None:
+        means = metric.predicted["mean"], metric.measured["mean"]
+        if means != (None, None):
             errors = [signed(metric.error[stat]) for stat in STATS]
-            ks = "" if metric.ks is None else f"{metric.ks:.3f}"
-            rows.append([name, metric.unit, number(p), number(m), *errors, ks])
-    head = ["", "unit", *(f"{name} mean" for name in names), *(f"{stat} error" for stat in STATS), "KS"]
-    return _table(head, rows, "Errors of the runs")
+            rows.append([name, metric.unit, *map(number, means), *errors])
+    for name, total in cell.totals.items():
+        if total.predicted or total.measured:
+            sides = number(total.predicted), number(total.measured)
+            rows.append([name, total.unit, *sides, signed(total.error), *[""] * (len(STATS) - 1)])
+    head = ["", "unit", *names, *(f"{stat} error" for stat in STATS)]
+    return _table(head, rows, "Errors of the runs: means and totals")
 
 
 def request_table(cell: PolicyErrors) -> Table:
@@ -171,66 +176,34 @@ def request_table(cell: PolicyErrors) -> Table:
     return _table(head, rows, "Errors of the requests")
 
 
-def totals_table(cell: PolicyErrors, names: tuple[str, str]) -> Table:
-    rows = []
-    for name, total in cell.totals.items():
-        if total.predicted or total.measured:
-            text = _count if total.unit in ("requests", "steps") else number
-            rows.append([name, total.unit, text(total.predicted), text(total.measured), signed(total.error)])
-    return _table(["", "unit", *names, "error"], rows, "Totals of the runs")
-
-
-def parts_table(cell: PolicyErrors, names: tuple[str, str]) -> Table:
+def parts_table(parts: Parts, names: tuple[str, str]) -> Table:
     """As shares of the measured mean."""
-    assert cell.parts is not None
     rows = []
-    for name in PER_REQUEST:
-        entry = cell.parts.metrics.get(name)
-        if entry is not None and entry.measured:
-            sizes = [entry.error, *(getattr(entry, key) for key in PARTS)]
-            shares = [signed(None if size is None else size / entry.measured) for size in sizes]
-            rows.append([name, "ms", number(1e3 * entry.error), *shares, f"{entry.num:,}"])
+    for name, entry in parts.metrics.items():
+        if name in PER_REQUEST and entry.measured:
+            rows.append([name, "ms", number(1e3 * entry.error), *_shares(entry), f"{entry.num:,}"])
     return _table(["", "unit", "error", f"of {names[1]}", *PARTS.values(), "requests"], rows)
 
 
-def ranking_section(ranking: Ranking, names: tuple[str, str]) -> Section:
-    rows = []
-    for name, verdict in ranking.metrics.items():
-        tau = "–" if verdict.tau is None else f"{verdict.tau:.2f}"
-        rows.append([name, tau, verdict.choice, verdict.best, share(verdict.regret)])
-    grid = _table(["", "tau", *(f"best, {name}" for name in names), "regret"], rows)
-    return Section(f"Ranking of {', '.join(ranking.cells)}", (grid,), spoken=True)
+def _shares(entry: MetricParts) -> list[str]:
+    sizes = (entry.error, *(getattr(entry, key) for key in PARTS))
+    return [signed(size / entry.measured) for size in sizes]
 
 
 def step_lines(cell: PolicyErrors, folder: str) -> list[str]:
     steps = cell.steps
     if steps is None:
         return ["One of the runs has no step journal: steps are not compared."]
-    num = steps.decode.num_measured + steps.prefill.num_measured
-    lines = [f"Both runs planned the same first {steps.num_same:,} of {num:,} steps, then diverged."]
-    if steps.same:
-        lines = [f"Both runs planned the same {num:,} steps."]
-    for name, kind in (("decode", steps.decode), ("prefill", steps.prefill)):
-        if not kind.num_measured:
-            continue
-        if kind.paired is not None:
-            lines.append(f"Latency of a {name} step: {_steps(kind.paired)}.")
-        else:
-            ks = "nan" if kind.ks is None else f"{kind.ks:.3f}"
-            lines.append(f"Latency of {name} steps, as distributions: KS {ks}.")
-        if kind.priced is not None:
-            lines.append(f"The profile's price of a {name} step of {folder}: {_steps(kind.priced)}.")
-        if kind.host is not None:
-            host = number(1e3 * kind.host)
-            lines.append(f"A {name} step of {folder} takes {host} ms in addition to the device's time.")
+    lines = [f"Both runs planned the same first {steps.num_same:,} of {steps.num_measured:,} steps."]
+    for name, e in (("decode", steps.decode), ("prefill", steps.prefill)):
+        if e is not None and e.num:
+            text = f"median error {share(e.median)}, p95 {share(e.p95)}, bias {signed(e.bias)} ({e.num:,} steps)"
+            lines.append(f"The profile's price of a {name} step of {folder}: {text}.")
     return lines
 
 
-def part_lines(cell: PolicyErrors) -> list[str]:
-    """How much is recorded, how much approximate; or why there are no parts."""
-    parts = cell.parts
-    if parts is None:
-        return [f"The error is not decomposed: {cell.no_parts}."]
+def part_lines(parts: Parts) -> list[str]:
+    """How much is recorded, how much approximate."""
     return [
         f"{share(parts.latency_nearest / max(1, parts.latency_steps))} of {parts.latency_steps:,} steps re-run with "
         "recorded latencies were never recorded: they take the profile's price, corrected by the nearest steps.",
@@ -248,13 +221,11 @@ def left_out_line(cell: PolicyErrors) -> str:
 
 
 def share(value: float | None) -> str:
+    """In percent, to two digits below 10 %."""
     if value is None:
         return "–"
-    if 0 < abs(value) < 1e-6:
-        return "less than 0.0001 %"
-    if abs(value) >= 10:  # else an exponent
-        return f"{float(f'{100 * value:.3g}'):,.0f} %"
-    return f"{100 * value:.2g} %" if abs(value) < 0.1 else f"{100 * value:.3g} %"
+    digits = 3 - (abs(value) < 0.1)
+    return f"{float(f'{100 * value:.{digits}g}'):,g} %"
 
 
 def signed(value: float | None) -> str:
@@ -262,29 +233,11 @@ def signed(value: float | None) -> str:
         return "–"
     if abs(value) < 5e-5:
         return "0 %"
-    return f"{100 * value:+.2f} %" if abs(value) < 0.01 else f"{100 * value:+.1f} %"
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def _steps(e: Errors) -> str:
-    if not e.num:
-        return "none has a latency"
-    return f"median error {share(e.median)}, p95 {share(e.p95)}, bias {signed(e.bias)} ({e.num:,} steps)"
-
-
-def _numbers(comparison: Comparison) -> tuple[Number, ...]:
-    numbers = []
-    if "e2el" in comparison.overall:
-        numbers.append(Number("e2el of a request", ((None, share(comparison.overall["e2el"].mape)),), "MAPE"))
-    tau = comparison.tau.get("mean:e2el")
-    if tau is not None:
-        numbers.append(Number("order of policies", ((None, f"tau {tau:.2f}"),), "by mean e2el; 1 is the same order"))
-    return tuple(numbers)
+    if abs(value) < 0.01:
+        return f"{100 * value:+.2f} %"
+    return f"{100 * value:+.1f} %"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> Table:
     texts = frozenset(i for i, name in enumerate(head) if i == 0 or name == "unit")
-    return table(head, rows, left=texts, spare=SPARE, title=title)
+    return table(head, rows, left=texts, title=title)

@@ -1,6 +1,5 @@
 """A pair of runs, predicted and measured: where their numbers come from, and which requests they share."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -8,15 +7,14 @@ import numpy as np
 
 from ..engine.errors import DsimError, PolicyError
 from ..files.read import cut
-from ..results.metrics import CANCELLED, COMPLETED, Floats, Summary
+from ..results.metrics import CANCELLED, COMPLETED, Floats
 from ..results.run import Columns, Run
 from .parts import per_request
 from .steps import Ints
-from .summaries import is_client, summary
 
 UNKNOWN = "unknown"
-SAME_ARRIVAL = 1e-9  # s
-CLOSE_ARRIVAL = 0.01  # s: a smaller difference of arrivals is a note, a larger an error
+SAME_ARRIVAL = 1e-6  # s: smaller differences are rounding
+CLOSE = {"arrival": 0.01}  # s: a smaller difference is a note, a larger an error
 
 
 @dataclass(frozen=True)
@@ -37,13 +35,19 @@ class Side:
     def of(cls, run: Run) -> "Side":
         info = run.info
         machine = info.live or info.profile
-        weights = f" ({info.live.weights})" if info.live is not None and info.live.weights else ""
+        device, model, profile = UNKNOWN, UNKNOWN, ""
+        if machine is not None:
+            device, model = machine.device, machine.model
+        if info.live is not None and info.live.weights:
+            model += f" ({info.live.weights})"
+        if info.profile is not None:
+            profile = info.profile.name
         return cls(
             folder=str(run.folder),
             driver=info.driver,
-            device=UNKNOWN if machine is None else machine.device,
-            model=UNKNOWN if machine is None else machine.model + weights,
-            profile="" if info.profile is None else info.profile.name,
+            device=device,
+            model=model,
+            profile=profile,
             estimated=info.profile is None or info.profile.estimated,
             doubts=tuple(f"DOUBTED: {line}" for line in info.doubted),
             commits=info.commits,
@@ -64,10 +68,6 @@ class Pair:
     def of(cls, predicted: Run, measured: Run) -> "Pair":
         return cls(Side.of(predicted), Side.of(measured))
 
-    @property
-    def sides(self) -> tuple[Side, Side]:
-        return self.predicted, self.measured
-
 
 @dataclass(frozen=True, eq=False)
 class PolicyRuns:
@@ -77,16 +77,9 @@ class PolicyRuns:
     predicted: Run
     measured: Run
 
-    def __post_init__(self) -> None:
-        _ = self.summaries, self.differences
-
     @property
     def both(self) -> tuple[Run, Run]:
         return self.predicted, self.measured
-
-    @cached_property
-    def summaries(self) -> tuple[Summary, Summary]:
-        return summary(self.predicted, self.policy), summary(self.measured, self.policy)
 
     @cached_property
     def requests(self) -> tuple[Columns, Columns]:
@@ -123,15 +116,6 @@ class PolicyRuns:
         return {"not completed in both": int((~done).sum()), "not arrived in both": total - 2 * len(index)}
 
     @property
-    def traffic(self) -> bytes:
-        """Equal for policies that served the same requests."""
-        m = self._common[2]
-        key = b"".join(m[name].tobytes() for name in ("request", "input_length", "output_length"))
-        if self.predicted.info.closed_loop:
-            return key + self.predicted.info.trace.arrival.encode()
-        return key + m["arrival"].tobytes()
-
-    @cached_property
     def differences(self) -> list[str]:
         """A note on differences of arrivals that clocks explain; DsimError for others."""
         p_run, m_run = self.both
@@ -146,33 +130,28 @@ class PolicyRuns:
         index, p, m = self._common
         if not len(index):
             raise DsimError(f"{p_run.folder} and {m_run.folder} share no request of {cut(self.policy)}")
-        compared = ["output_length"]
+        # A live request's limit, which an EOS may undercut.
+        tokens = np.minimum(np.abs(p["output_length"] - m["output_length"]), np.abs(_returned(p) - _returned(m)))
+        distances = {"output_length": tokens}
         if not clients:  # a server may count otherwise; the import warns
-            compared = ["input_length", "output_length", "max_tokens"]
-        notes = []
+            distances |= {name: np.abs(p[name] - m[name]) for name in ("input_length", "max_tokens")}
         if not p_run.info.closed_loop:  # there arrivals follow from latencies
-            compared.append("arrival")
-        for name in compared:
-            x, y = p[name].astype(np.float64), m[name].astype(np.float64)
-            shift = x[0] - y[0] if clients and name == "arrival" else 0.0  # a client's clock has no zero
-            off = np.abs(x - y - shift)
-            if name == "output_length":  # a live request's limit, which an EOS may undercut
-                off = np.minimum(off, np.abs(_returned(p) - _returned(m)))
-            different = np.flatnonzero(off > (CLOSE_ARRIVAL if name == "arrival" else 0))
+            late = p["arrival"] - m["arrival"]
+            distances["arrival"] = np.abs(late - clients * late[0])  # a client's clock has no zero
+        for name, distance in distances.items():
+            different = np.flatnonzero(distance > CLOSE.get(name, 0))
             if len(different):
                 k = different[0]
                 raise DsimError(
-                    f"request {index[k]} has {name} {x[k]:g} in {p_run.folder} and {y[k]:g} in {m_run.folder}: "
-                    "expected two runs of the same trace"
-                    + (" (dsim import FILE --trace T, the predicted run's)" if clients else "")
+                    f"request {index[k]} has {name} {p[name][k]:g} in {p_run.folder} and {m[name][k]:g} in "
+                    f"{m_run.folder}: expected two runs of the same trace (dsim import FILE --trace T)"
                 )
-            rounded = int((off > SAME_ARRIVAL + 1e-9 * np.abs(y)).sum())
-            if rounded:
-                notes.append(
-                    f"{self.policy}: {rounded} of {len(index)} arrivals differ in the two runs, by at most "
-                    f"{1e3 * off.max():.3g} ms"
-                )
-        return notes
+        off = distances.get("arrival", np.zeros(1))
+        num = int((off > SAME_ARRIVAL).sum())
+        if not num:
+            return []
+        distance = f"by at most {1e3 * off.max():.3g} ms"
+        return [f"{self.policy}: {num} of {len(index)} arrivals differ in the two runs, {distance}"]
 
     @property
     def unpaired(self) -> str:
@@ -185,7 +164,9 @@ class PolicyRuns:
             if run.info.commits == "model":
                 return f"the weights decided the commits of {run.folder}"
         p_seed, m_seed = (run.info.seed for run in self.both)
-        return "" if p_seed == m_seed else f"commits were drawn with seed {p_seed} and with seed {m_seed}"
+        if p_seed == m_seed:
+            return ""
+        return f"commits were drawn with seed {p_seed} and with seed {m_seed}"
 
     @property
     def no_parts(self) -> str:
@@ -193,6 +174,8 @@ class PolicyRuns:
         predicted = Side.of(self.predicted)
         if predicted.driver != "twin":
             return f"{predicted.folder} is {predicted.kind}: there is no prediction to take apart"
+        if self.predicted.policy(self.policy).eviction.by_importance:
+            return "re-runs do not evict tokens, as its policy does"
         for run, requests in zip(self.both, self.requests, strict=True):
             if not self.has_steps(run):
                 return f"{run.folder} has no step journal"
@@ -220,17 +203,12 @@ def _commits_tokens(run: Run, policy: str) -> bool:
         return False
 
 
-def check_machines(pairs: Sequence[tuple[Run, Run]]) -> None:
-    """DsimError if a pair's runs are of different models or devices."""
-    for runs in pairs:
-        p, m = map(Side.of, runs)
-        for name, x, y in (("model", p.model, m.model), ("device", p.device, m.device)):
-            if x != y and UNKNOWN not in (x, y):
-                raise DsimError(f"{name} is {cut(x)} in {p.folder} and {cut(y)} in {m.folder}: expected the same")
+def is_client(run: Run) -> bool:
+    return run.info.driver == "client"
 
 
 def check_pair(p: Run, m: Run) -> None:
-    """DsimError unless the runs can be of the same requests."""
+    """DsimError unless the runs can be of the same requests, model and device."""
     sides = Pair.of(p, m)
     if sides.predicted.driver != "twin" and sides.measured.driver == "twin":
         raise DsimError(
@@ -241,10 +219,11 @@ def check_pair(p: Run, m: Run) -> None:
             f"{p.folder} holds policies {cut(', '.join(p.policies))}, {m.folder} holds {cut(', '.join(m.policies))}: "
             "expected at least one in both"
         )
-    same = ["closed_loop"]
+    same = {name: [getattr(side, name) for side in (sides.predicted, sides.measured)] for name in ("model", "device")}
+    options = ["closed_loop"]
     if not (is_client(p) or is_client(m)):  # a server's are unknown
-        same += ["emit", "replicas"]
-    for key in same:
-        x, y = (getattr(run.info, key) for run in (p, m))
-        if x != y:
-            raise DsimError(f"{key} is {cut(x)} in {p.folder} and {cut(y)} in {m.folder}: expected the same in both")
+        options += ["emit", "replicas"]
+    same |= {name: [getattr(run.info, name) for run in (p, m)] for name in options}
+    for name, (x, y) in same.items():
+        if x != y and UNKNOWN not in (x, y):
+            raise DsimError(f"{name} is {cut(x)} in {p.folder} and {cut(y)} in {m.folder}: expected the same")

@@ -1,17 +1,12 @@
 """Divide the error, predicted - measured, among latency model, commit model, front end and scheduling.
 
 Four re-runs of the same requests in simulated time combine the latencies of run l with the commits of run c, each
-predicted (p) or measured (m), as X(l, c):
-
-    latency     = 1/2 [X(p, p) - X(m, p)] + 1/2 [X(p, m) - X(m, m)]
-    commits     = 1/2 [X(p, p) - X(p, m)] + 1/2 [X(m, p) - X(m, m)]
-    front end   = the profile's time outside the engine - the client's beyond its engine's log
-    scheduling  = [predicted - X(p, p)] + [X(m, m) - measured], both without the front end
-
-Latency and commits are Shapley values of two players, and the parts sum to the error. See docs/compare-parts.md.
+predicted (p) or measured (m), as X(l, c). Latency and commits are Shapley values of two players, and the parts sum to
+the error: docs/compare-parts.md has the formulas.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,9 +17,8 @@ from ..results.metrics import COMPLETED, Floats, latencies, rows_of
 from ..results.run import Columns, Run
 from .commits import Commits
 from .latencies import Latencies, Prices
-from .rerun import CommitsOf, Recording, drawn, recording_of, rerun, witness
+from .rerun import CommitsOf, Recording, recording_of, rerun, witness
 from .steps import Ints, Journal, prices
-from .summaries import is_client
 
 Progress = Callable[[int, int], None]  # steps re-run, approximate total
 COMMIT_COUNTS = ("commit_rows", "commit_forced", "commit_masks", "commit_unknown")  # as in Commits.counts
@@ -43,7 +37,6 @@ class MetricParts:
     commits: float
     scheduling: float
     frontend: float
-    seed: float | None  # s, standard deviation of the predicted mean over seeds alone; None: no other seed
 
 
 @dataclass(frozen=True)
@@ -60,16 +53,22 @@ class Parts:
 
 
 def parts(
-    predicted: Run, measured: Run, policy: str, p_profile: Profile, m_profile: Profile, index: Ints, *,
-    seeds: int = 0, progress: Progress | None = None,
-) -> Parts:  # fmt: skip
+    predicted: Run,
+    measured: Run,
+    policy: str,
+    p_profile: Profile,
+    m_profile: Profile,
+    index: Ints,
+    progress: Progress = lambda done, total: None,
+) -> Parts:
     """Divide a policy's errors; DsimError if a journal does not replay, or its profile gives other latencies.
 
-    index: the requests of both runs. seeds: re-runs with predicted latencies and the commits of other seeds.
+    index: the requests of both runs.
     """
-    logged = is_client(measured)  # it has no plans
-    predicted_run = recording_of(predicted, policy, p_profile)
-    measured_run = predicted_run if logged else recording_of(measured, policy, m_profile)
+    logged = measured.info.driver == "client"  # it has no plans
+    predicted_run = measured_run = recording_of(predicted, policy, p_profile)
+    if not logged:
+        measured_run = recording_of(measured, policy, m_profile)
     p_journal, m_journal = Journal.of(predicted, policy), Journal.of(measured, policy)
     p_commits = Commits(p_journal.requests, predicted_run.policy, predicted_run.width)
     m_commits = Commits(m_journal.requests, measured_run.policy, measured_run.width)
@@ -79,15 +78,14 @@ def parts(
     else:
         m_ended = witness(measured_run, measured, m_journal, m_commits)
     _check_prices(predicted, predicted_run, p_journal, p_ended)
-    recorded = Latencies(p_profile.latency, m_journal, predicted_run.policy, m_ended, logged)
+    recorded = Latencies(p_profile.latency, m_journal, predicted_run.policy, m_ended, logged=logged)
     priced = Prices(p_profile.latency, predicted_run.policy)
     requests = m_journal.requests
-    total, done = (4 + seeds) * len(m_journal), 0
+    total, count = 4 * len(m_journal), itertools.count(1)
 
     def on_step() -> None:
-        nonlocal done
-        done += 1
-        if progress is not None and done % 256 == 0:
+        done = next(count)
+        if done % 256 == 0:
             progress(done, max(total, done))
 
     def served(recording: Recording, price: Prices, commits: CommitsOf) -> Columns:
@@ -101,17 +99,15 @@ def parts(
     pm = served(predicted_run, priced, m_commits.of)
     counts += m_commits.counts
     runs = {"pp": pp, "mp": mp, "pm": pm, "mm": served(measured_run, recorded, m_commits.of)}
-    seed = predicted.info.seed or 0
-    of_seeds = [served(predicted_run, priced, drawn(predicted_run, requests, seed + i)) for i in range(1, seeds + 1)]
+    runs |= {"predicted": p_journal.requests, "measured": requests}
+    runs |= {"predicted inside": p_journal.requests, "measured inside": requests}
     profile = predicted.info.profiles.get(policy, predicted.info.profile)
-    frontend = 0.0 if profile is None else profile.frontend
-    at_frontend = {"arrival": p_journal.requests["arrival"] + frontend}
-    runs |= {
-        "predicted": p_journal.requests, "measured": requests, "predicted inside": p_journal.requests | at_frontend,
-        "measured inside": at_engine(measured, policy, requests) if logged else requests,
-    }  # fmt: skip
+    if profile is not None:
+        runs["predicted inside"] = p_journal.requests | {"arrival": p_journal.requests["arrival"] + profile.frontend}
+    if logged:
+        runs["measured inside"] = at_engine(measured, policy, requests)
     return Parts(
-        metrics=_parts(runs, of_seeds, index),
+        metrics=_parts(runs, index),
         latency_steps=recorded.num_steps,
         latency_nearest=recorded.num_nearest,
         **dict(zip(COMMIT_COUNTS, counts.tolist(), strict=True)),
@@ -135,18 +131,16 @@ def at_engine(run: Run, policy: str, requests: Columns) -> Columns:
     return requests | times | {"finish": times["last_emission"]}
 
 
-def _parts(runs: Mapping[str, Columns], of_seeds: Sequence[Columns], index: Ints) -> dict[str, MetricParts]:
+def _parts(runs: Mapping[str, Columns], index: Ints) -> dict[str, MetricParts]:
     """runs: both runs, also without the time outside the engine (inside), and the four re-runs."""
-    values = [per_request(columns, index) for columns in (*runs.values(), *of_seeds)]
+    values = {run: per_request(columns, index) for run, columns in runs.items()}
     metrics = {}
-    for name in values[0]:
-        common = ~np.isnan([of_run[name] for of_run in values]).any(axis=0)
+    for name in values["measured"]:
+        common = ~np.isnan([latencies[name] for latencies in values.values()]).any(axis=0)
         if not common.any():
             continue
-        means = [float(of_run[name][common].mean()) for of_run in values]
-        mean = dict(zip(runs, means, strict=False))
+        mean = {run: float(latencies[name][common].mean()) for run, latencies in values.items()}
         p_inside, m_inside = mean["predicted inside"], mean["measured inside"]
-        seeds = [mean["pp"], *means[len(runs) :]]
         metrics[name] = MetricParts(
             num=int(common.sum()),
             measured=mean["measured"],
@@ -155,7 +149,6 @@ def _parts(runs: Mapping[str, Columns], of_seeds: Sequence[Columns], index: Ints
             commits=((mean["pp"] - mean["pm"]) + (mean["mp"] - mean["mm"])) / 2,
             scheduling=(p_inside - mean["pp"]) + (mean["mm"] - m_inside),
             frontend=(mean["predicted"] - p_inside) - (mean["measured"] - m_inside),
-            seed=float(np.std(seeds, ddof=1)) if of_seeds else None,
         )
     return metrics
 

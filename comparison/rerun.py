@@ -1,5 +1,6 @@
 """Serve a recorded run's requests again, with recorded or other latencies and commits."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -13,17 +14,16 @@ from ..engine.policy import Policy
 from ..engine.prefix import caches_prefixes
 from ..engine.replay import Ends, replay
 from ..engine.request import requests_of
-from ..engine.step import StepOutcome, StepPlan, features_left
+from ..engine.step import StepOutcome, StepPlan
 from ..profiler.profile import Profile
 from ..results.metrics import rows_of
 from ..results.run import Columns, Run
 from ..sim.setting import Setting
-from ..traces import Trace
 from .commits import Bools, Commits
 from .latencies import Prices
 from .steps import Ints, Journal, blocks_ended
 
-CommitsOf = Callable[[StepPlan], tuple[Bools, Bools | None]]  # committed; retained if the plan may evict
+CommitsOf = Callable[[StepPlan], Bools]  # committed positions, [rows, width]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Recording:
 
     @property
     def width(self) -> int:
-        return self.policy.block_length * (2 if self.policy.obs else 1)
+        return self.policy.block_length * (1 + bool(self.policy.obs))
 
     def engine(self, table: RequestTable, replica: int) -> Engine:
         return self.setting.engine(table, replica=replica, emit=self.emit, eos=self.eos, limits=self.limits)
@@ -58,7 +58,9 @@ def recording_of(run: Run, name: str, profile: Profile) -> Recording:
         raise DsimError(f"{run.folder}: {name} reused pages, and a run does not keep what its requests begin with")
     info = run.info
     workload = next((model.workload for model in info.commit_models if model.policy == name), None)
-    frontend = 0.0 if info.profile is None else info.profile.frontend
+    frontend = 0.0
+    if info.profile is not None:
+        frontend = info.profile.frontend
     setting = Setting(policy, replace(profile, frontend=frontend), workload)
     return Recording(setting, info.limits.get(name, setting.limits), info.emit.split(" ")[0], info.eos)
 
@@ -86,28 +88,8 @@ def witness(recording: Recording, run: Run, journal: Journal, commits: Commits) 
     return ended
 
 
-def drawn(recording: Recording, requests: Columns, seed: int) -> CommitsOf:
-    """Commits that the profile draws with another seed."""
-    lengths = np.ones((3, len(_table(requests).rows)), np.int64)
-    limits = np.where(requests["limited"], requests["max_tokens"], 0)
-    lengths[:, requests["request"]] = requests["input_length"], requests["output_length"], limits
-    extras = {"max_tokens": [limit or None for limit in lengths[2].tolist()]}
-    trace = Trace("rerun", np.zeros(lengths.shape[1]), lengths[0], lengths[1], extras)
-    model = recording.setting.step_model(recording.setting.draws(seed, trace))
-
-    def commits(plan: StepPlan) -> tuple[Bools, Bools | None]:
-        outcome = model.step(plan)
-        return outcome.committed, outcome.retained
-
-    return commits
-
-
 def rerun(
-    recording: Recording,
-    requests: Columns,
-    price: Prices,
-    commits: CommitsOf,
-    on_step: Callable[[], None] = lambda: None,
+    recording: Recording, requests: Columns, price: Prices, commits: CommitsOf, on_step: Callable[[], None]
 ) -> Columns:
     """Serve in simulated time, on the recorded replicas. `on_step` is called once a step."""
     table = _table(requests)
@@ -127,27 +109,23 @@ def _serve(
 ) -> None:
     ends = Ends(engine.policy, requests)
     order = np.lexsort((requests["request"], requests["arrival"]))
-    arrivals = list(requests_of(requests, order))
     due = (requests["arrival"] + recording.profile.frontend)[order].tolist()  # s, at the engine
+    arrivals = deque(zip(due, requests_of(requests, order), strict=True))
     blocks_cost = recording.profile.latency.host_block > 0
-    count = 0
 
     def deliver(now: float) -> bool:
-        nonlocal count
-        while count < len(arrivals) and due[count] <= now:
-            engine.submit(arrivals[count])
-            count += 1
+        while arrivals and arrivals[0][0] <= now:
+            engine.submit(arrivals.popleft()[1])
         return True
 
     def wait(_now: float) -> float | None:
-        return None if count == len(arrivals) else due[count]
+        return next((arrival for arrival, _ in arrivals), None)
 
     def step(plan: StepPlan) -> StepOutcome:
-        committed, retained = commits(plan)
-        features = None if retained is None else features_left(plan, retained)
-        blocks = blocks_ended(plan.status, committed, engine.policy.block_length) if blocks_cost else 0
-        latency = price(plan, features, blocks)
-        return StepOutcome(latency, committed, retained=retained, ends=ends.of(plan, committed))
+        committed, blocks = commits(plan), 0
+        if blocks_cost:
+            blocks = blocks_ended(plan.status, committed, engine.policy.block_length)
+        return StepOutcome(price(plan, blocks), committed, ends=ends.of(plan, committed))
 
     serve(engine, step, deliver=deliver, wait=wait, told=lambda *_: on_step())
 

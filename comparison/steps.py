@@ -1,7 +1,7 @@
 """Compare two runs step by step: plans, latencies, and a profile's prices."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -15,16 +15,13 @@ from ..engine.state import MASKED
 from ..profiler.samples import step_features
 from ..results.metrics import Floats, rows_of
 from ..results.run import Columns, Run
-from .errors import Errors, errors, ks_distance
+from .errors import Errors, errors
 
 Ints = npt.NDArray[np.int64]
 Lists = Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]  # (values, offsets)
 
 # Describe a step's computation.
-COMPUTED = (
-    "prefill", "batch", "tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "num_forwards", "evicting",
-    "window_q_kv", "window_kv",
-)  # fmt: skip
+COMPUTED = {"prefill", "evicting", *Features._fields} - {"prefill_tokens"}
 
 
 @dataclass(frozen=True)
@@ -42,11 +39,6 @@ class Journal:
     def __len__(self) -> int:
         return len(self.steps["latency"])
 
-    @property
-    def in_order(self) -> Columns:
-        """Steps by replica: files may interleave replicas differently."""
-        return rows_of(self.steps, np.lexsort((self.steps["step"], self.steps["replica"])))
-
     def of_replica(self, replica: int) -> "Journal":
         rows = np.flatnonzero(self.steps["replica"] == replica)
         if len(rows) == len(self):
@@ -62,49 +54,26 @@ class Journal:
 
 
 @dataclass(frozen=True)
-class StepErrors:
-    """Decode or prefill steps of two runs."""
-
-    num_measured: int
-    paired: Errors | None  # of the same steps; None: plans differ
-    priced: Errors | None  # prices against measured latencies; None: no profile
-    ks: float | None
-    host: float | None  # s a measured step beyond the device's time; None: unknown
-
-
-@dataclass(frozen=True)
 class Steps:
+    """How far two runs planned alike, and errors of the predicting profile's prices of the measured steps."""
+
     num_same: int  # planned alike before the first difference, over all replicas
+    num_measured: int
     same: bool  # these are all
-    decode: StepErrors
-    prefill: StepErrors
+    decode: Errors | None = None  # None: no profile
+    prefill: Errors | None = None
 
 
 def compare_steps(predicted: Journal, measured: Journal, policy: Policy, latency: LatencyModel | None) -> Steps:
     num_same = 0
     for replica in np.union1d(predicted.steps["replica"], measured.steps["replica"]):
         num_same += same_plans(predicted.of_replica(replica), measured.of_replica(replica))
-    same = num_same == len(predicted) == len(measured)
-    priced = None if latency is None else prices(latency, measured, policy)
-    p, m = predicted.in_order, measured.in_order
-    kinds = {}
-    for kind, prefill in (("decode", False), ("prefill", True)):
-        rows = measured.steps["prefill"] == prefill
-        latencies = measured.steps["latency"][rows]
-        paired = None
-        if same:
-            of_kind = p["prefill"] == prefill
-            paired = errors(p["latency"][of_kind], m["latency"][of_kind])
-        host = latencies - measured.steps["device"][rows]
-        timed = host[~np.isnan(host)]
-        kinds[kind] = StepErrors(
-            num_measured=len(latencies),
-            paired=paired,
-            priced=None if priced is None else errors(priced[rows], latencies),
-            ks=ks_distance(predicted.steps["latency"][predicted.steps["prefill"] == prefill], latencies),
-            host=float(timed.mean()) if len(timed) else None,
-        )
-    return Steps(num_same, same, **kinds)
+    steps = Steps(num_same, len(measured), num_same == len(predicted) == len(measured))
+    if latency is None:
+        return steps
+    priced, prefill = prices(latency, measured, policy), measured.steps["prefill"].astype(bool)
+    decode, prompts = (errors(priced[rows], measured.steps["latency"][rows]) for rows in (~prefill, prefill))
+    return replace(steps, decode=decode, prefill=prompts)
 
 
 def blocks_ended(status: npt.NDArray[np.uint8], committed: npt.NDArray[np.bool_], length: int) -> int:
@@ -151,10 +120,15 @@ def retained_features(steps: Columns) -> list[Features | None]:
         step = {name: int(column[i]) for name, column in steps.items() if column.dtype.kind in "iu"}
         tokens = step["tokens"] - step["evicted"]
         features[i] = Features(
-            tokens=tokens, sum_q_kv=step["sum_q_kv"] - step["evicted_q_kv"], sum_kv=step["sum_kv"] - step["evicted_kv"],
-            head_rows=tokens, sampled_rows=step["sampled_rows"] - step["evicted_sampled"], batch=step["batch"],
-            prefill_tokens=0, num_forwards=step["num_forwards"],
-        )  # fmt: skip
+            tokens=tokens,
+            sum_q_kv=step["sum_q_kv"] - step["evicted_q_kv"],
+            sum_kv=step["sum_kv"] - step["evicted_kv"],
+            head_rows=tokens,
+            sampled_rows=step["sampled_rows"] - step["evicted_sampled"],
+            batch=step["batch"],
+            prefill_tokens=0,
+            num_forwards=step["num_forwards"],
+        )
     return features
 
 

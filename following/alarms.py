@@ -15,19 +15,19 @@ import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
+from scipy.optimize import brentq
 
-from .residuals import CAUSE_OF, CAUSES, PRICES, RULE, TRAFFIC, YIELD
+from .residuals import CAUSE_OF, CAUSES, PRICES, RULE, TRAFFIC, YIELD, Residuals
 
 WINDOWS_A_MONTH = 30 * 24 * 12  # of five minutes
 # The smallest shift of the logarithm that matters, by cause.
 MATTERS = {TRAFFIC: math.log(1.2), PRICES: math.log(1.05), YIELD: math.log(1.05), RULE: math.log(1.2)}
 K_LEAST = 0.5
 OVERSHOOT = 1.166  # mean overshoot of a normal random walk beyond its thresholds, both ends together
-MOST_A_WINDOW = 0.6  # share of h: no single window raises an alarm
-FEWEST_H = 3.0
+WINDOW_SHARE = 0.6  # the most that a window adds, as a share of h: no single window raises an alarm
+LEAST_H = 3.0
 LEARNT_ERRORS = 2.0  # standard errors by which learnt traffic may be wrong
 SEEDS = 3  # replays of a prediction
 MEMORY = 288  # windows (a day): their differences give a residual's noise
@@ -35,37 +35,27 @@ FEW = 12  # fewer windows: only the seeds' spread counts
 FLOOR = 0.005  # the least standard deviation of a logarithm
 RECENT = 2  # windows whose mean residual is an alarm's shift: no alarm needs fewer
 SMOOTH = 0.2  # weight of a new window in the moving average
-FAR = 3.0  # standard deviations of that average, beyond which prices or yield explain a queue
-LEVEL = 6  # windows whose mean is the measured factor of prices or yield, at most
-AGREE = 3.0  # standard deviations by which a window may differ from those after it and still count in this mean
+FAR = 3.0  # standard deviations beyond which prices or yield explain a queue
 
 
 def threshold(k: float, windows: float) -> float:
     """The h that gives a one-sided CUSUM with allowance k a false alarm every `windows` windows on average."""
-    low, high = 0.0, 100.0
-    while high - low > 1e-6:
-        middle = (low + high) / 2
-        x = 2 * k * (middle + OVERSHOOT)
-        run_length = math.inf if x > 500 else (math.exp(x) - x - 1) / (2 * k * k)
-        if run_length < windows:
-            low = middle
-        else:
-            high = middle
-    return max(FEWEST_H, high)
 
+    def excess(h: float) -> float:
+        x = min(700.0, 2 * k * (h + OVERSHOOT))
+        return (math.exp(x) - x - 1) / (2 * k * k) - windows
 
-def widened(cause: str, band: float, error: float) -> float:
-    """The band of a quantity whose prediction has this standard error in all windows.
-
-    The error shifts every window by the same amount, of one or two standard errors. So it is added to the shift that
-    matters, on both sides.
-    """
-    return max(MATTERS[cause], band) + 2 * LEARNT_ERRORS * error
+    if excess(LEAST_H) >= 0:
+        return LEAST_H
+    return float(brentq(excess, LEAST_H, 100.0))
 
 
 def learnt_band(num_requests: int) -> float:
-    """The band of traffic if the usual traffic is the mean over `num_requests` requests."""
-    return widened(TRAFFIC, 0.0, 1 / math.sqrt(max(1, num_requests)))
+    """The band of traffic if the usual traffic is the mean over `num_requests` requests.
+
+    Its error shifts every window by the same amount, so it is added to the shift that matters, on both sides.
+    """
+    return MATTERS[TRAFFIC] + 2 * LEARNT_ERRORS / math.sqrt(max(1, num_requests))
 
 
 @dataclass
@@ -87,15 +77,15 @@ class Chart:
 
     def deviation(self) -> float:
         """The residual's standard deviation: between the twin's seeds, or between windows if that is larger."""
-        seeds = math.sqrt(float(np.mean(np.square(self.spreads))) * (1 + 1 / SEEDS)) if self.spreads else 0.0
-        windows = 0.0
+        deviation = math.sqrt(float(np.mean(np.square(self.spreads or [0.0]))) * (1 + 1 / SEEDS))
         if len(self.residuals) >= FEW:
             windows = 1.4826 * float(np.median(np.abs(np.diff(self.residuals)))) / math.sqrt(2)
+            deviation = max(deviation, windows)
         # After few windows the spread is itself uncertain: use its upper end.
-        return max(FLOOR, max(seeds, windows) * math.sqrt(1 + 2 / math.sqrt(max(1, len(self.spreads)))))
+        return max(FLOOR, deviation * math.sqrt(1 + 2 / math.sqrt(max(1, len(self.spreads)))))
 
     def limits(self, band: float) -> tuple[float, float]:
-        """k and h, in standard deviations; band: the shift that the profile's own uncertainty explains."""
+        """k and h, in standard deviations; band: the shift that is expected."""
         k = max(K_LEAST, max(MATTERS[self.cause], band) / 2 / self.deviation())
         return k, threshold(k, WINDOWS_A_MONTH * 2 * self.num_charts)
 
@@ -104,37 +94,24 @@ class Chart:
         self.spreads.append(spread)
         self.residuals.append(residual)
         self.num_windows += 1
-        self.mean += (SMOOTH if self.num_windows > 1 else 1.0) * (residual - self.mean)
-        if frozen:
-            return self.alarms(band)
-        k, h = self.limits(band)
-        z = residual / self.deviation()
-        step = MOST_A_WINDOW * h
-        # At most 2 h, so that an alarm ends soon after its shift does.
-        self.up = min(2 * h, max(0.0, self.up + min(step, z - k)))
-        self.down = min(2 * h, max(0.0, self.down + min(step, -z - k)))
-        return max(self.up, self.down) > h
+        self.mean += max(SMOOTH, self.num_windows == 1) * (residual - self.mean)
+        if not frozen:
+            k, h = self.limits(band)
+            z = residual / self.deviation()
+            step = WINDOW_SHARE * h
+            # At most 2 h, so that an alarm ends soon after its shift does.
+            self.up = min(2 * h, max(0.0, self.up + min(step, z - k)))
+            self.down = min(2 * h, max(0.0, self.down + min(step, -z - k)))
+        return self.alarms(band)
 
     def alarms(self, band: float) -> bool:
         """Whether a sum is above its threshold."""
         return max(self.up, self.down) > self.limits(band)[1]
 
-    def far(self) -> bool:
-        """Whether the moving average is further from 0 than chance explains."""
-        return abs(self.mean) > FAR * self.deviation() * math.sqrt(SMOOTH / (2 - SMOOTH))
-
-    def level(self, newest: float) -> tuple[float, float] | None:
-        """The mean of the newest residuals that agree, and its standard error; None if `newest` agrees with none."""
-        earlier = list(self.residuals)[-min(self.num_windows, LEVEL - 1) :] if self.num_windows else []
-        agreeing, deviation = [newest], self.deviation()
-        for residual in reversed(earlier):
-            difference = abs(residual - float(np.mean(agreeing)))
-            if difference > AGREE * deviation * math.sqrt(1 + 1 / len(agreeing)):
-                break
-            agreeing.append(residual)
-        if len(agreeing) == 1:
-            return None
-        return float(np.mean(agreeing)), deviation / math.sqrt(len(agreeing))
+    def off(self, residual: float) -> bool:
+        """Whether a new residual or the moving average is further from 0 than is usual."""
+        deviation = self.deviation()
+        return abs(residual) > FAR * deviation or abs(self.mean) > FAR * deviation * math.sqrt(SMOOTH / (2 - SMOOTH))
 
     def state(self) -> list[float]:
         """The values that `restore` needs in addition to the residuals."""
@@ -162,22 +139,15 @@ class Alarm:
     since: float  # s since 1970
     quantity: str  # whose chart raised it
     shift: float  # its mean residual when it did
-
-    @property
-    def words(self) -> str:
-        """A sentence such as `prices: step_time is 12 % above the twin's`."""
-        shift = math.expm1(self.shift)
-        side = "above" if shift > 0 else "below"
-        expected = "the usual" if self.cause == TRAFFIC else "the twin's"
-        return f"{self.cause}: {self.quantity} is {abs(shift):.0%} {side} {expected}"
-
-    def to_json(self) -> dict[str, Any]:
-        return vars(self) | {"words": self.words}
+    words: str = ""  # such as `prices: step_time is 12 % above the twin's`
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Alarm":
-        """The alarm of a record."""
-        return cls(**{name: value for name, value in data.items() if name != "words"})
+    def of(cls, cause: str, since: float, quantity: str, shift: float) -> "Alarm":
+        ratio = math.expm1(shift)
+        side = "above" if ratio > 0 else "below"
+        expected = "the usual" if cause == TRAFFIC else "the twin's"
+        words = f"{cause}: {quantity} is {abs(ratio):.0%} {side} {expected}"
+        return cls(cause=cause, since=since, quantity=quantity, shift=shift, words=words)
 
 
 class Alarms:
@@ -187,28 +157,17 @@ class Alarms:
         self.charts = {name: Chart(name, len(CAUSE_OF)) for name in CAUSE_OF}
         self.open: dict[str, Alarm] = {}
 
-    def explain(self, residuals: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float] | None]:
-        """The quantities of prices and yield that are off in this window, and so explain a queue.
-
-        For each the logarithm of its factor and its standard error; None if too few windows have measured it.
-        """
-        factors: dict[str, tuple[float, float] | None] = {}
+    def explained(self, residuals: Residuals) -> bool:
+        """Whether prices or yield are off in this window, which explains a queue."""
         for name in ("step_time", "steps_per_token"):
             chart = self.charts[name]
-            if name not in residuals:
-                if chart.cause in self.open:
-                    factors[name] = None
-                continue
-            residual = residuals[name][0]
-            is_outlier = chart.num_windows > 1 and abs(residual) > 2 * FAR * chart.deviation()
-            if is_outlier or chart.cause in self.open or chart.far():
-                factors[name] = chart.level(residual)
-        return factors
+            if chart.cause in self.open or (name in residuals and chart.off(residuals[name][0])):
+                return True
+        return False
 
     def add(
-        self, now: float, residuals: Mapping[str, tuple[float, float]], bands: Mapping[str, float],
-        waiting: Collection[str] = (),
-    ) -> list[Alarm]:  # fmt: skip
+        self, now: float, residuals: Residuals, bands: Mapping[str, float], waiting: Collection[str] = ()
+    ) -> list[Alarm]:
         """Add a window's residuals and return the alarms that it raises.
 
         waiting: the causes whose charts keep their sums, since the twin cannot predict their quantities in this window.
@@ -217,22 +176,14 @@ class Alarms:
         for name, (residual, spread) in residuals.items():
             chart = self.charts[name]
             frozen = chart.cause in waiting
-            if (
-                chart.add(residual, spread, bands.get(name, 0.0), frozen)
-                and not frozen
-                and chart.cause not in self.open
-            ):
+            alarms = chart.add(residual, spread, bands.get(name, 0.0), frozen)
+            if alarms and not frozen and chart.cause not in self.open:
                 shift = float(np.mean(list(chart.residuals)[-RECENT:]))
-                self.open[chart.cause] = Alarm(chart.cause, now, name, shift)
+                self.open[chart.cause] = Alarm.of(chart.cause, now, name, shift)
                 raised.append(self.open[chart.cause])
         return raised
 
-    @property
-    def deviations(self) -> dict[str, float]:
-        """The standard deviation of each quantity's residual."""
-        return {name: chart.deviation() for name, chart in self.charts.items()}
-
-    def close(self, causes: "tuple[str, ...]" = CAUSES) -> None:
+    def close(self, causes: Collection[str] = CAUSES) -> None:
         """Start over for these causes."""
         for chart in self.charts.values():
             if chart.cause in causes:
@@ -242,14 +193,11 @@ class Alarms:
 
     def settle(self, bands: Mapping[str, float]) -> list[str]:
         """Close each cause if all its charts are back within their allowance; return the closed causes' names."""
-        back = [
-            cause
-            for cause in self.open
-            if not any(
-                chart.alarms(bands.get(chart.name, 0.0)) or abs(chart.mean) > MATTERS[cause] / 2
-                for chart in self.charts.values()
-                if chart.cause == cause and chart.num_windows
-            )
-        ]
-        self.close(tuple(back))
-        return back
+        unsettled = {
+            chart.cause
+            for chart in self.charts.values()
+            if chart.alarms(bands.get(chart.name, 0.0)) or abs(chart.mean) > MATTERS[chart.cause] / 2
+        }
+        settled = [cause for cause in self.open if cause not in unsettled]
+        self.close(settled)
+        return settled

@@ -1,10 +1,15 @@
-"""A follower's metrics as Prometheus text."""
+"""A follower's metrics for Prometheus."""
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from .follower import Follower
 from .residuals import CAUSES
+
+if TYPE_CHECKING:
+    from prometheus_client.core import GaugeMetricFamily
 
 # By the name after `dsim_follow_`: the label of its rows, if any, and its help text.
 METRICS = {
@@ -28,37 +33,60 @@ Value = float | None  # None: not known
 
 def values_of(follower: Follower, now: float) -> dict[str, Value | Mapping[str, Value]]:
     """By metric, its value, or one a row."""
-    samples = () if follower.last is None else follower.last.samples
-    urls, capacity = follower.followed.urls, follower.capacity
+    capacity = follower.capacity
     values: dict[str, Value | Mapping[str, Value]] = {
-        "up": {url: sample is not None for url, sample in zip(urls, samples, strict=False)},
-        "version": follower.version, "capacity": capacity,
+        "version": follower.version,
+        "capacity": capacity,
         "alarm": {cause: cause in follower.alarms.open for cause in CAUSES},
-    }  # fmt: skip
+    }
+    if follower.last is not None:
+        pairs = zip(follower.followed.urls, follower.last.samples, strict=True)
+        values["up"] = {url: sample is not None for url, sample in pairs}
     if follower.windows:
         last = follower.windows[-1]
         rate = last["traffic"]["rate"]
         values |= {
-            "age_seconds": now - last["end"], "requests_rate": rate, "replicas": last["replicas"],
-            "headroom": None if capacity is None else capacity - rate, "extrapolating": last["extrapolating"],
-            "measured_seconds": last["measured"], "predicted_seconds": last["predicted"],
-            "residual": last["smooth"], "deviation": last["deviations"],
+            "age_seconds": now - last["end"],
+            "requests_rate": rate,
+            "replicas": last["replicas"],
+            "extrapolating": last["extrapolating"],
+            "measured_seconds": last["measured"],
+            "predicted_seconds": last["predicted"],
+            "residual": last["smooth"],
+            "deviation": last["deviations"],
             "attainment": {outcome["name"]: outcome["attainment"] for outcome in last.get("what_if", ())},
-        }  # fmt: skip
+        }
+        if capacity is not None:
+            values["headroom"] = capacity - rate
     return values
 
 
-def exposition(follower: Follower, now: float) -> str:
-    """The text of /metrics."""
-    from prometheus_client import CollectorRegistry, Gauge, generate_latest  # imported here: it takes long
+class Collector:
+    """Collects a follower's metrics when Prometheus asks."""
 
-    registry = CollectorRegistry()
-    for name, value in values_of(follower, now).items():
-        label, about = METRICS[name]
-        rows = value if isinstance(value, Mapping) else {"": value}
-        numbers = {row: number for row, number in rows.items() if number is not None and math.isfinite(number)}
-        if numbers:  # a gauge without a value would show 0
-            gauge = Gauge(f"dsim_follow_{name}", about, [label] if label else [], registry=registry)
-            for row, number in numbers.items():
-                (gauge.labels(row) if label else gauge).set(number)
-    return generate_latest(registry).decode()
+    def __init__(self, follower: Follower, clock: Callable[[], float] = time.time) -> None:
+        self._follower, self._clock = follower, clock
+
+    def collect(self) -> "Iterator[GaugeMetricFamily]":
+        from prometheus_client.core import GaugeMetricFamily
+
+        for name, value in values_of(self._follower, self._clock()).items():
+            label, about = METRICS[name]
+            gauge = GaugeMetricFamily(f"dsim_follow_{name}", about, labels=[label] * bool(label))
+            if not isinstance(value, Mapping):
+                value = {"": value}
+            for row, number in value.items():
+                if number is not None and math.isfinite(number):
+                    gauge.add_metric([row] * bool(label), float(number))
+            if gauge.samples:
+                yield gauge
+
+
+def serve(follower: Follower, host: str, port: int) -> str:
+    """Serve the metrics in a thread; return their address. OSError if the port is taken."""
+    from prometheus_client import CollectorRegistry, start_http_server
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Collector(follower))
+    server, _ = start_http_server(port, host, registry)
+    return f"http://{host}:{server.server_port}/metrics"

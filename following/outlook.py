@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..planner.candidate import world_at
 from ..report.table import counted
@@ -23,7 +22,7 @@ class WhatIf:
     replicas: int
     attainment: float | None  # share of requests that meet the SLOs; None: no SLO on requests is given
     e2el_p90: float | None  # s
-    missed: str | None = None  # SLOs on the run that are missed; None: none is given
+    missed: str = ""  # SLOs on the run that are missed
 
     def meets(self, target: float) -> bool:
         """Whether `target` of the requests meet the SLOs, and the run meets its own."""
@@ -33,11 +32,14 @@ class WhatIf:
 def ask(name: str, world: World, trace: Trace) -> WhatIf:
     """Replay a trace on a fleet."""
     summary = world.run(trace)
-    p90 = summary.e2el_ms.p90
-    on_run = [verdict for verdict in summary.slos if verdict.met is not None]
-    missed = ", ".join(verdict.slo for verdict in on_run if not verdict.met) if on_run else None
-    share = None if summary.slo_attainment is None else round(summary.slo_attainment, 4)
-    return WhatIf(name, world.replicas, share, None if p90 is None else round(p90 / 1e3, 4), missed)
+    p90, share = summary.e2el_ms.p90, summary.slo_attainment
+    return WhatIf(
+        name=name,
+        replicas=world.replicas,
+        attainment=share and round(share, 4),
+        e2el_p90=p90 and round(p90 / 1e3, 4),
+        missed=", ".join(verdict.slo for verdict in summary.slos if verdict.met is False),
+    )
 
 
 def what_ifs(world: World, trace: Trace, replicas: int) -> list[WhatIf]:
@@ -47,26 +49,23 @@ def what_ifs(world: World, trace: Trace, replicas: int) -> list[WhatIf]:
 
 
 def capacity(world: World, trace: Trace, rate: float, target: float) -> float | None:
-    """The traffic that the fleet takes within its SLOs (req/s), within 9 %; None without an SLO.
+    """The traffic that the fleet takes within its SLOs (req/s), within 9 %; None for less than two requests.
 
     The requests are replayed at other rates than `rate`, twice as high or low as the last, then between.
     """
-    if not world.slos or len(trace) < 2:
+    if len(trace) < 2:
         return None
 
     def meets(factor: float) -> bool:
         return ask("", world, trace.time_scaled(1 / factor)).meets(target)
 
     low = 1.0
-    if meets(low):
-        while low < LARGEST and meets(2 * low):
-            low *= 2
-    else:
+    while low < LARGEST and meets(2 * low):
+        low *= 2
+    while low < 2 and not meets(low):
         low /= 2
-        while not meets(low):
-            low /= 2
-            if low * LARGEST < 1:
-                return 0.0
+        if low * LARGEST < 1:
+            return 0.0
     high = 2 * low
     for _ in range(BISECTIONS):
         middle = math.sqrt(low * high)
@@ -81,41 +80,40 @@ def capacity(world: World, trace: Trace, rate: float, target: float) -> float | 
 class Advice:
     """One recommendation."""
 
-    do: str  # "Do nothing." is one
-    why: str
-    gain: str = ""
-    evidence: str = ""
+    action: str  # "Do nothing." is one
+    reason: str
 
 
 def advice(
-    outcomes: Sequence[WhatIf], room: float | None, rate: float, target: float, alarms: Mapping[str, Any],
-    measured: float = 1.0, rows: tuple[float, int] | None = None,
-) -> Advice:  # fmt: skip
+    outcomes: Sequence[WhatIf],
+    room: float | None,
+    rate: float,
+    target: float,
+    alarms: Mapping[str, str],
+    measured: float = 1.0,
+) -> Advice:
     """What to do: one more replica if the fleet misses the SLOs or its capacity is below the traffic; else nothing.
 
-    room: the fleet's capacity (req/s), if it is known. measured: the least share of an SLO that the server's page
-    shows. rows: the most requests that ran on a replica while others waited, and those that --policy allows, where it
-    allows more.
+    room: the fleet's capacity (req/s), if it is known. alarms: the open ones' words, by cause. measured: the least
+    share of an SLO that the server's page shows.
     """
     drifted = "; ".join(words for cause, words in alarms.items() if cause != TRAFFIC)
-    if RULE in alarms or (measured < target and drifted):
-        limit = f" the limit of running requests ({rows[0]:g} while others wait, not {rows[1]})," if rows else ""
+    if RULE in alarms:
+        reason = f"{drifted}: its scheduler is not the one that --policy names"
+        return Advice("Check the server's flags and version.", reason)
+    if measured < target and drifted:
         reason = f"{measured:.1%} of its requests meet an SLO, and it is not as its twin: {drifted}"
-        if RULE in alarms:
-            reason = f"{drifted}: its scheduler is not the one that --policy names"
-        return Advice(f"Check{limit} the server's flags and version.", reason)
-    now = next((outcome for outcome in outcomes if outcome.name == "as it is"), None)
-    if now is None or (now.attainment is None and now.missed is None):
-        return Advice(
-            "Do nothing.", "No SLO is given, so nothing can be missed." if outcomes else "No window is over yet."
-        )
-    larger = next(outcome for outcome in outcomes if outcome.name == "a replica more")
-    share, gain = 1.0, ""
-    met = f"{now.missed} is missed" if now.missed else "no SLO is missed"
+        return Advice("Check the server's flags and version.", reason)
+    by_name = {outcome.name: outcome for outcome in outcomes}
+    now, larger = by_name["as it is"], by_name["a replica more"]
+    reasons = []
     if now.attainment is not None:
-        share = now.attainment
-        gain = f"{share:.1%} to {larger.attainment or 0.0:.1%} of requests within the SLOs"
-        met = f"{share:.1%} of requests meet the SLOs, of {target:.1%} wanted" + (f"; {met}" if now.missed else "")
-    if share < target or now.missed or (room is not None and room < rate):
-        return Advice(f"Run {counted(larger.replicas, 'replica')}.", met, gain, "a replay of the last two windows")
-    return Advice("Do nothing.", met)
+        reasons.append(f"{now.attainment:.1%} of requests meet the SLOs, of {target:.1%} wanted")
+    if now.missed:
+        reasons.append(f"{now.missed} is missed")
+    reason = "; ".join(reasons) or "no SLO is missed"
+    if now.meets(target) and (room is None or room >= rate):
+        return Advice("Do nothing.", reason)
+    if larger.attainment is not None:
+        reason += f"; with one more replica {larger.attainment:.1%} would"
+    return Advice(f"Run {counted(larger.replicas, 'replica')}.", reason)

@@ -7,73 +7,68 @@ from typing import Any
 
 from .. import __version__
 from ..report.chart import Chart
-from ..report.page import Figure, Number, Page, Section, Words, table
+from ..report.page import Figure, Number, Page, Section, Table, Words, numbers, table
 from ..report.table import number
 from .follower import DAY, Follower
 from .residuals import CAUSE_OF, DISTRIBUTIONS
 
 QUESTION = "Is the server as its twin says, and how much more does it take?"
-QUANTITIES = {
-    "rate": "requests a second", "input_length": "prompt's length", "output_length": "answer's length",
-    "step_time": "time of a step", "steps_per_token": "steps a token", "running": "requests running",
-    "waiting": "requests waiting", "queue": "time in the queue", "ttft": "ttft", "e2el": "e2el",
-}  # fmt: skip
+QUANTITIES = {name: name for name in ("ttft", "e2el")} | {
+    "rate": "requests a second",
+    "input_length": "prompt's length",
+    "output_length": "answer's length",
+    "step_time": "time of a step",
+    "steps_per_token": "steps a token",
+    "running": "requests running",
+    "waiting": "requests waiting",
+    "queue": "time in the queue",
+}
 BAND = 2.0  # standard deviations drawn as the usual range
 POINTS = "lines+markers"  # one window has no line
+Record = Mapping[str, Any]
 
 
 def page_of(follower: Follower, command: str = "") -> Page:
     """The page of the newest window."""
-    windows = [w for w in follower.windows if w["end"] > (follower.windows[-1]["end"] - DAY)]
-    if not windows:
-        opened = follower.open_window
-        far = "none" if opened is None else f"{opened.duration:.0f} s and {opened.num_arrivals} requests"
-        answer = (
-            f"No window has been judged yet. The open one holds {far}; the first serves as the run-in of the second."
-        )
+    if not follower.windows:
         return Page(
-            "dsim follow", QUESTION, answer, facts=tuple(_facts(follower, {})), command=command, version=__version__
+            "dsim follow", QUESTION, _waiting(follower), facts=_facts(follower), command=command, version=__version__
         )
-    last = windows[-1]
-    advice = last.get("advice", {})
-    alarms = tuple(f"DRIFT {alarm['words']}" for alarm in last["alarms"].values())
+    last = follower.windows[-1]
+    windows = [window for window in follower.windows if window["end"] > last["end"] - DAY]
+    state = "No alarm is open."
+    if last["alarms"]:
+        state = f"The server has drifted from its twin: {', '.join(last['alarms'])}."
+    answer, sections = state, [Section("Is the twin right?", (_residuals(last),))]
+    if "advice" in last:
+        reason = last["advice"]["reason"]
+        answer = f"{last['advice']['action']} {reason[:1].upper()}{reason[1:]}. {state}"
+        sections.append(Section("What if", (_what_if(last),)))
     cautions = []
-    if last.get("unmeasured"):
-        words = f"{_sentence(last['unmeasured'])} Prices raise no alarm until windows have measured them."
-        cautions.append(("The profile is not valid.", words))
     if last["extrapolating"]:
         cautions.append(("Extrapolating.", "The steps of now lie beyond those that the profile was fitted to."))
-    if last["drawn"]:
-        cautions.append(
-            ("Drawn requests.", "No access log is read: arrivals and lengths follow the server's counters and buckets.")
-        )
+    window = f"{moment(last['begin'])} to {moment(last['end'])[-5:]} UTC"
     return Page(
         name="dsim follow",
         question=QUESTION,
-        answer=f"{advice['do']} {_sentence(advice['why'])}" if advice else _state(last),
-        details=(_state(last),) if advice else (),
-        alarms=alarms,
+        answer=answer,
+        alarms=tuple(f"DRIFT {alarm['words']}" for alarm in last["alarms"].values()),
         cautions=tuple(cautions),
-        numbers=tuple(_numbers(follower, last)),
-        facts=tuple(_facts(follower, last)),
-        sections=tuple(filter(None, (
-            _advice(advice),
-            Section("Is the twin right?", (_predicted(windows), _residuals(last))),
-            _what_if(last), _changes(follower, windows),
-        ))),
+        numbers=_numbers(follower, last),
+        chart=_predicted(windows),
+        facts=(*_facts(follower), ("Window", window)),
+        sections=(*sections, _changes(windows)),
         command=command,
         version=__version__,
-    )  # fmt: skip
+    )
 
 
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:].removesuffix(".") + "."
-
-
-def _state(last: dict[str, Any]) -> str:
-    if last["alarms"]:
-        return f"The server has drifted from its twin: {', '.join(last['alarms'])}."
-    return "No alarm is open."
+def _waiting(follower: Follower) -> str:
+    progress = "none"
+    if follower.open_window is not None:
+        progress = f"{follower.open_window.duration:.0f} s and {follower.open_window.num_arrivals} requests"
+    first = "the first serves as the run-in of the second"
+    return f"No window has been judged yet. The open one holds {progress}; {first}."
 
 
 def moment(time: float) -> str:
@@ -81,122 +76,107 @@ def moment(time: float) -> str:
     return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M")
 
 
-def _numbers(follower: Follower, last: dict[str, Any]) -> list[Number]:
-    capacity, rate = follower.capacity, last["traffic"]["rate"]
-    numbers = [
-        Number("Requests a second", ((None, f"{number(rate)} req/s"),), f"{number(last['requests'])} in the window")
-    ]
+def _numbers(follower: Follower, last: Record) -> tuple[Number, ...]:
+    capacity, rate, gauges = follower.capacity, last["traffic"]["rate"], last["gauges"]
+    rows = [("Requests a second", f"{number(rate)} req/s", f"{number(last['requests'])} in the window")]
     if capacity is not None:
-        about = f"of {number(capacity)} req/s"
-        numbers.append(Number("Headroom", ((None, f"{number(capacity - rate)} req/s"),), about))
+        rows.append(("Headroom", f"{number(capacity - rate)} req/s", f"of {number(capacity)} req/s"))
     elif "advice" in last:
-        about = "the twin is not the server" if follower.alarms.open else "no SLO is given"
-        numbers.append(Number("Headroom", ((None, "not known"),), about))
-    gauges = last["gauges"]
-    numbers.append(Number("Running", ((None, number(gauges["running"])),), f"{number(gauges['waiting'])} waiting"))
+        rows.append(("Headroom", "not known", "the twin is not the server"))
+    rows.append(("Running", number(gauges["running"]), f"{number(gauges['waiting'])} waiting"))
     for text, (measured, predicted) in last["slos"].items():
-        numbers.append(Number(text, ((None, _span(measured)),), f"the twin says {_span(predicted)}"))
-    return numbers
+        rows.append((text, _span(measured), f"the twin says {_span(predicted)}"))
+    return numbers(rows, len(rows))
 
 
 def _span(share: Sequence[float | None]) -> str:
     """The text of a share between two bounds."""
-    low, high = (math.nan if x is None else x for x in share)
-    if math.isnan(low):
+    low, high = share
+    if low is None or high is None:
         return "–"
-    return f"{low:.1%}" if high - low < 5e-4 else f"{low:.1%} to {high:.1%}"
+    if high - low < 5e-4:
+        return f"{low:.1%}"
+    return f"{low:.1%} to {high:.1%}"
 
 
-def _facts(follower: Follower, last: dict[str, Any]) -> list[tuple[str, str]]:
-    followed = follower.followed
-    setting = follower.world.setting()
-    facts = [
-        ("Servers", ", ".join(followed.urls)), ("Policy", followed.world.policy),
-        ("Profile", f"{setting.profile.name}, version {follower.version} ({setting.profile.verdict})"),
+def _facts(follower: Follower) -> tuple[tuple[str, str], ...]:
+    followed, profile = follower.followed, follower.world.setting().profile
+    return (
+        ("Servers", ", ".join(followed.urls)),
+        ("Policy", followed.world.policy),
+        ("Profile", f"{profile.name}, version {follower.version} ({profile.verdict})"),
         ("SLOs", ", ".join(followed.world.slos) or "none"),
-    ]  # fmt: skip
-    if last:
-        facts.append(("Window", f"{moment(last['begin'])} to {moment(last['end'])[-5:]} UTC"))
-    return facts
-
-
-def _advice(advice: dict[str, str]) -> Section | None:
-    if not advice:
-        return None
-    names = (("Gain", "gain"), ("Evidence", "evidence"))
-    words = [f"{name}: {advice[key]}." for name, key in names if advice.get(key)]
-    return Section("Recommendation", (Words((advice["do"], *words), loud=True),))
+    )
 
 
 def _second(time: float) -> str:
     return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _predicted(windows: Sequence[dict[str, Any]]) -> Figure:
+def _predicted(windows: Sequence[Record]) -> Figure:
     chart = Chart(y="measured / predicted", legend=True, from_zero=False)
     begin, end = windows[0]["begin"], windows[-1]["end"]
     chart.x["range"] = [_second(begin), _second(end + (end - begin) / 30)]  # Plotly's own is of ms for a single point
-    times = [_second(w["end"]) for w in windows]
-    for index, name in enumerate(n for n in DISTRIBUTIONS if n in windows[-1]["measured"]):
-        ratios = [
-            w["measured"][name] / w["predicted"][name] if w["measured"].get(name) and w["predicted"].get(name) else None
-            for w in windows
-        ]
+    times = [_second(window["end"]) for window in windows]
+    for index, name in enumerate(name for name in DISTRIBUTIONS if name in windows[-1]["measured"]):
+        ratios = []
+        for window in windows:
+            measured, predicted = (window[side].get(name) or math.nan for side in ("measured", "predicted"))
+            ratios.append(measured / predicted)
         chart.line(times, ratios, QUANTITIES[name], index, mode=POINTS)
     chart.hline(1.0)
-    for w in windows:
-        for alarm in w["raised"]:
+    for window in windows:
+        for alarm in window["raised"]:
             chart.vline(_second(alarm["since"]), alarm["cause"])
     caption = "Means of each window, over the last day. 1: as the twin says. A line marks an alarm. UTC."
     return Figure("predicted", "Measured over predicted", caption, chart)
 
 
-def _residuals(last: dict[str, Any]) -> Any:
+def _residuals(last: Record) -> Table:
     rows = []
     for name, (residual, _) in last["residuals"].items():
         smooth, deviation = last["smooth"].get(name), last["deviations"].get(name)
-        if smooth is None or deviation is None or residual is None:
+        if smooth is None or residual is None:
             continue
-        usual = "usual" if abs(smooth) < BAND * deviation else "off"
-        rows.append(
-            (
-                QUANTITIES[name], CAUSE_OF[name], f"{math.expm1(residual):+.1%}", f"{math.expm1(smooth):+.1%}",
-                f"±{math.expm1(BAND * deviation):.1%}", usual,
-            )
-        )  # fmt: skip
-    return table(
-        ("quantity", "cause", "this window", "moving average", "usual", "verdict"), rows,
-        caption="Measured against predicted; of traffic, against the usual. While prices or yield are off, the rule's "
-        "are against a twin at the measured ones. The usual range is of one window.",
-        left=frozenset({0, 1, 5}),
-    )  # fmt: skip
+        shares = [f"{math.expm1(log):+.1%}" for log in (residual, smooth)]
+        verdict = "off" if abs(smooth) >= BAND * deviation else "usual"
+        rows.append((QUANTITIES[name], CAUSE_OF[name], *shares, f"±{math.expm1(BAND * deviation):.1%}", verdict))
+    head = ("quantity", "cause", "this window", "moving average", "usual", "verdict")
+    caption = "Measured against predicted; of traffic, against the usual. The usual range is of one window."
+    return table(head, rows, caption=caption, left=frozenset({0, 1, 5}))
 
 
-def _what_if(last: dict[str, Any]) -> Section | None:
-    if not last.get("what_if"):
-        return None
-    rows = [
-        (
-            w["name"], f"{w['replicas']}", "–" if w["attainment"] is None else f"{w['attainment']:.1%}",
-            "–" if w["e2el_p90"] is None else f"{number(w['e2el_p90'])} s",
-        )
-        for w in last["what_if"]
-    ]  # fmt: skip
+def _what_if(last: Record) -> Table:
+    rows = []
+    for outcome in last["what_if"]:
+        cells = [outcome["name"], f"{outcome['replicas']}", "–", f"{number(outcome['e2el_p90'])} s"]
+        if outcome["attainment"] is not None:
+            cells[2] = f"{outcome['attainment']:.1%}"
+        rows.append(cells)
     head = ("what if", "replicas", "within the SLOs", "p90 of e2el")
-    caption = "Replays of the last two windows' requests."
-    return Section("What if", (table(head, rows, caption=caption, left=frozenset({0})),))
+    return table(head, rows, caption="Replays of the last two windows' requests.")
 
 
-def _changes(follower: Follower, windows: Sequence[dict[str, Any]]) -> Section:
+def _changes(windows: Sequence[Record]) -> Section:
     """The alarms of a day, and the profiles that were adopted."""
-    lines = [
-        f"{moment(v.time)}: profile version {v.number}, {v.factors.words}, from {v.windows} windows "
-        f"since {moment(v.begin)} ({v.reason})"
-        for v in follower.versions
-    ]
-    lines += [f"{moment(w['end'])}: alarm, {alarm['words']}" for w in windows for alarm in w["raised"]]
-    return Section("What changed", (Words(tuple(sorted(lines)) or ("No alarm, no new profile.",)),))
+    lines = []
+    for window in windows:
+        time = moment(window["end"])
+        lines += [f"{time}: alarm, {alarm['words']}" for alarm in window["raised"]]
+        if adopted := window.get("adopted"):
+            evidence = f"from {adopted['windows']} windows since {moment(adopted['begin'])}"
+            change = f"profile version {adopted['version']}, {adopted['words']}"
+            lines.append(f"{time}: {change}, {evidence} ({adopted['reason']})")
+    return Section("What changed", (Words(tuple(lines) or ("No alarm, no new profile.",)),))
 
 
-def shift(window: Mapping[str, Any], name: str) -> str:
-    return f"{math.expm1(window['smooth'].get(name) or 0.0):+.1%}"
+def line_of(record: Record) -> str:
+    """One line of text about a window."""
+    parts = [f"{record['requests']} requests at {record['traffic']['rate']:.3g} req/s"]
+    for name in ("step_time", "steps_per_token", "e2el"):
+        if name in record["smooth"]:
+            parts.append(f"{name} {math.expm1(record['smooth'][name] or 0.0):+.1%}")
+    parts.append(", ".join(record["alarms"]) or "no alarm")
+    if "advice" in record:
+        parts.append(record["advice"]["action"])
+    return "; ".join(parts)

@@ -21,10 +21,8 @@ COMPLETED = STATUSES.index("completed")
 FEW_LOADS = 1.5  # least ratio of the most to the fewest running requests for which the pace is fitted as a line
 # Steps in order of their ends (s), and the journal's columns of these. device: part of the latency, without host time
 # that is not hidden. rows: denoising row forwards.
-READ = {
-    "end": "start", "latency": "latency", "forwards": "num_forwards", "running": "running", "pages": "pages",
-    "tokens": "tokens",
-}  # fmt: skip
+SAME = ("latency", "running", "pages", "tokens")
+READ = {"end": "start", "forwards": "num_forwards", **dict(zip(SAME, SAME, strict=True))}
 STEP = np.dtype([(name, "f8") for name in (*READ, "device", "rows")])
 Steps: TypeAlias = Any  # an array of STEP
 
@@ -34,8 +32,9 @@ class Recorder:
 
     def __init__(self, setting: Setting) -> None:
         latency, policy = setting.profile.latency, setting.policy
-        hidden = latency.overlap and policy.batching.hides_host
-        self._host = (0.0, 0.0) if hidden else (latency.host_step, latency.host_request)
+        self._host = (latency.host_step, latency.host_request)
+        if latency.overlap and policy.batching.hides_host:
+            self._host = (0.0, 0.0)
         self._parts: list[Steps] = [np.zeros(0, STEP)]
 
     def append(self, columns: Mapping[str, Any], lists: Mapping[str, Any]) -> None:
@@ -76,17 +75,22 @@ def replayed(world: World, setting: Setting, trace: Trace, begins: float, window
         raise KeyboardInterrupt
     steps = recorder.steps()
     moments = window.times + begins
-    last = window.samples[-1].histograms
-    ends = {name: buckets.ends for name, buckets in last.items()}
-    samples = samples_of(result, trace, steps, moments, ends, handles=window.samples[-1].engine == WITH_HANDLES)
+    last = window.samples[-1]
+    ends = {name: buckets.ends for name, buckets in last.histograms.items()}
+    samples = samples_of(result, trace, steps, moments, ends, handles=last.engine == WITH_HANDLES)
     inside = (steps["end"] > moments[0]) & (steps["end"] <= moments[-1])
     return Replay(Window(tuple(samples)), steps[inside])
 
 
 def samples_of(
-    result: RunRecords, trace: Trace, steps: Steps, times: Floats, ends: Mapping[str, Sequence[float]],
-    engine: str = "twin", handles: bool = False,
-) -> list[Sample]:  # fmt: skip
+    result: RunRecords,
+    trace: Trace,
+    steps: Steps,
+    times: Floats,
+    ends: Mapping[str, Sequence[float]],
+    engine: str = "twin",
+    handles: bool = False,
+) -> list[Sample]:
     """The twin's page at these moments of a run (s); ends: the bucket ends of each histogram.
 
     A request's tokens count as emitted evenly from its first emission to its last. handles: latencies begin when a
@@ -94,39 +98,38 @@ def samples_of(
     """
     table = result.table
     finish = np.where(table["status"] == COMPLETED, table["finish"], np.inf)
-    arrival, scheduled, first = (
-        np.nan_to_num(table[n], nan=np.inf) for n in ("arrival", "scheduled", "first_emission")
-    )
-    begins = handles_of(arrival, finish, table["replica"], result.limits.max_batch) if handles else arrival
+    columns = ("arrival", "scheduled", "first_emission")
+    arrival, scheduled, first = (np.nan_to_num(table[name], nan=np.inf) for name in columns)
+    begins = arrival
+    if handles:
+        begins = handles_of(arrival, finish, table["replica"], result.limits.max_batch)
     tokens, prompt = table["num_tokens"].astype(np.float64), trace.input_length.astype(np.float64)
     done = np.searchsorted(steps["end"], times, side="right")
-    totals = {n: np.append(0.0, np.cumsum(steps[n]))[done] for n in ("rows", "device", "forwards")}
-    usage = np.append(0.0, steps["pages"])[done] / result.limits.num_pages
     over, begun, came = (_totals(times, events) for events in (finish, scheduled, arrival))
-    prompts = _totals(times, scheduled, prompt)
-    out = _handed_out(times, first, np.fmax(table["last_emission"], first), tokens)
+    counters = {
+        "requests": over,
+        "prompt_tokens": _totals(times, scheduled, prompt),
+        "generation_tokens": _handed_out(times, first, np.fmax(table["last_emission"], first), tokens),
+    }
+    for name, column in (("steps", "rows"), ("forward_seconds", "device"), ("forwards", "forwards")):
+        counters[name] = np.append(0.0, np.cumsum(steps[column]))[done]
+    usage = np.append(0.0, steps["pages"])[done] / result.limits.num_pages
+    gauges = {"running": begun - over, "waiting": came - begun, "kv_usage": usage}
+    values = {"input_length": (finish, prompt), "output_length": (finish, tokens)}
     with np.errstate(invalid="ignore"):
-        values = {
-            "ttft": (first, first - begins), "e2el": (finish, finish - begins),
-            "queue": (scheduled, scheduled - begins), "input_length": (finish, prompt),
-            "output_length": (finish, tokens),
-        }  # fmt: skip
+        for name, moment in (("ttft", first), ("e2el", finish), ("queue", scheduled)):
+            values[name] = (moment, moment - begins)
     histograms = {name: _buckets(*values[name], times, bounds) for name, bounds in ends.items() if name in values}
     return [
         Sample(
-            now, engine, 1,
-            {
-                "requests": float(over[i]), "prompt_tokens": float(prompts[i]), "generation_tokens": float(out[i]),
-                "steps": float(totals["rows"][i]), "forward_seconds": float(totals["device"][i]),
-                "forwards": float(totals["forwards"][i]),
-            },
-            {
-                "running": float(begun[i] - over[i]), "waiting": float(came[i] - begun[i]), "kv_usage": float(usage[i]),
-            },
-            {name: buckets[i] for name, buckets in histograms.items()},
+            now,
+            engine,
+            counters={name: float(column[i]) for name, column in counters.items()},
+            gauges={name: float(column[i]) for name, column in gauges.items()},
+            histograms={name: buckets[i] for name, buckets in histograms.items()},
         )
         for i, now in enumerate(times.tolist())
-    ]  # fmt: skip
+    ]
 
 
 def handles_of(arrival: Floats, finish: Floats, replica: Any, count: int) -> Floats:
@@ -142,17 +145,19 @@ def _totals(times: Floats, events: Floats, amounts: Floats | None = None) -> Flo
     """[times] The number of events until then, or the sum of their amounts."""
     order = np.argsort(events, kind="stable")
     counts = np.searchsorted(events[order], times, side="right")
-    return counts.astype(np.float64) if amounts is None else np.append(0.0, np.cumsum(amounts[order]))[counts]
+    if amounts is None:
+        return counts.astype(np.float64)
+    return np.append(0.0, np.cumsum(amounts[order]))[counts]
 
 
 def _handed_out(times: Floats, first: Floats, last: Floats, tokens: Floats) -> Floats:
     """[times] Tokens emitted, evenly from a request's first emission to its last."""
     begun = np.isfinite(first)
     long = begun & (last > first)
-    pace = np.divide(tokens, last - first, where=long, out=np.zeros(len(tokens)))
+    pace = tokens[long] / (last[long] - first[long])
     total = _totals(times, first[begun & ~long], tokens[begun & ~long])
     for moment, sign in ((first[long], 1.0), (last[long], -1.0)):
-        total += sign * (times * _totals(times, moment, pace[long]) - _totals(times, moment, pace[long] * moment))
+        total += sign * (times * _totals(times, moment, pace) - _totals(times, moment, pace * moment))
     return np.maximum.accumulate(np.round(total, 3))  # sums of large numbers may end a thousandth lower
 
 
@@ -209,8 +214,5 @@ def pace_of(steps: Sequence[Steps], per_forward: bool) -> Pace | None:
     levels, value, weights = levels[mask], (seconds / np.maximum(steps_at, 1e-12))[mask], seconds[mask]
     if len(levels) < 2 or levels[-1] < FEW_LOADS * levels[0]:
         return Pace(float(seconds[mask].sum() / steps_at[mask].sum()), 0.0, float(levels[0]), float(levels[-1]))
-    middle, mean = np.average(levels, weights=weights), np.average(value, weights=weights)
-    slope = np.average((levels - middle) * (value - mean), weights=weights) / np.average(
-        (levels - middle) ** 2, weights=weights
-    )
-    return Pace(float(mean - slope * middle), float(slope), float(levels[0]), float(levels[-1]))
+    slope, base = np.polyfit(levels, value, 1, w=np.sqrt(weights)).tolist()
+    return Pace(base, slope, float(levels[0]), float(levels[-1]))

@@ -16,10 +16,8 @@ TRAFFIC, PRICES, YIELD, RULE = CAUSES = ("traffic", "prices", "yield", "rule")
 LOAD = ("rate", "input_length", "output_length")  # compared with the usual
 SMALL = {"running": 1.0, "waiting": 1.0}  # added to both: a ratio of counts near 0 means little
 DISTRIBUTIONS = ("queue", "ttft", "e2el")
-CAUSE_OF = {
-    **dict.fromkeys(LOAD, TRAFFIC), "step_time": PRICES, "steps_per_token": YIELD,
-    **dict.fromkeys((*SMALL, *DISTRIBUTIONS), RULE),
-}  # fmt: skip
+CAUSE_OF = dict.fromkeys(LOAD, TRAFFIC) | {"step_time": PRICES, "steps_per_token": YIELD}
+CAUSE_OF |= dict.fromkeys((*SMALL, *DISTRIBUTIONS), RULE)
 STEADY = 0.5  # variance over mean of the running requests, below which a limit bounds them
 FEW = 20  # a histogram with fewer values is not compared
 
@@ -29,9 +27,8 @@ def residuals_of(measured: Figures, predicted: Sequence[Figures]) -> Residuals:
     residuals = {}
     for name, value in measured.items():
         expected = np.array([other[name] for other in predicted if name in other])
-        if len(expected) and math.isfinite(value) and np.isfinite(expected).all():
-            spread = float(expected.std(ddof=1)) if len(expected) > 1 else 0.0
-            residuals[name] = (value - float(expected.mean()), spread)
+        if len(expected) > 1 and math.isfinite(value) and np.isfinite(expected).all():
+            residuals[name] = (value - float(expected.mean()), float(expected.std(ddof=1)))
     return residuals
 
 
@@ -42,8 +39,9 @@ def figures_of(window: Window, pace: Pace | None, by_token: bool, ends: Mapping[
     autoregressive models. ends: the server's histograms; others are not compared.
     """
     figures: Figures = {}
-    steps = window.added("generation_tokens" if by_token else "steps")
-    tokens = window.added("generation_tokens")
+    steps, tokens = window.added("steps"), window.added("generation_tokens")
+    if by_token:
+        steps = tokens
     if steps and tokens and not by_token:
         figures["steps_per_token"] = math.log(steps / tokens)
     if pace is not None and (price := _price(window, pace, steps)) is not None:
@@ -75,16 +73,18 @@ def _price(window: Window, pace: Pace, steps: float | None) -> float | None:
     if not steps or not running.any():
         return None
     e2el, queue = window.histogram("e2el"), window.histogram("queue")
+    ran = float((gaps * (running[1:] + running[:-1]) / 2).sum())
     if e2el is not None and queue is not None:  # exact, apart from requests in flight at the window's ends
         ran = e2el.total - queue.total
-    else:
-        ran = float((gaps * (running[1:] + running[:-1]) / 2).sum())
-    mean = ran / window.duration
     # A running request sees the others and itself: one more than the mean if arrivals are random, less if a limit
     # bounds the number. The gauge's measured spread is too noisy to be used directly.
     scatter = float(running.var() / running.mean())
-    load = min(mean + (1.0 if scatter > STEADY else scatter), float(running.max()))
-    return ran / float(pace.seconds(np.array([load]))[0]) / steps if ran > 0 and pace.covers(load) else None
+    if scatter > STEADY:
+        scatter = 1.0
+    load = min(ran / window.duration + scatter, float(running.max()))
+    if ran <= 0 or not pace.covers(load):
+        return None
+    return ran / float(pace.seconds(np.array([load]))[0]) / steps
 
 
 def mean_log(buckets: Buckets) -> float:
@@ -100,11 +100,10 @@ def share_within(buckets: Buckets, bound: float) -> tuple[float, float]:
     """Bounds of the share of values up to `bound`; they are equal if the bound is the end of a bucket."""
     if not buckets.num:
         return math.nan, math.nan
-    ends = np.array(buckets.ends)
-    below = int(np.searchsorted(ends, bound * (1 + 1e-9), side="right"))
-    least = buckets.counts[below - 1] / buckets.num if below else 0.0
-    exact = below > 0 and math.isclose(ends[below - 1], bound, rel_tol=1e-9)
-    return least, least if exact else buckets.counts[min(below, len(ends))] / buckets.num
+    shares = np.array((0.0, *buckets.counts)) / buckets.num
+    least = int(np.searchsorted(buckets.ends, bound * (1 + 1e-9), side="right"))
+    exact = least > 0 and math.isclose(buckets.ends[least - 1], bound, rel_tol=1e-9)
+    return float(shares[least]), float(shares[min(least + (not exact), len(buckets.ends) + 1)])
 
 
 def of_traffic(window: Window, usual: Mapping[str, float]) -> Residuals:

@@ -1,9 +1,9 @@
 """The loop that reads servers at an interval and publishes the follower's findings."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,15 @@ from ..files.read import read_json, read_text
 from ..files.write import json_text, write_whole
 from ..report.page import Page
 from ..results.metrics import no_nan
-from .exported import exposition
 from .follower import SCHEMA, VERSION, Followed, Follower, Tell
-from .pages import page_of, shift
+from .pages import line_of, page_of
 from .sources.sample import Sample
 from .sources.scrape import MissingError, Target
 from .windows import SPEED, Scrape
 
 FILES = ("follow.json", "report.html", "alerts.yml")
-FOLDER = FolderKind(
-    "a followed server",
-    (*FILES, "samples", "windows", "versions", "profiles", "traffic.jsonl"), "follow.json",
-    SCHEMA, folders=("samples", "windows", "versions", "profiles"),
-)  # fmt: skip
+CONTENTS = (*FILES, "samples.jsonl", "windows.jsonl", "traffic.jsonl", "profiles")
+FOLDER = FolderKind("a followed server", CONTENTS, "follow.json", SCHEMA, folders=("profiles",))
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,7 @@ def open_folder(folder: str | Path, followed: Followed) -> Path:
     """Open or create a followed server's folder; DsimError if it has readings of another server, policy or profile."""
     path = check_folder(folder, FOLDER, force=False, add=True)
     path.mkdir(parents=True, exist_ok=True)
-    if (path / "follow.json").exists() and any((path / "samples").glob("*.jsonl")):
+    if (path / "follow.json").exists() and (path / "samples.jsonl").exists():
         before = read_json(path / "follow.json")["followed"]
         for name, value in question_of(followed).items():
             if before.get(name) != value:
@@ -61,31 +57,32 @@ def open_folder(folder: str | Path, followed: Followed) -> Path:
 
 def question_of(followed: Followed) -> dict[str, Any]:
     """The values that identify a folder's server."""
-    world = followed.world
-    return {
-        "urls": list(followed.urls), "policy": world.policy, "profile": world.profile, "router": world.router,
-        "yields": world.yields,
-    }  # fmt: skip
+    names = ("policy", "profile", "router", "yields")
+    return {"urls": list(followed.urls)} | {name: getattr(followed.world, name) for name in names}
 
 
-def write_state(folder: Path, followed: Followed, follower: Follower | None) -> None:
+def write_state(folder: Path, followed: Followed, state: dict[str, Any] | None) -> None:
     """Write follow.json: what is followed, and the newest window."""
-    state = {
-        "schema": SCHEMA, "version": VERSION, "dsim": __version__, "followed": question_of(followed),
-        "state": None if follower is None else state_of(follower),
-    }  # fmt: skip
-    write_whole(folder / "follow.json", json_text(no_nan(state)) + "\n")
+    values = {"schema": SCHEMA, "version": VERSION, "dsim": __version__}
+    values |= {"followed": question_of(followed), "state": state}
+    write_whole(folder / "follow.json", json_text(no_nan(values)) + "\n")
 
 
 def state_of(follower: Follower) -> dict[str, Any]:
     """The newest findings, as `--json` prints them."""
+    state: dict[str, Any] = {
+        "version": follower.version,
+        "windows": len(follower.windows),
+        "alarms": {cause: asdict(alarm) for cause, alarm in follower.alarms.open.items()},
+        "open": None,
+        "last": None,
+    }
     opened = follower.open_window
-    return {
-        "version": follower.version, "windows": len(follower.windows),
-        "alarms": {cause: alarm.to_json() for cause, alarm in follower.alarms.open.items()},
-        "open": None if opened is None else {"seconds": opened.duration, "requests": opened.num_arrivals},
-        "last": follower.windows[-1] if follower.windows else None,
-    }  # fmt: skip
+    if opened is not None:
+        state["open"] = {"seconds": opened.duration, "requests": opened.num_arrivals}
+    if follower.windows:
+        state["last"] = follower.windows[-1]
+    return state
 
 
 @dataclass(eq=False)
@@ -101,7 +98,6 @@ class Watcher:
 
     def __post_init__(self) -> None:
         self._missing: set[str] = set()
-        self.page, self.metrics = "", ""  # what the port serves
         self.publish()
 
     def once(self) -> dict[str, Any] | None:
@@ -113,7 +109,6 @@ class Watcher:
         record = self.follower.add(Scrape(self._time(samples), samples))
         if record is not None:
             self.publish()
-        self.metrics = exposition(self.follower, self.clock())
         return record
 
     def run(self, until: Callable[[], bool] = lambda: False, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -129,18 +124,18 @@ class Watcher:
             sleep(max(0.0, due - self.clock()))
 
     def publish(self) -> None:
-        """Write the folder's files, and renew what the port serves."""
+        """Write the page and the state."""
         from ..report.html import to_html
 
-        self.page = to_html(page_of(self.follower, self.command))
-        write_whole(self.folder / "report.html", self.page)
-        write_state(self.folder, self.follower.followed, self.follower)
-        self.metrics = exposition(self.follower, self.clock())
+        write_whole(self.folder / "report.html", to_html(page_of(self.follower, self.command)))
+        write_state(self.folder, self.follower.followed, state_of(self.follower))
 
     def _time(self, samples: Sequence[Sample | None]) -> float:
         """The time of a reading (s since 1970), by a simulated server's clock if it has one."""
-        simulated = [sample.time for sample in samples if sample is not None and SPEED in sample.settings]
-        return simulated[0] if simulated else self.clock()
+        for sample in samples:
+            if sample is not None and SPEED in sample.settings:
+                return sample.time
+        return self.clock()
 
     def _sample(self, target: Target) -> Sample | None:
         try:
@@ -154,16 +149,3 @@ class Watcher:
             return None
         self._missing.discard(target.url)
         return sample
-
-
-def line_of(record: Mapping[str, Any]) -> str:
-    """One line of text about a window."""
-    rate, requests = record["traffic"]["rate"], record["requests"]
-    parts = [f"{requests} requests at {rate:.3g} req/s"]
-    for name in ("step_time", "steps_per_token", "e2el"):
-        if name in record["smooth"]:
-            parts.append(f"{name} {shift(record, name)}")
-    parts.append(", ".join(record["alarms"]) or "no alarm")
-    if "advice" in record:
-        parts.append(record["advice"]["do"])
-    return "; ".join(parts)

@@ -4,21 +4,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from statistics import NormalDist
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from ..engine import chance
 from ..traces import Trace
-from .sources.sample import MEAN_GAUGES, MOST_REQUESTS, Buckets, Floats, Sample
+from .sources.sample import MAX_REQUESTS, MEAN_GAUGES, Buckets, Floats, Sample
 
 SECONDS, REQUESTS = 300.0, 200  # a window lasts until both are reached
 SPEED = "dsim_speed"  # the setting of a simulated server that runs faster than real time
 LATE = 3.0  # intervals: a longer gap begins a new stretch
 RUN_IN, LEAST_RUN_IN = 10.0, 30.0  # length of a replay's run-in: in mean stays of a request; at least, s
 DRAW = 217  # purpose of draws, apart from the engine's
-MOST_TOKENS = 1_000_000
+MAX_TOKENS = 1_000_000
+TAIL = 1e-3  # share of a histogram's values at the far end of its first and last bucket
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,13 @@ class Scrape:
         """Why this scrape does not continue the stretch of `before`; empty if it does."""
         for i, (now, then) in enumerate(zip(self.samples, before.samples, strict=True)):
             if (now is None) != (then is None):
-                return f"server {i + 1} {'does not answer' if now is None else 'answers again'}"
+                return f"server {i + 1} does not answer, or answers again"
             if now is None or then is None:
                 continue
             if not now.follows(then):
-                settings = " with other settings" if now.settings != then.settings else ""
-                return f"server {i + 1} was restarted{settings}"
-            if now.num_arrived - then.num_arrived > MOST_REQUESTS:
-                return f"server {i + 1} counts more than {MOST_REQUESTS} requests in a reading"
+                return f"server {i + 1} was restarted"
+            if now.num_arrived - then.num_arrived > MAX_REQUESTS:
+                return f"server {i + 1} counts more than {MAX_REQUESTS} requests in a reading"
         speed = max([1.0, *(float(s.settings.get(SPEED, 1.0)) for s in self.samples if s is not None)])
         if self.time - before.time > LATE * interval * speed:
             return f"no samples for {self.time - before.time:.0f} s"
@@ -57,8 +56,9 @@ class Scrape:
         gauges = {}
         for name in samples[0].gauges:
             if all(name in sample.gauges for sample in samples):
-                total = sum(sample.gauges[name] for sample in samples)
-                gauges[name] = total / (len(samples) if name in MEAN_GAUGES else 1)
+                gauges[name] = sum(sample.gauges[name] for sample in samples)
+                if name in MEAN_GAUGES:
+                    gauges[name] /= len(samples)
         num_engines = sum(sample.num_engines for sample in samples)
         merged = _merged(samples)
         return replace(
@@ -101,12 +101,16 @@ class Window:
     def added(self, name: str) -> float | None:
         """The growth of a counter, from 0 if it appeared within the window; None if the server lacks it."""
         last = self.samples[-1].counters.get(name)
-        return None if last is None else last - self.samples[0].counters.get(name, 0.0)
+        if last is None:
+            return None
+        return last - self.samples[0].counters.get(name, 0.0)
 
     def histogram(self, name: str) -> Buckets | None:
         """The values added to a histogram."""
         last = self.samples[-1].histograms.get(name)
-        return None if last is None else last.minus(self.samples[0].histograms.get(name))
+        if last is None:
+            return None
+        return last.minus(self.samples[0].histograms.get(name))
 
     def gauge(self, name: str) -> Floats:
         """[samples] A gauge; NaN where it is missing."""
@@ -135,14 +139,12 @@ class Window:
     @property
     def input_length(self) -> float:
         """Mean prompt (tokens); NaN if the page has none."""
-        buckets = self.histogram("input_length")
-        return buckets.mean if buckets is not None and buckets.num else self._per_request("prompt_tokens")
+        return self._mean("input_length", "prompt_tokens")
 
     @property
     def output_length(self) -> float:
         """Mean answer (tokens)."""
-        buckets = self.histogram("output_length")
-        return buckets.mean if buckets is not None and buckets.num else self._per_request("generation_tokens")
+        return self._mean("output_length", "generation_tokens")
 
     @property
     def run_in(self) -> "Window":
@@ -151,9 +153,15 @@ class Window:
         begin = self.end - max(LEAST_RUN_IN, RUN_IN * stays)
         return Window(tuple(s for s in self.samples[:-2] if s.time >= begin) + self.samples[-2:])
 
-    def _per_request(self, counter: str) -> float:
+    def _mean(self, name: str, counter: str) -> float:
+        """By the histogram, else by the counter."""
+        buckets = self.histogram(name)
+        if buckets is not None and buckets.num:
+            return buckets.mean
         tokens, requests = self.added(counter), self.added("requests")
-        return tokens / requests if tokens is not None and requests else math.nan
+        if tokens is None or not requests:
+            return math.nan
+        return tokens / requests
 
 
 class Cutter:
@@ -169,11 +177,15 @@ class Cutter:
     @property
     def open(self) -> Window | None:
         """The incomplete window; None with fewer than two samples."""
-        return Window(tuple(self._samples)) if len(self._samples) > 1 else None
+        if len(self._samples) < 2:
+            return None
+        return Window(tuple(self._samples))
 
     def add(self, scrape: Scrape) -> Window | None:
         """The window that this scrape completes, if any."""
-        reason = "" if self._last is None else scrape.follows(self._last, self._interval)
+        reason = ""
+        if self._last is not None:
+            reason = scrape.follows(self._last, self._interval)
         self._last = scrape
         sample = scrape.together()
         if reason or sample is None:
@@ -218,65 +230,34 @@ def drawn_arrivals(window: Window, seed: int) -> Arrivals:
     return arrivals_at(time, prompts, answers)
 
 
-def with_open(logged: Arrivals, window: Window, seed: int) -> Arrivals:
-    """The logged arrivals, plus requests in flight at the window's end, which the log does not hold before they end.
-
-    They are placed in the newest intervals with more arrivals than the log has. Their lengths are drawn from the log's.
-    """
-    missing = min(round(window.samples[-1].num_open), window.num_arrivals - len(logged))
-    if missing <= 0:
-        return logged
-    times = window.times
-    surplus = np.diff(np.round(window.arrivals)) - np.histogram(logged.time, times)[0]
-    newest = np.repeat(np.arange(len(surplus))[::-1], np.maximum(surplus, 0).astype(np.int64)[::-1])[:missing]
-    place, pick = chance.uniform(chance.key(seed, DRAW, round(window.begin), np.arange(2 * len(newest)))).reshape(2, -1)
-    chosen = logged[(pick * len(logged)).astype(np.int64)]
-    time = np.concatenate([logged.time, times[newest] + place * np.diff(times)[newest]])
-    lengths = (np.concatenate([logged[name], chosen[name]]) for name in COLUMNS[1:])
-    return arrivals_at(time, *lengths)
-
-
 def _lengths(buckets: Buckets | None, mean: float, uniform: Floats) -> Floats:
+    values = -np.log1p(-uniform)
     if buckets is not None and buckets.num:
         values = _quantiles(buckets, uniform)
-    else:
-        values = -np.log1p(-uniform)
     if len(values) and math.isfinite(mean):
         values = values * mean / max(values.mean(), 1e-12)
-    return np.round(values).clip(1, MOST_TOKENS)
+    return np.round(values).clip(1, MAX_TOKENS)
 
 
 def _quantiles(buckets: Buckets, uniform: Floats) -> Floats:
-    """Values at these shares of a histogram.
+    """Values at these shares of a histogram; between two bucket ends they are log-normal."""
+    from scipy.special import ndtri  # imported here: it takes long
 
-    Between two bucket ends the values are log-normal; beyond the first and the last end the nearest piece continues.
-    """
-    normal = NormalDist()
-    ends = np.log(np.maximum((*buckets.ends, 2 * buckets.ends[-1]), 1.0))
-    cumulative = np.array(buckets.counts) / buckets.num
-    first, last = int(np.argmax(cumulative > 0)), int(np.argmax(cumulative >= 1.0))
-    lowest, inner = ends[first - 1] if first else 0.0, slice(first, last)
-    x, y = ends[inner], cumulative[inner]
-    x, y = x[np.append(True, np.diff(x) > 0)[: len(x)]], y[np.append(np.diff(x) > 0, True)[: len(x)]]
-    if len(x) < 2:  # too few ends for a shape
-        return np.asarray(np.exp(np.interp(uniform, [0.0, *y, 1.0], [lowest, *x, ends[last]])), np.float64)
-    # An empty bucket is a jump.
-    z = np.array([normal.inv_cdf(share) for share in y]) + 1e-9 * np.arange(len(y))
-    score = np.array([normal.inv_cdf(share) for share in np.clip(uniform, 1e-9, 1 - 1e-9)])
-    k = np.clip(np.searchsorted(z, score) - 1, 0, len(z) - 2)
-    logs = np.clip(x[k] + (score - z[k]) * (np.diff(x) / np.diff(z))[k], lowest, ends[last])
-    return np.asarray(np.exp(logs), np.float64)
+    ends = np.log(np.maximum((1.0, *buckets.ends, 2 * buckets.ends[-1]), 1.0))
+    cumulative = np.array((0.0, *buckets.counts)) / buckets.num
+    rises = np.diff(cumulative) > 0
+    inner = np.append(rises, False) | np.append(False, rises)  # the ends of buckets with values
+    scores = ndtri(np.clip(cumulative[inner], TAIL, 1 - TAIL))
+    return np.asarray(np.exp(np.interp(ndtri(uniform), scores, ends[inner])), np.float64)
 
 
-def trace_of(requests: Arrivals, name: str) -> Trace:
+def trace_of(requests: Arrivals) -> Trace:
     """A trace that begins with the first request."""
     time, prompts, answers = (requests[column] for column in COLUMNS)
-    return Trace(name, time - time[:1], prompts.astype(np.int64), answers.astype(np.int64))
+    return Trace("followed traffic", time - time[:1], prompts.astype(np.int64), answers.astype(np.int64))
 
 
-def trace_after(
-    before: Arrivals | None, arrivals: Arrivals, run_in: float, backlog: int, name: str
-) -> tuple[Trace, float]:  # fmt: skip
+def trace_after(before: Arrivals | None, arrivals: Arrivals, run_in: float, backlog: int) -> tuple[Trace, float]:
     """A window's trace after its run-in, and when in it the window begins (s).
 
     run_in: the length of the window before (s); 0: there was none. backlog: requests in flight when the trace begins;
@@ -286,8 +267,8 @@ def trace_after(
     requests.time += run_in
     if before is not None:
         requests = np.concatenate([before, requests])
-    early = requests[np.arange(backlog if len(requests) else 0) % max(1, len(requests))]
+    early = requests[np.arange(backlog * bool(len(requests))) % max(1, len(requests))]
     early["time"] = 0.0
     requests = np.concatenate([early, requests])
     requests = requests[np.argsort(requests["time"], kind="stable")]
-    return trace_of(requests, name), run_in - float(requests["time"][0])
+    return trace_of(requests), run_in - float(requests["time"][0])

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 from ..files.place import FolderKind
 from ..report.page import Page
 from ..report.result import Result, frame_of
-from ..results.run_info import MeasuredLog
 from ..results.spread import Spread, Uncertain
 from ..results.world import Setup
 from .deploy import Deployment
@@ -154,7 +153,6 @@ class Planned(Result):
     routed: Variant | None = None  # None: a router is named, or one replica is enough
     deployment: Deployment | None = None  # None: no released engine is known to serve it
     ensemble: Uncertain | None = None
-    measured: MeasuredLog | None = None  # times in the trace's own log
 
     @property
     def recommended(self) -> Fleet:

@@ -1,11 +1,10 @@
 """The page of `dsim capacity`: the sustained rate, its limit, the latency-rate curve."""
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..results.metrics import ROUNDING
 from ..results.world import Setup
-from .chart import Chart, colour
+from .chart import Chart
 from .ensemble import decided, of_ensemble
 from .page import Figure, Number, Page, Section, Table, estimate, numbers, table
 from .run import front_end
@@ -18,24 +17,26 @@ if TYPE_CHECKING:
 CURVE_REPLICATIONS = 2  # a rate from CURVE_NEAR on; one below
 CURVE_NEAR = 0.9  # of the capacity
 MOST_SHOWN = 2.5  # times its bound
-CLIFF = 0.25  # of the capacity, which a bound of 10 % more or less moves at a cliff
 CLIENTS = {"ttft": "to the first token", "tpot_chunk": "a token after the first emission"}
 
 
 def capacity_page(capacity: "Capacity") -> Page:
-    setup, sections = capacity.setup, []
+    setup, sections, cautions, chart = capacity.setup, [], [], None
     if capacity.pools:
         sections.append(Section("Pools", (_pools(capacity),), spoken=True))
     if capacity.curve:
         sections.append(Section("The curve in numbers", (_table(capacity),)))
+        chart = _distance(capacity)
+    if setup.estimated:
+        cautions.append(estimate(setup.profile, "rates"))
     return Page(
         name=f"dsim: capacity of {capacity.policy}",
         question="How much traffic meets the SLOs?",
         answer=decided(_answer(capacity), capacity.ensemble),
         alarms=tuple(_alarms(capacity)),
-        cautions=(estimate(setup.profile, "rates"),) if setup.estimated else (),
+        cautions=tuple(cautions),
         numbers=_numbers(capacity),
-        chart=_distance(capacity) if capacity.curve else None,
+        chart=chart,
         facts=_facts(capacity),
         sections=(*sections, *of_ensemble(capacity.ensemble)),
         notes=capacity.notes,
@@ -51,14 +52,16 @@ def _answer(capacity: "Capacity") -> str:
     sure = f"{span(capacity.rate)} at {100 * capacity.confidence:g}% confidence"
     answer = f"{capacity.policy} sustains {sure} on {fleet}"
     if capacity.target is not None:
-        sustain = "sustains" if capacity.replicas == 1 else "sustain"
+        sustain = "sustain" + "s" * (capacity.replicas == 1)
         answer = f"{capacity.target:g} req/s needs {fleet}, which {sustain} {sure}"
     return "; ".join((answer, *capacity.doubted))
 
 
 def span(rate: "Interval") -> str:
     """To two digits of the half-width, ends rounded outward: `5.28 req/s (5.16 to 5.41)`."""
-    places = places_of((rate.high - rate.low) / 2) if rate.high > rate.low else 4
+    places = 4
+    if rate.high > rate.low:
+        places = places_of((rate.high - rate.low) / 2)
     low, high = outward(rate.low, places), outward(rate.high, places, up=True)
     return f"{rate.value:,.{places}f} req/s ({low:,.{places}f} to {high:,.{places}f})"
 
@@ -83,12 +86,9 @@ def _facts(capacity: "Capacity") -> tuple[tuple[str, str], ...]:
     if binding == "stability":
         binding = "none: the queue grows without end first"
     facts["Binding SLO"] = f"{binding} (in {100 * capacity.binding_share:.0f}% of replications)"
-    facts["The bound stands at a cliff"] = _cliff(capacity)
     shares = ", ".join(f"{name} {100 * share:.0f}%" for name, share in capacity.shares.items() if share >= 0.005)
-    memory = ", ".join(f"{name} {size / 1e9:.3g} GB" for name, size in capacity.memory.items())
-    limit = _limit(capacity.limited_by, capacity.limiting_setting)
+    limit = ", ".join(filter(None, (capacity.limited_by, capacity.limiting_setting)))
     facts["Limited by"] = f"{limit} (of the busy time: {shares})"
-    facts["What binds"] = f"{capacity.binds or 'no pool'}; the memory of a replica is {memory}"
     percentiles = {name: ms for name, ms in capacity.latency_ms.items() if ms is not None}
     latencies = [
         f"median {name} {number(ms['p50'])} ms, p90 {number(ms['p90'])} ms" for name, ms in percentiles.items()
@@ -109,24 +109,15 @@ def setup_facts(setup: Setup) -> dict[str, str]:
     return {
         "Workload": setup.workload or "",
         "Front end": front_end(setup.frontend),
-        "Profile": setup.profile + (": estimated, not measured" if setup.estimated else ""),
+        "Profile": setup.profile + ": estimated, not measured" * setup.estimated,
     }
 
 
-def money(amount: float, setup: Setup, places: int = 2) -> str:
-    return f"{amount:,.{places}f} {setup.currency}"
-
-
-def _limit(name: str, setting: str) -> str:
-    return f"{name}, {setting}" if setting else name
-
-
-def _cliff(capacity: "Capacity") -> str:
-    """The capacity at the bounds 10 % either side; empty if both are near it."""
-    either_side = capacity.other_bounds
-    if all(abs(other.rate / capacity.rate.value - 1) <= CLIFF for other in either_side):
+def money(amount: float | None, setup: Setup, places: int = 2) -> str:
+    """Empty for None."""
+    if amount is None:
         return ""
-    return ", ".join(f"{other.side} {number(other.rate)} req/s at {other.slo}".strip() for other in either_side)
+    return f"{amount:,.{places}f} {setup.currency}"
 
 
 def _numbers(capacity: "Capacity") -> tuple[Number, ...]:
@@ -145,33 +136,22 @@ def _numbers(capacity: "Capacity") -> tuple[Number, ...]:
 
 
 def _pools(capacity: "Capacity") -> Table:
-    """Replicas, load, and the effect of one replica less."""
+    """Replicas and load."""
     rows = []
     for pool in capacity.pools:
-        less = [
-            f"{'' if name in capacity.share_criteria else name.partition('=')[0]} {_value(capacity, name, value)}"
-            for name, value in pool.one_less.items()
-        ]
-        rows.append([
-            pool.name, f"{pool.replicas:,}", f"{pool.gpus:,}", f"{100 * pool.busy:.0f}%",
-            _limit(pool.limited_by, pool.limiting_setting), ", ".join(less).strip() or "–", pool.policy, pool.profile,
-        ])  # fmt: skip
-    caption = (
-        "At the capacity. Busy: the share of time in which its replicas run steps. One less: what a fleet with one "
-        "replica less of the pool does at the rate asked for, the mean of its replays."
-    )
-    head = ["pool", "replicas", "GPUs", "busy", "limited by", "one less", "policy", "profile"]
-    return table(head, rows, caption=caption, left=frozenset({0, 4, 6, 7}), spare=("profile", "policy"))
+        limit = ", ".join(filter(None, (pool.limited_by, pool.limiting_setting)))
+        size = [pool.name, f"{pool.replicas:,}", f"{pool.gpus:,}", f"{100 * pool.busy:.0f}%"]
+        rows.append([*size, limit, pool.policy, pool.profile])
+    caption = "At the capacity. Busy: the share of time in which its replicas run steps."
+    head = ["pool", "replicas", "GPUs", "busy", "limited by", "policy", "profile"]
+    return table(head, rows, caption=caption, left=frozenset({0, 4, 5, 6}))
 
 
 def _table(capacity: "Capacity") -> Table:
-    def cells(values: Mapping[str, float | None]) -> list[str]:
-        return [_value(capacity, name, values.get(name)) for name in capacity.bounds]
-
-    rows = [
-        [_rate(capacity.rate, point.rate), *cells(point.values), _verdict(capacity, point)] for point in capacity.curve
-    ]
-    rows += [[number(run.rate), *cells(run.values), f"measured: {run.run}"] for run in capacity.measured]
+    rows = []
+    for point in capacity.curve:
+        cells = [_value(capacity, name, point.values.get(name)) for name in capacity.bounds]
+        rows.append([_rate(capacity.rate, point.rate), *cells, _verdict(capacity, point)])
     caption = (
         f"Means of {CURVE_REPLICATIONS} replications at rates from {100 * CURVE_NEAR:g}% of the capacity, and one "
         "replication below. "
@@ -194,58 +174,49 @@ def _verdict(capacity: "Capacity", point: "Point") -> str:
         return "at the limit"
     # It has fewer replications than the interval.
     if point.rate < capacity.rate.low:
-        return "meets all" if point.holds else "missed in its replays"
+        return {True: "meets all", False: "missed in its replays"}[point.holds]
     if point.holds:
         return "met in its replays"
     if not point.stable:
         return "unstable"
     shares = [_used(capacity, name, point.values[name]) for name in capacity.bounds]
-    return "violated" if any(used is None or used > ROUNDING for used in shares) else "violated in some"
+    if any(used is None or used > ROUNDING for used in shares):
+        return "violated"
+    return "violated in some"
 
 
 def _distance(capacity: "Capacity") -> Figure:
     """The share of its bound that each metric uses."""
     chart = Chart("requests per second", "of what the SLO allows", legend=True)
-    chart.layout["legend"] = {"orientation": "h", "y": -0.3}
-    top = 1.2
-    for i, name in enumerate(capacity.bounds):
-        points = [point for point in capacity.curve if _used(capacity, name, point.values[name]) is not None]
-        used = [_used(capacity, name, point.values[name]) or 0.0 for point in points]
-        top = max([top, *used])
-        chart.line(
-            [point.rate for point in points], used, name, i, mode="lines+markers",
-            marker={"symbol": ["circle" if point.stable else "x" for point in points], "size": 8},
-            hover=f"%{{y:.0%}} of {name} at %{{x:.3~g}} req/s<extra></extra>",
-        )  # fmt: skip
-        runs = [run for run in capacity.measured if _used(capacity, name, run.values.get(name)) is not None]
-        if runs:
-            chart.line(
-                [run.rate for run in runs], [_used(capacity, name, run.values[name]) for run in runs],
-                f"{name}, measured", i, mode="markers", text=[run.run for run in runs],
-                marker={"symbol": "diamond", "size": 10, "color": colour(i)},
-                hover="%{y:.0%} at %{x:.3~g} req/s, %{text}",
-            )  # fmt: skip
-    chart.hline(1.0, "the bound")
-    chart.band(capacity.rate.low, capacity.rate.high)
-    target, sides = capacity.target, ("center", "")
-    if target is not None:  # labels must not overlap
-        sides = ("left", "right") if target <= capacity.rate.value else ("right", "left")
-    chart.vline(capacity.rate.value, "capacity", "solid", sides[0])
-    if target is not None:
-        chart.vline(target, "asked", "dot", sides[1])
-    # Far above, a metric shows the replay's length only.
-    chart.y |= {"tickformat": ".0%", "range": [0, min(1.05 * top, MOST_SHOWN)]}
     caption = (
         "The share of its bound that each metric uses at each rate; for a share of requests, the share of the misses "
-        "that it allows. Solid: the capacity, shaded: its interval"
-        + ("." if target is None else ", dotted: the rate asked for.")
+        "that it allows. Solid: the capacity, shaded: its interval, dotted: a rate asked for. ✕: the queue grows "
+        "without end."
     )
-    if capacity.binding_slo == "stability":
-        caption += " The queue grows without end before an SLO binds."
-    if capacity.measured:
-        caption += " Diamonds: measured runs."
-    if not all(point.stable for point in capacity.curve):
-        caption += " ✕: the queue grows without end."
+    top = 1.2
+    for i, name in enumerate(capacity.bounds):
+        points = [(point, _used(capacity, name, point.values[name])) for point in capacity.curve]
+        drawn = [(point, used) for point, used in points if used is not None]
+        symbols = [{True: "circle", False: "x"}[point.stable] for point, _ in drawn]
+        top = max([top, *(used for _, used in drawn)])
+        chart.line(
+            [point.rate for point, _ in drawn],
+            [used for _, used in drawn],
+            name,
+            i,
+            mode="lines+markers",
+            marker={"symbol": symbols, "size": 8},
+            hover=f"%{{y:.0%}} of {name} at %{{x:.3~g}} req/s<extra></extra>",
+        )
+    chart.hline(1.0, "the bound")
+    chart.band(capacity.rate.low, capacity.rate.high)
+    side = "center"
+    if capacity.target is not None:  # labels must not overlap
+        side, other = sorted(("left", "right"), reverse=capacity.target > capacity.rate.value)
+        chart.vline(capacity.target, "asked", "dot", other)
+    chart.vline(capacity.rate.value, "capacity", "solid", side)
+    # Far above, a metric shows the replay's length only.
+    chart.y |= {"tickformat": ".0%", "range": [0, min(1.05 * top, MOST_SHOWN)]}
     return Figure("distance", "How near the SLOs are", caption, chart)
 
 
@@ -256,7 +227,9 @@ def _used(capacity: "Capacity", name: str, value: float | None) -> float | None:
         return None
     if name not in capacity.share_criteria:
         return value / bound
-    return (1 - value) / (1 - bound) if bound < 1 else None
+    if bound == 1:
+        return None
+    return (1 - value) / (1 - bound)
 
 
 def _value(capacity: "Capacity", name: str, value: float | None) -> str:

@@ -17,6 +17,16 @@ HEIGHT = 270  # pixels
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"  # as templates/style.css
 DIGITS = 7  # significant; a screen shows fewer
 CLEAR = "rgba(0,0,0,0)"
+AXIS = {
+    "gridcolor": GRID,
+    "linecolor": GRID,
+    "zeroline": False,
+    "ticks": "outside",
+    "tickcolor": GRID,
+    "automargin": True,
+    "exponentformat": "none",
+    "separatethousands": True,
+}
 
 Json = dict[str, Any]
 
@@ -25,25 +35,33 @@ class Chart:
     """A pair of axes and their traces."""
 
     def __init__(
-        self, x: str = "", y: str = "", *, percent: bool = False, height: int = HEIGHT, legend: bool = False,
+        self,
+        x: str = "",
+        y: str = "",
+        *,
+        percent: bool = False,
+        height: int = HEIGHT,
+        legend: bool = False,
         from_zero: bool = True,
-    ) -> None:  # fmt: skip
-        """percent: y is a share. from_zero: of y."""
+    ) -> None:
+        """percent: y is a share. from_zero: of y. legend: below the chart, until the page draws its own."""
         self.data: list[Json] = []
-        axis = {"gridcolor": GRID, "linecolor": GRID, "zeroline": False, "ticks": "outside", "tickcolor": GRID,
-                "automargin": True, "exponentformat": "none", "separatethousands": True}  # fmt: skip
-        self.x: Json = {**axis, "title": {"text": x, "standoff": 8}, "showgrid": False}
-        self.y: Json = {**axis, "title": {"text": y, "standoff": 8}}
+        self.x: Json = {**AXIS, "title": {"text": x, "standoff": 8}, "showgrid": False}
+        self.y: Json = {**AXIS, "title": {"text": y, "standoff": 8}}
         if from_zero:
             self.y["rangemode"] = "tozero"
         if percent:
             self.y |= {"tickformat": ".3~p", "range": [0, 1.02]}
         self.layout: Json = {
-            "height": height, "showlegend": legend, "hovermode": "closest", "bargap": 0.25, "paper_bgcolor": CLEAR,
-            "plot_bgcolor": CLEAR, "margin": {"l": 56, "r": 18, "t": 22, "b": 36},
+            "height": height,
+            "showlegend": legend,
+            "hovermode": "closest",
+            "bargap": 0.25,
+            "paper_bgcolor": CLEAR,
+            "plot_bgcolor": CLEAR,
+            "margin": {"l": 56, "r": 18, "t": 22, "b": 36},
             "font": {"family": FONT, "size": 12, "color": INK},
-            "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
-        }  # fmt: skip
+        }
 
     def add(self, kind: str, **trace: Any) -> None:
         """A Plotly trace: `add("bar", x=..., y=...)`."""
@@ -52,10 +70,16 @@ class Chart:
     def line(self, x: Any, y: Any, name: str, index: int = 0, *, hover: str = "", **extra: Any) -> None:
         """In policy `index`'s colour and dash."""
         dash = LINES[index // len(COLOURS) % len(LINES)]
+        line = {"color": colour(index), "width": 2, "dash": dash}
         trace = {
-            "x": x, "y": y, "mode": "lines", "name": name, "legendgroup": name, "hovertemplate": hover,
-            "line": {"color": colour(index), "width": 2, "dash": dash},
-        }  # fmt: skip
+            "x": x,
+            "y": y,
+            "mode": "lines",
+            "name": name,
+            "legendgroup": name,
+            "hovertemplate": hover,
+            "line": line,
+        }
         self.add("scatter", **{**trace, **extra})
 
     def vline(self, x: Any, label: str = "", dash: str = "dash", side: str = "center") -> None:
@@ -97,11 +121,6 @@ def logarithmic(axis: Json) -> None:
     axis |= {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:,g}" for tick in ticks]}
 
 
-def dashed(index: int) -> bool:
-    """Whether an earlier policy has the colour."""
-    return index >= len(COLOURS)
-
-
 def script_json(value: Any) -> str:
     """For a script element: short numbers, NaN as null, `<` escaped."""
     return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
@@ -121,6 +140,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         if not math.isfinite(value):
             return None
-        short = float(f"{value:.{DIGITS}g}")
-        return int(short) if short.is_integer() and abs(short) < 2**53 else short
+        value = float(f"{value:.{DIGITS}g}")
+        if value.is_integer() and abs(value) < 2**53:
+            return int(value)
     return value

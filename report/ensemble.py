@@ -4,8 +4,7 @@ import math
 from collections.abc import Sequence
 
 from ..results.spread import Effect, Spread, Uncertain
-from .chart import Chart, colour
-from .page import Block, Figure, Row, Section, Table, Words
+from .page import Block, Section, Table, Words, table
 from .table import number, outward, places_of
 
 TITLE = "What the answer depends on"
@@ -25,8 +24,13 @@ def of_ensemble(ensemble: Uncertain | None) -> tuple[Section, ...]:
     if ensemble is None:
         return ()
     blocks: list[Block] = [Words(tuple(sentences(ensemble)), loud=True), _intervals(ensemble)]
-    for i, policy in enumerate(ensemble.effects):
-        blocks += _tornado(ensemble, policy, i)
+    for policy, effects in ensemble.effects.items():
+        rows = [(effect.cause, number(effect.low), number(effect.high), effect.why) for effect in _moving(effects)]
+        if rows:
+            metric = ensemble.metric
+            head = (f"cause, {policy}", f"{metric}, one less", "one more", "its width and source")
+            caption = "Each cause alone, one standard deviation below and above the profile's value."
+            blocks.append(table(head, rows, caption=caption, left=frozenset({0, 3})))
     return (Section(TITLE, tuple(blocks), spoken=True),)
 
 
@@ -34,12 +38,16 @@ def decided(answer: str, ensemble: Uncertain | None) -> str:
     """The answer, and how the best compares with its first rivals, if an ensemble has any."""
     if ensemble is None or not ensemble.ratios:
         return answer
-    rivals = list(ensemble.ratios.items())[:MOST_NAMED]
-    metric = next(iter(rivals[0][1]))
-    parts = [f"{times(ratio[metric])} {name if name == ASKED_RATE else f'that of {name}'}" for name, ratio in rivals]
+    rivals = []
+    for name, ratio in list(ensemble.ratios.items())[:MOST_NAMED]:
+        [metric, spread], *_ = ratio.items()
+        rival = name
+        if name != ASKED_RATE:
+            rival = f"that of {name}"
+        rivals.append(f"{times(spread)} {rival}")
     level = f"in {100 * ensemble.level:.0f} % of {ensemble.num} drawn profiles"
-    comparison = f"The {metric} of {ensemble.best} is {' and '.join(parts)}, {level}."
-    return f"{answer.removesuffix('.')}. {comparison}" if answer else comparison
+    comparison = f"The {metric} of {ensemble.best} is {' and '.join(rivals)}, {level}."
+    return f"{answer.removesuffix('.')}. {comparison}".removeprefix(". ")
 
 
 def times(ratio: Spread) -> str:
@@ -47,11 +55,13 @@ def times(ratio: Spread) -> str:
     value, low, high = ratio.value, ratio.low, ratio.high
     if value is None or low is None:
         return f"{number(value)} times"
-    half = ((high or low) - low) / 2
-    places = places_of(half) if half > 0 else 2
+    half, places = ((high or low) - low) / 2, 2
+    if half > 0:
+        places = places_of(half)
     least = f"{outward(low, places):.{places}f}"
-    ends = f"at least {least}" if high is None else f"{least} to {outward(high, places, up=True):.{places}f}"
-    return f"{value:.{places}f} times ({ends})"
+    if high is None:
+        return f"{value:.{places}f} times (at least {least})"
+    return f"{value:.{places}f} times ({least} to {outward(high, places, up=True):.{places}f})"
 
 
 def sentences(ensemble: Uncertain) -> list[str]:
@@ -65,7 +75,7 @@ def sentences(ensemble: Uncertain) -> list[str]:
             lines.append(f"{policy}: no uncertainty of the profile moves {ensemble.metric}.")
             continue
         first = effects[0]
-        ends = f"{number(first.low)} to {number(first.high)}{', an assumed width' if first.assumed else ''}"
+        ends = f"{number(first.low)} to {number(first.high)}" + ", an assumed width" * first.assumed
         lines.append(f"{policy}: {ensemble.metric} depends most on {first.cause} ({ends}).")
         lines.append(_measure_next(effects, ensemble.level))
     return lines
@@ -87,40 +97,14 @@ def _measure_next(effects: Sequence[Effect], level: float) -> str:
 
 
 def _intervals(ensemble: Uncertain) -> Table:
-    head = ["policy", "metric", "predicted", f"{100 * ensemble.level:.0f} % of profiles"]
-    if ensemble.ratios.keys() & ensemble.intervals.keys():
-        head.append(f"{ensemble.best} has")
     rows = []
     for policy, metrics in ensemble.intervals.items():
         for metric, spread in metrics.items():
             if spread.value is None or spread.low is None:
                 continue
-            ends = f"{number(spread.low)} to {'more' if spread.high is None else number(spread.high)}"
-            ratio = ensemble.ratios.get(policy, {}).get(metric)
-            cells = (policy, metric, number(spread.value), ends, "" if ratio is None else times(ratio))
-            rows.append(Row(cells[: len(head)], group=policy))
-    return Table(tuple(head), tuple(rows), left=frozenset({0, 1}))
-
-
-def _tornado(ensemble: Uncertain, policy: str, index: int) -> list[Block]:
-    """The causes that move a policy's metric."""
-    effects, metric = _moving(ensemble.effects[policy]), ensemble.metric
-    if not effects:
-        return []
-    chart = Chart(metric, "", legend=True)
-    predicted = ensemble.intervals[policy][metric].value or 0.0
-    lows, highs = [effect.low for effect in effects], [effect.high for effect in effects]
-    for sign, ends, shade in (("less", lows, 0.45), ("more", highs, 1.0)):
-        chart.add(
-            "bar", orientation="h", y=[effect.cause for effect in reversed(effects)],
-            x=[end - predicted for end in reversed(ends)], base=predicted, name=sign,
-            marker={"color": colour(index), "opacity": shade}, hovertemplate="%{y}: %{x}<extra></extra>",
-        )  # fmt: skip
-    chart.layout["barmode"] = "overlay"
-    caption = "Each cause alone, one standard deviation below and above the profile's value."
-    rows = [Row((effect.cause, number(effect.low), number(effect.high), effect.why)) for effect in effects]
-    head = (f"cause, {policy}", f"{metric}, one less", "one more", "its width and source")
-    return [
-        Figure(f"tornado-{index}", f"What moves {metric} of {policy}", caption, chart),
-        Table(head, tuple(rows), left=frozenset({0, 3})),
-    ]
+            high = "more"
+            if spread.high is not None:
+                high = number(spread.high)
+            rows.append((policy, metric, number(spread.value), f"{number(spread.low)} to {high}"))
+    head = ("policy", "metric", "predicted", f"{100 * ensemble.level:.0f} % of profiles")
+    return table(head, rows, left=frozenset({0, 1}))

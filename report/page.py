@@ -44,9 +44,6 @@ class Table:
     caption: str = ""
     left: frozenset[int] = frozenset({0})  # text columns, wrapped
     coloured: int | None = None  # first column in policies' colours
-    fold: bool = False
-    spare: tuple[str, ...] = ()  # omitted by a narrow terminal, in this order
-    turned: "Table | None" = None  # transposed, for a narrow terminal
 
 
 @dataclass(frozen=True)
@@ -70,12 +67,12 @@ Block = Figure | Table | Words | Code
 
 @dataclass(frozen=True)
 class Section:
-    """spoken: a terminal shows the title."""
+    """spoken: a terminal shows the title. fold: it is collapsed in a browser, and not on a terminal."""
 
     title: str
     blocks: tuple[Block, ...]
     spoken: bool = False
-    fold: str = ""  # title, if collapsed
+    fold: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,13 +103,13 @@ class Page:
 
     @property
     def figures(self) -> list[Figure]:
-        first = [] if self.chart is None else [self.chart]
-        return first + [b for section in self.sections for b in section.blocks if isinstance(b, Figure)]
+        blocks = [self.chart, *(block for section in self.sections for block in section.blocks)]
+        return [block for block in blocks if isinstance(block, Figure)]
 
 
-def numbers(rows: Sequence[tuple[str, str, str]]) -> tuple[Number, ...]:
-    """The first four. rows: label, number with unit, what it is about."""
-    return tuple(Number(label, ((None, text),), about) for label, text, about in rows[:4])
+def numbers(rows: Sequence[tuple[str, str, str]], limit: int = 4) -> tuple[Number, ...]:
+    """The first ones. rows: label, number with unit, what it is about."""
+    return tuple(Number(label, ((None, text),), about) for label, text, about in rows[:limit])
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], **options: Any) -> Table:
@@ -122,10 +119,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], **options: Any) ->
 def priced_apart(implementations: Iterable[str]) -> str:
     """Ends a comparison's first sentence if the steps compared are not priced by one implementation."""
     names = list(dict.fromkeys(implementations))
-    return f"; steps are priced by different implementations ({' and '.join(names)})" if len(names) > 1 else ""
+    if len(names) < 2:
+        return ""
+    return f"; steps are priced by different implementations ({' and '.join(names)})"
 
 
 def estimate(profile: str, order: str = "policies") -> tuple[str, str]:
-    subject = f"profiles {profile} were" if ", " in profile or " and " in profile else f"profile {profile} was"
-    reason = f"The {subject} not measured on this device: trust the order of {order} more than the numbers."
+    reason = f"No device ran the steps of {profile}: trust the order of {order} more than the numbers."
     return ESTIMATED, reason

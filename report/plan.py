@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..results.spread import Spread
@@ -10,7 +9,6 @@ from .capacity import money, setup_facts
 from .chart import COLOURS, Chart
 from .ensemble import decided, of_ensemble
 from .page import Block, Code, Figure, Number, Page, Section, Words, estimate, numbers, priced_apart, table
-from .run import TIMES, log_words
 from .table import counted, number, outward, percent, percent_span, places_of, time_of
 
 if TYPE_CHECKING:
@@ -23,18 +21,17 @@ UNITS = (("days", 365.25, 0.05), ("weeks", 365.25 / 7, 0.25), ("months", 12.0, 3
 
 def plan_page(planned: "Planned") -> Page:
     best, setup = planned.recommended, planned.setup
-    cautions = [estimate(setup.profile, "policies and fleets")] if setup.estimated else []
+    cautions = []
+    if setup.estimated:
+        cautions.append(estimate(setup.profile, "policies and fleets"))
     if best.quality.relative is None:
-        unknown = " ".join(best.quality.notes)
         cautions.append(
-            ("Quality unknown.", f"There is no published score for the answers of {best.policy}: {unknown}.")
+            ("Quality unknown.", f"No score is published for {best.policy}'s answers: {' '.join(best.quality.notes)}.")
         )
     sections = (
-        _over_time(planned) or _by_gpu(planned),
+        _over_time(planned),
         _clients(planned),
         _ranking(planned),
-        _research(planned),
-        _settings(planned),
         _risks(planned),
         Section("To deploy", tuple(_deploy(planned)), spoken=True),
         *of_ensemble(planned.ensemble),
@@ -44,12 +41,12 @@ def plan_page(planned: "Planned") -> Page:
         name=f"dsim plan: {setup.trace}",
         question="Which policy, on how many GPUs, at what cost?",
         answer=decided(answer(planned), planned.ensemble),
-        details=_details(planned),
+        details=tuple(filter(None, _details(planned))),
         cautions=tuple(cautions),
         numbers=_numbers(planned),
         chart=_costs(planned),
         facts=_facts(planned),
-        sections=tuple(section for section in sections if section is not None),
+        sections=tuple(section for section in sections if section.blocks),
         notes=(*_notes(planned), *planned.notes),
         command=setup.command,
         version=setup.dsim,
@@ -62,11 +59,11 @@ def answer(planned: "Planned") -> str:
     parts = [_gpus(best)]
     if best.per_hour is not None:
         parts += [f"{money(best.per_hour, setup)} an hour", f"{money(best.per_hour * HOURS / 12, setup, 0)} a month"]
-    parts.append(f"{'meets' if best.gpus == 1 else 'meet'} the target for {_met(planned, best)}")
-    low, high = _room_ends(best)
-    room = f"no sure room for more traffic ({low} to {high} %)"
-    parts.append(f"with room for {low} to {high} % more traffic" if low > 0 else f"with {room}")
-    text = ", ".join(parts)
+    parts.append("meet" + "s" * (best.gpus == 1) + f" the target for {_met(planned, best)}")
+    room = f"with no sure room for more traffic ({_room(best)})"
+    if best.headroom is not None and best.headroom.low >= 0.01:
+        room = f"with room for {_room(best)} more traffic"
+    text = ", ".join((*parts, room))
     if planned.deployment is None:
         text += "; no released engine is known to run this policy"
     if best.assumed >= 0.01:
@@ -75,21 +72,15 @@ def answer(planned: "Planned") -> str:
     return "; ".join((text, *best.doubted, *best.untested)) + "."
 
 
-def _details(planned: "Planned") -> tuple[str, ...]:
-    """The setting, the runner-up, laws, growth and router."""
-    best, slos = planned.recommended, []
-    for slo in planned.setup.slos:
-        slos.append(f"{slo.removeprefix('norm_latency=')}/token" if slo.startswith("norm_latency=") else slo)
-    setting = f"{planned.rate:.4g} req/s within {' and '.join(slos)}: {best.policy} on {_fleet(best)}."
+def _details(planned: "Planned") -> list[str]:
+    """The setting, the runner-up, laws, growth and router; empty texts are left out."""
+    best, slos = planned.recommended, " and ".join(planned.setup.slos)
+    lines = [f"{planned.rate:.4g} req/s within {slos}: {best.policy} on {_fleet(best)}."]
     if best.spare:
-        setting += " The target is met without the spare."
-    lines = [setting]
-    if planned.measured is not None:
-        lines.append(f"{log_words(planned.measured)}; the fleet's figures are predictions for other servers.")
+        lines[0] += " The target is met without the spare."
     if planned.runner_up is not None:
         lines.append(f"Runner-up: {runner_up(planned, planned.runner_up)}.")
-    lines += [_laws(planned), _lasting(planned), _routed(planned)]
-    return tuple(filter(None, lines))
+    return [*lines, _laws(planned), _lasting(planned), _routed(planned)]
 
 
 def runner_up(planned: "Planned", second: "Fleet") -> str:
@@ -99,29 +90,27 @@ def runner_up(planned: "Planned", second: "Fleet") -> str:
     if second.name in planned.tied:
         return f"{second.name}, at the same cost; these replays cannot tell it from the best"
     if math.isclose(*costs):
-        if (second.quality.relative or 1.0) < (best.quality.relative or 0.0):
-            gap = f"{second.quality} against {best.quality}"
-            return f"{second.name}, at the same cost, but with answers of quality {gap}"
-        gap = f"{_met(planned, second)} against {_met(planned, best)}"
-        return f"{second.name}, at the same cost, but nearer to the SLOs' bounds ({gap})"
-    if second.mean_cost is not None and planned.priced:
-        second_cost, best_cost = (money(cost, setup) for cost in costs)
-        return f"{second.name} costs {second_cost} an hour on average over the horizon, against {best_cost}"
-    price = "" if second.per_hour is None else f", {money(second.per_hour, setup)} an hour"
-    return f"{second.name} needs {_fleet(second)}{price}"
+        sides = [f"{_met(planned, fleet)}, quality {fleet.quality}" for fleet in (second, best)]
+        return f"{second.name}, at the same cost: {' against '.join(sides)}"
+    if not planned.priced:
+        return f"{second.name} needs {_fleet(second)}"
+    prices = [f"{money(cost, setup)} an hour" for cost in costs]
+    return f"{second.name} needs {_fleet(second)}, {' against '.join(prices)}"
 
 
 def _laws(planned: "Planned") -> str:
     """What the fleet would be under each counted law of canvases; empty if one is given."""
-    if not planned.laws:
-        return ""
     needs = []
     for law in planned.laws:
-        gpus = "more GPUs than were allowed" if law.gpus is None else counted(law.gpus, "GPU")
+        gpus = "more GPUs than were allowed"
+        if law.gpus is not None:
+            gpus = counted(law.gpus, "GPU")
         needs.append(f"with {law.forwards:.1f} ('{law.name}': {law.source.partition(':')[0]}) it needs {gpus}")
+    if not needs:
+        return ""
     return (
-        f"The denoising steps of a canvas decide: {'; '.join(needs)}. Your server's counters "
-        "vllm:diffusion_num_denoising_steps and ..._committed_tokens tell which is yours (--yield METRICS)."
+        f"The denoising steps of a canvas decide: {'; '.join(needs)}. Your server's counters of denoising steps and "
+        "committed tokens tell which is yours (--yield METRICS)."
     )
 
 
@@ -130,10 +119,9 @@ def _routed(planned: "Planned") -> str:
     routed = planned.routed
     if routed is None or routed.replicas == planned.recommended.replicas:
         return ""
-    price = "" if routed.per_hour is None else f", {money(routed.per_hour, planned.setup)} an hour,"
     return (
         f"Requests go to a replica at random, as without a router; behind {routed.name} "
-        f"{counted(routed.gpus or 0, 'GPU')}{price} would do (--router {routed.name})."
+        f"{counted(routed.gpus or 0, 'GPU')} would do (--router {routed.name})."
     )
 
 
@@ -153,11 +141,10 @@ def _lasting(planned: "Planned") -> str:
 
 def _numbers(planned: "Planned") -> tuple[Number, ...]:
     best, setup = planned.recommended, planned.setup
-    size = f"{counted(_bought(best), 'replica')} of {counted(best.gpus_per_replica, 'GPU')}"
-    rows = [("GPUs", _gpus(best), size + (f", {best.spare} spare" if best.spare else ""))]
+    rows = [("GPUs", _gpus(best), _fleet(best))]
     if best.per_hour is not None:
         year = f"{money(planned.cost(best) * HOURS, setup, 0)} a year"
-        tokens = f"{money(best.per_million_tokens or 0.0, setup)} for a million tokens of answers"
+        tokens = f"{money(best.per_million_tokens, setup)} for a million tokens of answers"
         rows.append(("an hour", money(best.per_hour, setup), f"{year}; {tokens}"))
     rows += [("within the target", _met(planned, best), f"{text}; 95 % sure") for text in [*best.values][:1]]
     rows.append(("room for more traffic", _room(best), "until the target is missed; 95 % sure"))
@@ -196,26 +183,19 @@ def _gpus(fleet: "Fleet") -> str:
 
 
 def _fleet(fleet: "Fleet") -> str:
-    size = f" of {fleet.gpus_per_replica}" if fleet.gpus_per_replica > 1 else ""
-    spare = f" and {fleet.spare} spare" if fleet.spare else ""
-    replicas = f" ({counted(_bought(fleet), 'replica')}{size}{spare})" if size or spare else ""
-    return f"{fleet.gpus:,} {fleet.device}{replicas}"
-
-
-def _bought(fleet: "Fleet") -> int:
-    """Replicas that are paid, without the spare."""
-    return (fleet.gpus or 0) // fleet.gpus_per_replica - fleet.spare
+    parts = [f"{fleet.gpus:,} {fleet.device}"]
+    if fleet.gpus_per_replica > 1:
+        parts.append(f"{fleet.gpus_per_replica} a replica")
+    if fleet.spare:
+        parts.append(f"{counted(fleet.spare, 'replica')} spare")
+    return ", ".join(parts)
 
 
 def _room(fleet: "Fleet") -> str:
-    low, high = _room_ends(fleet)
-    return "–" if fleet.headroom is None else f"{low} to {high} %"
-
-
-def _room_ends(fleet: "Fleet") -> tuple[int, int]:
     """In percent, rounded outward."""
-    room = fleet.headroom
-    return (0, 0) if room is None else (math.floor(100 * room.low), math.ceil(100 * room.high))
+    if fleet.headroom is None:
+        return "–"
+    return f"{math.floor(100 * fleet.headroom.low)} to {math.ceil(100 * fleet.headroom.high)} %"
 
 
 def _met(planned: "Planned", fleet: "Fleet | Risk") -> str:
@@ -227,12 +207,15 @@ def _value(planned: "Planned", judged: int, text: str, spread: Spread) -> str:
     """With its interval; if replications agree, with the number of requests."""
     value, low, high, bound = spread.value or 0.0, spread.low, spread.high, planned.bounds[text]
     if text not in planned.share_criteria:
-        ends = ""
-        if low is not None and high is not None:  # without draws the interval is empty
-            ends = " in every replication" if low == high else f" ({number(1e3 * low)} to {number(1e3 * high)})"
-        return f"{text.partition('=')[0]} {time_of(1e3 * value, bound)} ms{ends}"
+        time = f"{text.partition('=')[0]} {time_of(1e3 * value, bound)} ms"
+        if low is None or high is None:  # without draws the interval is empty
+            return time
+        if low == high:
+            return f"{time} in every replication"
+        return f"{time} ({number(1e3 * low)} to {number(1e3 * high)})"
     if value == 1:
-        return f"100 % of {judged:,}" + ("" if low is None else f", at least {_floor(low)} %")
+        least = f", at least {_floor(low or 0.0)} %" * (low is not None)
+        return f"100 % of {judged:,}{least}"
     if low is None or high is None:
         return f"{percent(value, bound)} %"
     return percent_span(value, low, high, bound)
@@ -248,52 +231,59 @@ def _floor(share: float) -> str:
 
 def _years(years: float) -> str:
     months = round(12 * years)
-    return counted(months // 12, "year") if months % 12 == 0 else counted(months, "month")
+    if months % 12:
+        return counted(months, "month")
+    return counted(months // 12, "year")
 
 
 # Tables
 
 
-def _ranking(planned: "Planned") -> Section | None:
+def _section(title: str, rows: Sequence[Mapping[str, str]], caption: str, words: Collection[str]) -> Section:
+    """A table without empty columns; no blocks without rows. words: columns of text."""
+    if not rows:
+        return Section(title, ())
+    head = [name for name in rows[0] if any(row[name] for row in rows)]
+    columns = frozenset(i for i, name in enumerate(head) if name in words)
+    cells = [[row[name] for name in head] for row in rows]
+    return Section(title, (table(head, cells, caption=caption, left=columns),), spoken=True)
+
+
+def _ranking(planned: "Planned") -> Section:
     rows = []
     for fleet in planned.ranking:
         binds = fleet.breaks_first
         if binds in planned.share_criteria and len(fleet.attained) > 1:  # of several SLOs that most requests miss
             binds = min(fleet.attained, key=lambda slo: fleet.attained[slo])
-        rows.append({
-            "policy": fleet.policy, "on": fleet.place, "GPUs": f"{fleet.gpus:,}", "an hour": _hourly(planned, fleet),
-            "meet the SLOs": _met(planned, fleet), "headroom": _room(fleet),
-            "binds first": "none: the queue grows" if binds == "stability" else binds,
-            "limited by": ", ".join(filter(None, (fleet.limited_by, fleet.limiting_setting))),
-            "quality": str(fleet.quality),
-        })  # fmt: skip
+        rows.append(
+            {
+                "policy": fleet.policy,
+                "on": fleet.place,
+                "GPUs": f"{fleet.gpus:,}",
+                "an hour": _hourly(planned, fleet),
+                "meet the SLOs": _met(planned, fleet),
+                "headroom": _room(fleet),
+                "binds first": {"stability": "none: the queue grows"}.get(binds, binds),
+                "limited by": ", ".join(filter(None, (fleet.limited_by, fleet.limiting_setting))),
+                "quality": str(fleet.quality),
+            }
+        )
     caption = (
         "Each policy's smallest fleet that surely meets the SLOs, the cheapest first; at equal cost by quality, then "
         "by distance from the bounds. In brackets: the 95 % interval over replications. Headroom: how much more "
         "traffic the fleet serves before it misses an SLO, as a 95 % interval. Binds first: the SLO that most "
         "requests miss. Quality: of answers, compared with the full cache."
     )
-    words, spare = ("policy", "on", "binds first", "limited by"), ("quality", "limited by")
-    return _section("The ranking", rows, caption, words, spare)
-
-
-def _section(
-    title: str, rows: Sequence[Mapping[str, str]], caption: str, words: Collection[str], spare: tuple[str, ...] = ()
-) -> Section | None:
-    """A table without empty columns; none without rows. words: columns of text."""
-    if not rows:
-        return None
-    head = [name for name in rows[0] if any(row[name] for row in rows)]
-    columns = frozenset(i for i, name in enumerate(head) if name in words)
-    cells = [[row[name] for name in head] for row in rows]
-    return Section(title, (table(head, cells, caption=caption, left=columns, spare=spare),), spoken=True)
+    return _section("The ranking", rows, caption, ("policy", "on", "binds first", "limited by"))
 
 
 def _hourly(planned: "Planned", fleet: "Fleet") -> str:
-    return "" if fleet.per_hour is None or not planned.priced else money(fleet.per_hour, planned.setup)
+    if not planned.priced:
+        return ""
+    return money(fleet.per_hour, planned.setup)
 
 
-def _left_out(planned: "Planned") -> Section | None:
+def _left_out(planned: "Planned") -> Section:
     """One row for each reason."""
     names: dict[str, list[str]] = {}
     for fleet in planned.left_out:
@@ -302,86 +292,54 @@ def _left_out(planned: "Planned") -> Section | None:
     return _section("Left out", rows, "", ("left out", "why"))
 
 
-def _clients(planned: "Planned") -> Section | None:
-    """Percentiles of the recommended fleet, of what runs today, and of the log."""
-    best, today, log = planned.recommended, planned.today, planned.measured
-    latencies = {f"{best.policy} on {_fleet(best)}": dict(best.latency_ms)}
-    attained = [_met(planned, best)]
-    if today is not None:
-        latencies[f"today, {today.policy} on {_fleet(today)}"] = dict(today.latency_ms)
-        attained.append(_met(planned, today))
-    if log is not None:
-        latencies["measured in the log"] = {name: vars(getattr(log.summary, f"{name}_ms")) for name in TIMES}
-        attained.append("–")
+def _clients(planned: "Planned") -> Section:
+    """Percentiles of the recommended fleet."""
     rows = []
-    for metric in TIMES:
-        for stat in ("p50", "p95", "p99") if best.latency_ms.get(metric) else ():
-            times = [(latency.get(metric) or {}).get(stat) for latency in latencies.values()]
-            rows.append([f"{metric} {stat}", *("–" if time is None else f"{number(time)} ms" for time in times)])
-    if today is not None:
-        rows.append(["meet the SLOs", *attained])
-    about = "One replay each, at the plan's rate; what runs today is replayed on the recommended GPUs."
-    records = [dict(zip(["", *latencies], row, strict=True)) for row in rows]
-    return _section("What clients see", records, about, ("",))
+    for metric, percentiles in planned.recommended.latency_ms.items():
+        if percentiles is not None:
+            rows.append({"ms": metric} | {stat: number(percentiles[stat]) for stat in ("p50", "p95", "p99")})
+    return _section("What clients see", rows, "One replay, at the plan's rate.", ("ms",))
 
 
-def _research(planned: "Planned") -> Section | None:
-    """What schedulers of no engine would save; none without --research."""
-    rows = []
-    for fleet in planned.research:
-        saves = 1 - planned.cost(fleet) / planned.cost(planned.recommended)
-        share = f"{100 * saves:.0f} %" if saves > 0 else "nothing"
-        hourly = _hourly(planned, fleet)
-        rows.append({"policy": fleet.name, "GPUs": f"{fleet.gpus:,}", "an hour": hourly, "saves": share})
-    caption = "Schedulers that no released engine has, by short replays: what it would be worth to build one."
-    return _section("What a new scheduler would save", rows, caption, ("policy",))
-
-
-def _settings(planned: "Planned") -> Section | None:
-    rows = []
-    for fleet in (*planned.ranking, *planned.left_out):
-        tried = fleet.tried
-        if tried is None:
-            continue
-        before = set(tried.given.split(",")[1:])
-        changed = [setting for setting in tried.best.split(",")[1:] if setting not in before]
-        rates = [f"{rate:.3g} req/s" if rate else "at no rate" for rate in (tried.given_rate, tried.rate)]
-        rows.append({
-            "policy": tried.given, "on": fleet.place, "settings tried": str(tried.num), "as given": rates[0],
-            "best": ", ".join(changed) or "as given", "with it": rates[1],
-            "gain": f"{100 * (tried.rate / tried.given_rate - 1):+.0f} %" if tried.given_rate else "–",
-            "as good": str(tried.equal),
-        })  # fmt: skip
-    caption = (
-        "The rate that one replica serves within the SLOs with the policy's given settings, and with the best settings "
-        "of its engine, by replays of 1,600 requests: long enough to choose settings, too short to size a fleet. As "
-        "good: other settings within 1 %; the one of fewest changes wins. Beyond what the engine is tested with, a "
-        "setting must gain 10 %."
-    )
-    return _section("The engines' settings", rows, caption, ("policy", "on", "best"))
-
-
-def _risks(planned: "Planned") -> Section | None:
+def _risks(planned: "Planned") -> Section:
     best = planned.recommended
     rows = []
     for risk in planned.risks:
-        outcome = f"{_met(planned, risk) if risk.values else 'no replica is left'}, {VERDICTS[risk.verdict]}"
-        if risk.values and not risk.stable:
+        outcome = f"{_met(planned, risk)}, {VERDICTS[risk.verdict]}"
+        if not risk.stable:
             outcome += ": the queue grows without end"
         needs = "more than were allowed"
         if risk.needs is not None:
             needs = counted((risk.needs + best.spare) * best.gpus_per_replica, "GPU")
         if risk.per_hour is not None and planned.priced:
             needs += f", {money(risk.per_hour, planned.setup)} an hour"
-        rows.append({
-            "with": risk.change, f"{best.policy} as planned": outcome, "it then needs": needs,
-            "cheapest then": risk.best or "neither of the best two",
-        })  # fmt: skip
-    without = ", without its spare (except for the lost replica)" if best.spare else ""
-    caption = f"Of {best.policy} on {_fleet(best)}{without}."
-    if planned.runner_up is not None:
-        caption += " The last column compares it with the runner-up, by today's cost."
+        rows.append({"with": risk.change, f"{best.policy} as planned": outcome, "it then needs": needs})
+    caption = f"Of {best.policy} on {_fleet(best)}; only the lost replica's row has a spare."
     return _section("What could change it", rows, caption, {name for row in rows for name in row})
+
+
+def _over_time(planned: "Planned") -> Section:
+    """What each GPU's best fleet needs and costs as traffic grows; nothing without --growth."""
+    growth, setup = planned.growth, planned.setup
+    best: dict[str, Fleet] = {}
+    for fleet in planned.ranking:
+        best.setdefault(fleet.device, fleet)
+    rows = []
+    for fleet in best.values():
+        row = {"": fleet.name}
+        for due in fleet.due:
+            date = "today"
+            if due.years:
+                date = f"after {_years(due.years)}"
+            row[date] = ": ".join(filter(None, (f"{due.gpus}", money(due.per_hour, setup))))
+        if growth is not None and planned.priced:
+            row["in all"] = money((fleet.mean_cost or 0.0) * HOURS * growth.horizon, setup)
+            rows.append(row)
+    caption = (
+        "GPUs and cost an hour as traffic grows, each date by replays at its rate; the sum is with GPUs bought when "
+        "they are needed."
+    )
+    return _section("As traffic grows", rows, caption, ("",))
 
 
 def _deploy(planned: "Planned") -> list[Block]:
@@ -390,10 +348,8 @@ def _deploy(planned: "Planned") -> list[Block]:
     blocks: list[Block] = [intro, Code(tuple(planned.plan_toml.splitlines()))]
     if launch is None:
         return [*blocks, _loud("No released engine is known to run this policy: the file is for dsim's own engine.")]
-    times = "once" if launch.replicas == 1 else f"{launch.replicas} times, one for each replica"
-    times += f" ({launch.spare} of them spare)" if launch.spare else ""
-    replica = f"{launch.weights} weights, {counted(launch.gpus, 'GPU')} a replica"
-    blocks += [_loud(f"{launch.engine} ({launch.image}), {replica}; {times}:"), Code((launch.shell,))]
+    size = f"{launch.weights} weights, {counted(launch.gpus, 'GPU')} a replica; {counted(launch.replicas, 'replica')}"
+    blocks += [_loud(f"{launch.engine} ({launch.image}), {size}, {launch.spare} of them spare:"), Code((launch.shell,))]
     if launch.config:
         fields = tuple(f"{name}: {value}" for name, value in launch.config.items())
         blocks += [_loud("  with a file dllm.yaml of"), Code(fields, indent="    ")]
@@ -407,108 +363,33 @@ def _loud(*lines: str) -> Words:
     return Words(lines, loud=True)
 
 
-# The best fleet of each GPU
-
-
-@dataclass(frozen=True)
-class _Offer:
-    """A fleet with its size, perhaps estimated; infinite: unknown."""
-
-    fleet: "Fleet"
-    certainty: str
-    gpus: float
-    cost: float
-
-
-def _offer(planned: "Planned", fleet: "Fleet") -> _Offer:
-    if fleet in planned.ranking:
-        return _Offer(fleet, "", fleet.gpus or 0, planned.cost(fleet))
-    certainty, replicas = ("about ", fleet.about) if fleet.about is not None else ("at least ", fleet.least)
-    gpus = math.inf if replicas is None else (replicas + planned.recommended.spare) * fleet.gpus_per_replica
-    return _Offer(fleet, certainty, gpus, gpus * (fleet.price or 0.0) if planned.priced else gpus)
-
-
-def _best_of_each(planned: "Planned") -> list[_Offer]:
-    """Each GPU's cheapest fleet, those of the ranking first."""
-    lost = sorted((_offer(planned, fleet) for fleet in planned.left_out), key=lambda offer: offer.cost)
-    best: dict[str, _Offer] = {}
-    for offer in (*(_offer(planned, fleet) for fleet in planned.ranking), *lost):
-        best.setdefault(offer.fleet.device, offer)
-    return list(best.values())
-
-
-def _by_gpu(planned: "Planned") -> Section | None:
-    """`_best_of_each` as a table; none for a single GPU."""
-    offers = _best_of_each(planned)
-    if len(offers) < 2:
-        return None
-    rows = []
-    for offer in offers:
-        fleet, count, hourly = offer.fleet, "–", "–"
-        if offer.gpus < math.inf:
-            count = f"{offer.certainty}{offer.gpus:,}"
-            hourly = f"{offer.certainty}{money(offer.cost, planned.setup)}"
-        rows.append({
-            "GPU": fleet.device, "policy": fleet.policy, "GPUs": count, "an hour": hourly if planned.priced else "",
-            "meet the SLOs": _met(planned, fleet), "left out": fleet.dropped,
-        })  # fmt: skip
-    caption = (
-        "The cheapest fleet of each GPU that meets the SLOs. 'about': estimated by a short replay. 'at least': the "
-        "search stopped there, because it knew two cheaper fleets."
-    )
-    return _section("The best of each GPU", rows, caption, ("GPU", "policy", "left out"), ("meet the SLOs",))
-
-
-def _over_time(planned: "Planned") -> Section | None:
-    """What each GPU's best fleet needs and costs as traffic grows; none without --growth."""
-    growth, setup = planned.growth, planned.setup
-    if growth is None:
-        return None
-    best: dict[str, Fleet] = {}
-    for fleet in planned.ranking:
-        best.setdefault(fleet.device, fleet)
-    rows = []
-    for fleet in best.values():
-        row = {"": fleet.name}
-        for due in fleet.due:
-            date = f"after {_years(due.years)}" if due.years else "today"
-            row[date] = f"{due.gpus}" + (f": {money(due.per_hour or 0.0, setup)}" if planned.priced else "")
-        if planned.priced and fleet.headroom is not None:
-            limit = planned.rate * (1 + fleet.headroom.value)
-            row["in all"] = money((fleet.mean_cost or 0.0) * HOURS * growth.horizon, setup)
-            row["an hour for each req/s at the limit"] = money((fleet.per_hour or 0.0) / limit, setup)
-        rows.append(row)
-    purchase = "all GPUs bought today" if growth.buy_now else "GPUs bought when they are needed"
-    caption = (
-        f"GPUs and cost an hour as traffic grows to {planned.recommended.due[-1].rate:.4g} req/s, each date by "
-        f"replays at its rate; the sum is with {purchase}. The last column is today's fleet at the most that it takes."
-    )
-    return _section("As traffic grows", rows, caption, ("",))
-
-
 def _costs(planned: "Planned") -> Figure:
-    """A bar for each GPU, or for each policy if there is one GPU."""
-    offers, costs = _best_of_each(planned), {}
-    is_one_gpu = len(offers) == 1
-    for offer in [_offer(planned, fleet) for fleet in planned.ranking] if is_one_gpu else offers:
-        fleet = offer.fleet
-        label = f"{offer.certainty}{offer.gpus:,} × {fleet.device}" + (" today" if planned.growth else "")
-        if is_one_gpu:
-            label = f"{fleet.policy.replace(',', ',<br>')}<br>{label}"
-        if offer.cost < math.inf:
-            costs[f"{label}<br>{fleet.place}" if label in costs else label] = offer.cost
+    """A bar for each fleet of the ranking."""
+    costs = {}
+    for fleet in planned.ranking:
+        policy = fleet.name.replace(",", ",<br>")
+        costs[f"{policy}<br>{_gpus(fleet)}"] = planned.cost(fleet)
     names, paid = list(costs), list(costs.values())
     chart = Chart(height=34 + 20 * sum(2 + name.count("<br>") for name in names))
     chart.layout["margin"] |= {"b": 10}
     chart.add(
-        "bar", x=paid, y=names, orientation="h", showlegend=False, cliponaxis=False, hoverinfo="skip",
-        text=[f"{cost:,.2f}" if planned.priced else f"{cost:,.4g}" for cost in paid], textposition="outside",
+        "bar",
+        x=paid,
+        y=names,
+        orientation="h",
+        showlegend=False,
+        cliponaxis=False,
+        hoverinfo="skip",
+        text=[f"{cost:,.2f}" for cost in paid],
+        textposition="outside",
         marker={"color": [COLOURS[0], *[COLOURS[-1]] * (len(names) - 1)]},
-    )  # fmt: skip
+    )
     chart.y |= {"autorange": "reversed", "ticks": "", "ticklabelstandoff": 6, "showgrid": False}
     chart.x |= {"visible": False, "range": [0, 1.3 * max(paid)]}
-    unit = f"{planned.setup.currency} an hour" if planned.priced else "GPUs"
-    unit += ", mean over the horizon" if planned.growth else ""
+    unit = "GPUs"
+    if planned.priced:
+        unit = f"{planned.setup.currency} an hour"
+    if planned.growth is not None:
+        unit += ", mean over the horizon"
     caption = f"{unit}, of the smallest fleet that meets the target at {planned.rate:.4g} req/s"
-    title = "What it costs" if planned.priced else "GPUs"
-    return Figure("costs", title, f"{caption}. Blue: the recommendation.", chart)
+    return Figure("costs", "What it costs", f"{caption}. Blue: the recommendation.", chart)

@@ -48,15 +48,16 @@ class Result(Stored, ABC):
             )
         from plotly.graph_objects import Figure as PlotlyFigure  # pages do not need it
 
+        layout, title = figures[name].chart.layout, figures[name].title
         drawn = PlotlyFigure(figures[name].chart.to_json())
-        margin = figures[name].chart.layout["margin"]
         drawn.update_layout(
-            title={"text": figures[name].title, "y": 1.0, "yanchor": "top", "pad": {"t": 10}}, showlegend=True,
+            title={"text": title, "y": 1.0, "yanchor": "top", "pad": {"t": 10}},
+            showlegend=True,
             legend={"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom"},
-            margin={**margin, "t": margin["t"] + TITLE_HEIGHT, "b": margin["b"] + TITLE_HEIGHT},
-            height=figures[name].chart.layout["height"] + 2 * TITLE_HEIGHT,
+            margin={side: layout["margin"][side] + TITLE_HEIGHT for side in ("t", "b")},
+            height=layout["height"] + 2 * TITLE_HEIGHT,
             paper_bgcolor="white",  # dark text in a dark notebook
-        )  # fmt: skip
+        )
         return drawn
 
     def __str__(self) -> str:

@@ -1,7 +1,6 @@
 """A run: its result, its text and its page."""
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,22 +12,19 @@ import numpy as np
 from ..engine.journal import STATUSES
 from ..results.curves import distribution, share_by_arrival, step_means, time_edges, waiting
 from ..results.metrics import METRICS, Columns, Floats, Summary, flat, good_requests, latencies, led_by
-from ..results.parts import PARTS
 from ..results.run import Run
-from ..results.run_info import GUESS_FACTOR, CommitInfo, FleetInfo, FleetRun, LiveInfo, MeasuredLog, RunInfo
+from ..results.run_info import GUESS_FACTOR, CommitInfo, FleetCost, FleetInfo, LiveInfo, RunInfo
 from ..results.slo import Slo
 from .chart import Chart, colour
 from .ensemble import decided, of_ensemble
 from .html import to_html
-from .page import Block, Figure, Number, Page, Row, Section, Table, estimate, priced_apart, table
+from .page import Figure, Number, Page, Row, Section, Table, estimate, priced_apart
 from .result import NOT_STORED, Result
-from .table import MetricRow, compare, counted, number, percent
+from .table import compare, counted, number, percent
 
 if TYPE_CHECKING:
     import pandas as pd
 
-TIMES = ("ttft", "e2el")  # of a trace's log
-SLOWEST = 6  # requests of a policy
 OF_ARRIVALS = "part of every time from an arrival"
 ALWAYS = ("Latencies cover completed requests. Averages over time are weighted by step latency.",)
 DECIDED = {"model": "the weights decide the commits", "twin": "the profile's draws decide the commits"}
@@ -117,19 +113,16 @@ def _joined(frames: "Sequence[pd.DataFrame]") -> "pd.DataFrame":
 
 def run_words(info: RunInfo) -> Page:
     """The page without charts, which need the run's files."""
-    details, beside = _beside(info.measured)
+    sections = of_ensemble(info.ensemble)
+    if info.policies:
+        sections = (Section("Every number", (_every_number(info.policies),)), *sections)
     return Page(
         name=f"dsim: {info.trace.name}",
         question=info.question,
         answer=decided(answer(info), info.ensemble),
-        details=details,
         alarms=tuple(alarms(info)),
         facts=tuple(_facts(info)),
-        sections=(
-            *((Section("Every number", (_every_number(info.policies),)),) if info.policies else ()),
-            *beside,
-            *of_ensemble(info.ensemble),
-        ),
+        sections=sections,
         notes=(*info.notes, *_trace_notes(info)),
     )
 
@@ -147,41 +140,40 @@ def alarms(info: RunInfo) -> list[str]:
                 "run ended; latencies cover only those that completed"
             )
         elif not p.stable:
-            wait = p.queue_time_ms.p99
-            how_long = "" if wait is None else f" (p99 wait {number(wait / 1e3)} s)"
             lines.append(
-                f"OVERLOADED {p.policy}: the queue grows without bound{how_long}; its latencies say how long the trace "
-                "is, not how the policy serves"
+                f"OVERLOADED {p.policy}: the queue grows without bound (p99 wait {number(p.queue_time_ms.p99)} ms); "
+                "its latencies say how long the trace is, not how the policy serves"
             )
-    rejecting = {p.policy: f"{p.rejected:,} of {p.num_requests:,} requests" for p in info.policies if p.rejected}
-    if info.driver == "client":
-        return lines + [f"FAILED {count} had no answer" for count in rejecting.values()]
-    if len(rejecting) == len(info.policies) > 1 and len(set(rejecting.values())) == 1:
-        rejecting = {"by every policy": rejecting.popitem()[1]}
-    return lines + [
-        f"REJECTED {name}: {count} can never fit the KV pool or the context limit" for name, count in rejecting.items()
-    ]
+    for p in info.policies:
+        count = f"{p.rejected:,} of {p.num_requests:,} requests"
+        if p.rejected and info.driver == "client":
+            lines.append(f"FAILED {count} had no answer")
+        elif p.rejected:
+            lines.append(f"REJECTED {p.policy}: {count} can never fit the KV pool or the context limit")
+    return lines
 
 
 def answer(info: RunInfo) -> str:
     """By SLOs, else by the median time a token; empty if nothing completed."""
     remark = priced_apart(info.profiles[p.policy].implementation for p in info.policies if p.policy in info.profiles)
     shares = [(p.slo_attainment, p.policy) for p in info.policies if p.slo_attainment is not None]
-    shares.sort(key=lambda pair: -round(pair[0], 3))
-    texts = [f"{100 * share:.1f} %" for share, _ in shares]
     if not shares:
         times = sorted((p.norm_latency_ms.p50, p.policy) for p in info.policies if p.norm_latency_ms.p50 is not None)
-        listed = ", ".join(f"{policy} {number(ms)} ms" for ms, policy in times)
-        return f"The median request's time a token: {listed}{remark}." if times else ""
-    if len(shares) > 1 and texts[0] == texts[-1]:
+        if not times:
+            return ""
+        medians = ", ".join(f"{policy} {number(ms)} ms" for ms, policy in times)
+        return f"The median request's time a token: {medians}{remark}."
+    shares.sort(key=lambda pair: -round(pair[0], 3))
+    texts = [f"{100 * share:.1f} %" for share, _ in shares]
+    if len(texts) > 1 and texts[0] == texts[-1]:
         return f"Every policy meets the SLOs for {texts[0]} of requests{remark}."
-    words = [f"{shares[0][1]} meets the SLOs for {texts[0]} of requests"]
-    words += [f"{policy} for {text}" for (_, policy), text in zip(shares[1:], texts[1:], strict=True)]
-    return f"{', '.join(words)}{remark}."
+    sentences = [f"{policy} for {text}" for (_, policy), text in zip(shares, texts, strict=True)]
+    sentences[0] = f"{shares[0][1]} meets the SLOs for {texts[0]} of requests"
+    return f"{', '.join(sentences)}{remark}."
 
 
 def _facts(info: RunInfo) -> list[tuple[str, str]]:
-    """(name, value)."""
+    """(name, value); without empty ones."""
     trace = info.trace
     traffic = [trace.name, f"{trace.num_requests:,} requests"]
     if trace.rate is not None and not info.closed_loop:
@@ -193,42 +185,48 @@ def _facts(info: RunInfo) -> list[tuple[str, str]]:
         facts.append(("Measured by", info.client.tool))
     if info.as_logged is not None:
         facts.append(("As logged", f"{info.as_logged.log}, by a profile {info.as_logged.profile}"))
-    several = len({profile.name for profile in info.profiles.values()}) > 1
-    profiles = {}
+    profiles: dict[str, list[str]] = {}
     for policy, profile in info.profiles.items():
-        estimated = ": estimated, not measured" if profile.estimated and info.driver == "twin" else ""
         about = ", ".join(filter(None, (profile.model, profile.device, profile.implementation)))
-        profiles[f"Profile of {policy}" if several else "Profile"] = f"{profile.name} ({about}){estimated}"
-    facts += profiles.items()
-    if info.profile is not None and info.profile.frontend:
+        text = f"{profile.name} ({about})"
+        if profile.estimated and info.driver == "twin":
+            text += ": estimated, not measured"
+        profiles.setdefault(text, []).append(policy)
+    facts += _shared("Profile", profiles)
+    if info.profile is not None:
         facts.append(("Front end", front_end(info.profile.frontend)))
-    facts += [("Commit model", text) for text in _commits(info.commit_models)]
+    commits: dict[str, list[str]] = {}
+    for model in info.commit_models:
+        commits.setdefault(_commit(model), []).append(model.policy)
+    facts += _shared("Commit model", commits)
     if info.guessed_lengths:
-        facts.append(
-            (
-                "Lengths",
-                f"{info.guessed_lengths:,} requests set no limit: the router or policy saw estimates, two of three "
-                f"within a factor of {number(GUESS_FACTOR)} of the truth",
-            )
-        )
-    facts.append(("Serving", ", ".join(_serving(info))))
-    if info.slos:
-        facts.append(("SLOs", ", ".join(info.slos)))
+        text = "requests set no limit: the router or policy saw estimates, two of three within a factor of"
+        facts.append(("Lengths", f"{info.guessed_lengths:,} {text} {number(GUESS_FACTOR)} of the truth"))
+    facts += [("Serving", ", ".join(_serving(info))), ("SLOs", ", ".join(info.slos))]
     if info.cost is not None:
-        facts.append(("Cost", _cost(info)))
-    return facts
+        facts.append(("Cost", _cost(info, info.cost)))
+    return [(name, text) for name, text in facts if text]
+
+
+def _shared(name: str, policies: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
+    """A fact of all policies; if they differ, each with its policies."""
+    if len(policies) < 2:
+        return [(name, text) for text in policies]
+    return [(name, f"{text} ({', '.join(names)})") for text, names in policies.items()]
 
 
 def _serving(info: RunInfo) -> list[str]:
     parts = [counted(info.replicas, "replica")]
     if info.fleet is not None:
-        parts[0] += " at the start" if info.fleet.scaler else ""
+        parts[0] += " at the start" * bool(info.fleet.scaler)
         parts += _fleet(info.fleet)
     if info.router and info.replicas > 1:
         parts.append(f"router {info.router}")
     if info.driver != "client":
         parts.append(f"emits by {info.emit}")
-    return parts if info.seed is None else [*parts, f"seed {info.seed}"]
+    if info.seed is not None:
+        parts.append(f"seed {info.seed}")
+    return parts
 
 
 def _fleet(fleet: FleetInfo) -> list[str]:
@@ -247,74 +245,64 @@ def _fleet(fleet: FleetInfo) -> list[str]:
 
 
 def front_end(seconds: float) -> str:
-    return f"{number(1e3 * seconds)} ms between a client and the engine, {OF_ARRIVALS}" if seconds else ""
+    if not seconds:
+        return ""
+    return f"{number(1e3 * seconds)} ms between a client and the engine, {OF_ARRIVALS}"
 
 
 def _device(live: LiveInfo, commits: str) -> str:
     about = ", ".join(filter(None, (live.device, live.model, live.dtype)))
     if live.weights:
         about += f", weights {live.weights}"
-    host = ", ".join(f"{policy} {number(time)} ms" for policy, time in live.host_ms.items())
-    return f"{about}; {DECIDED[commits]}" + (
-        f"; host time of a step in addition to the device's: {host}" if host else ""
-    )
-
-
-def _commits(models: Iterable[CommitInfo]) -> list[str]:
-    """Each once; with policies if they differ."""
-    policies: dict[str, list[str]] = {}
-    for model in models:
-        policies.setdefault(_commit(model), []).append(model.policy)
-    if len(policies) < 2:
-        return list(policies)
-    return [f"{text} ({', '.join(names)})" for text, names in policies.items()]
+    about += f"; {DECIDED[commits]}"
+    if live.host_ms:
+        host = ", ".join(f"{policy} {number(time)} ms" for policy, time in live.host_ms.items())
+        about += f"; host time of a step in addition to the device's: {host}"
+    return about
 
 
 def _commit(model: CommitInfo) -> str:
-    kind = "block" if model.canvas_length is None else "canvas"
-    text = f"workload {model.workload}, {kind} {model.block_length or model.canvas_length}"
+    kind, length = "block", model.block_length
+    if model.canvas_length is not None:
+        kind, length = "canvas", model.canvas_length
+    text = f"workload {model.workload}, {kind} {length}"
     if model.median_steps is not None:
         text += f", a law of {model.median_steps:.3g} forwards (median)"
     if model.threshold is not None:
         text += f", threshold {model.threshold:g}"
     if model.policy_threshold is not None:
         text += f" in place of the policy's {model.policy_threshold:g}"
-    fitted = model.extrapolated_from
-    return text + (f": extrapolated from {kind} {fitted}, nothing was fitted here" if fitted else "")
+    if model.extrapolated_from:
+        text += f": extrapolated from {kind} {model.extrapolated_from}, nothing was fitted here"
+    return text
 
 
-def _cost(info: RunInfo) -> str:
+def _cost(info: RunInfo, cost: FleetCost) -> str:
     """The fleet's, and that of a million good (without SLOs, completed) requests."""
-    assert info.cost is not None
-    hourly, currency = info.cost.per_hour, info.cost.currency
-    text = f"{hourly:,.2f} {currency} an hour for {counted(info.cost.gpus, 'GPU')}"
-    good = any(p.goodput is not None for p in info.policies)
-    rates = {p.policy: p.goodput if good else p.request_throughput for p in info.policies}
-    prices = [f"{policy} {hourly / (3600 * rate) * 1e6:,.2f}" for policy, rate in rates.items() if rate]
-    if not prices:
-        return text
-    return f"{text}; a million {'good' if good else 'completed'} requests: {', '.join(prices)}"
+    text = f"{cost.per_hour:,.2f} {cost.currency} an hour for {counted(cost.gpus, 'GPU')}"
+    kind, rates = "completed", {p.policy: p.request_throughput for p in info.policies}
+    if any(p.goodput is not None for p in info.policies):
+        kind, rates = "good", {p.policy: p.goodput for p in info.policies}
+    prices = [f"{policy} {cost.per_hour / (3600 * rate) * 1e6:,.2f}" for policy, rate in rates.items() if rate]
+    if prices:
+        text += f"; a million {kind} requests: {', '.join(prices)}"
+    return text
 
 
 def _trace_notes(info: RunInfo) -> list[str]:
     """Requests left out or changed, and how a run is judged."""
     trace = info.trace
-    notes = [
-        (trace.skipped_bad, "of the trace could not be read and {were} skipped"),
-        (trace.failed_in_trace, "with output_length 0 (failed in the trace) {were} dropped"),
-        (trace.sorted_rows, "{were} out of order and {were} sorted by timestamp"),
-    ]
-    lines = []
-    for count, note in notes:
-        if count:
-            lines.append(f"{counted(count, 'row')} {note.format(were='was' if count == 1 else 'were')}")
+    counts = {
+        "skipped rows of the trace that could not be read": trace.skipped_bad,
+        "dropped rows with output_length 0 (failed in the trace)": trace.failed_in_trace,
+        "rows out of order, sorted by timestamp": trace.sorted_rows,
+    }
+    lines = [f"{text}: {count:,}" for text, count in counts.items() if count]
     without = [p.policy for p in info.policies if p.prefix_cache is None]
-    if trace.hash_ids and (without or not info.policies):
-        subject = f"{', '.join(without)} {'reuse' if len(without) > 1 else 'reuses'} no"
-        if len(without) == len(info.policies):
-            subject = "no policy reuses"
+    if trace.hash_ids and without:
         lines.append(
-            f"the trace has hash_ids, and {subject} prefixes (prefix_caching=true does): prompts are computed whole"
+            f"the trace has hash_ids, and {', '.join(without)} computes prompts whole: prefix_caching=true reuses "
+            "prefixes"
         )
     if not info.missing_passes:
         lines.append("a request that lacks a metric does not meet a bound on it")
@@ -325,73 +313,18 @@ def _trace_notes(info: RunInfo) -> list[str]:
 
 
 def _every_number(policies: Sequence[Summary]) -> Table:
-    """One row per metric, one column per policy; transposed on a narrow terminal."""
-    names, rows = [policy.policy for policy in policies], compare(policies)
-    brief = [row for row in rows if row.brief]
-    turned = []
-    for i, name in enumerate(names):
-        best = frozenset(k + 1 for k, row in enumerate(brief) if i in row.best)
-        turned.append(Row((name, *(row.cells[i] for row in brief)), best))
-    heads = tuple(f"{row.label}\n{row.unit}" for row in brief)
+    """One row per metric, one column per policy."""
+    rows = []
+    for row in compare(policies):
+        best = frozenset(i + 2 for i in row.best)
+        rows.append(Row((row.label, row.unit, *row.cells), best, row.group, row.about))
     return Table(
-        head=("", "unit", *names),
-        rows=tuple(_down(row) for row in rows),
+        head=("", "unit", *(policy.policy for policy in policies)),
+        rows=tuple(rows),
         caption="Bold: the best of the policies, or within 0.5 % of it.",
         left=frozenset({0, 1}),
         coloured=2,
-        turned=Table(head=("policy", *heads), rows=tuple(turned), spare=heads[::-1]),
     )
-
-
-def _down(row: MetricRow) -> Row:
-    best = frozenset(i + 2 for i in row.best)
-    return Row((row.label, row.unit, *row.cells), best, row.group, row.about)
-
-
-# ---- a trace's own log ----------------------------------------------------------------------------------------------
-
-
-def log_words(measured: MeasuredLog) -> str:
-    """The times that a trace's log measured."""
-    parts = []
-    for name in TIMES:
-        times = getattr(measured.summary, f"{name}_ms")
-        if times.p50 is not None:
-            parts.append(f"{name} p50 {number(times.p50)} ms, p99 {number(times.p99)} ms")
-    rate = "" if measured.rate is None else f" at {number(measured.rate)} req/s"
-    text = f"The log measured{rate} {'; '.join(parts)}"
-    attained = measured.summary.slo_attainment
-    if attained is not None:
-        failed = f", {measured.num_failed:,} of which failed" if measured.num_failed else ""
-        num = measured.num_timed + measured.num_failed
-        text += f" and met the SLOs for {percent(attained)} % of {counted(num, 'request')}{failed}"
-    return text
-
-
-def _beside(measured: MeasuredLog | None) -> tuple[tuple[str, ...], tuple[Section, ...]]:
-    """Each policy's largest difference from the log, in a sentence, and a table of all."""
-    if measured is None:
-        return (), ()
-    policies = dict.fromkeys(policy for row in measured.beside for policy in row.measured_predicted_ms)
-    if not policies:
-        return (f"{log_words(measured)}. This traffic is not the log's: its times do not test the prediction.",), ()
-    rows, furthest = [], dict.fromkeys(policies, (0.0, ""))
-    for row in measured.beside:
-        cells, name = dict.fromkeys(policies, "–"), f"{row.metric} {row.stat}"
-        for policy, (log, predicted) in row.measured_predicted_ms.items():
-            difference = predicted / log - 1
-            cells[policy] = f"{number(predicted)} ms ({100 * difference:+.1f} %)"
-            furthest[policy] = max(furthest[policy], (difference, name), key=lambda pair: abs(pair[0]))
-        rows.append((name, f"{number(log)} ms", *cells.values()))
-    gaps = ", ".join(f"{policy} {100 * difference:+.1f} % ({name})" for policy, (difference, name) in furthest.items())
-    counts = ", ".join({row.metric: f"{row.metric} of {row.num_timed:,}" for row in measured.beside}.values())
-    about = f"Both sides: {counts} of {measured.num_requests:,} requests, which have it in the log."
-    sentence = (
-        f"{log_words(measured)}. Largest difference from it for the same requests: {gaps}; the prediction's error "
-        "where the log's server ran that policy."
-    )
-    beside = table(("", "measured", *policies), rows, caption=about)
-    return (sentence,), (Section("Measured beside predicted", (beside,), spoken=True),)
 
 
 # ---- page -----------------------------------------------------------------------------------------------------------
@@ -409,27 +342,26 @@ def run_page(run: Run) -> Page:
     edges = time_edges(run, list(requests.values()))
     judging = [slo for slo in slos if slo.stat is None and slo.slo_class is None]  # a run's folder lacks classes
     figures = [*_attainment(requests, judging, info), *_latency(requests, slos)]
-    missed = any((p.slo_attainment or 0.0) < 0.9995 for p in info.policies if p.slo_attainment is not None)
-    first = "slo-time" if missed else f"cdf-{slos[0].metric if slos else 'e2el'}"
+    first = f"cdf-{next((slo.metric for slo in slos), 'e2el')}"
+    if any(p.slo_attainment is not None and p.slo_attainment < 0.9995 for p in info.policies):
+        first = "slo-time"
     figures.sort(key=lambda figure: figure.name != first)
-    estimates = dict.fromkeys(profile.name for profile in info.profiles.values() if profile.estimated)
-    numbers, *remainder = words.sections or (Section("Every number", ()),)
+    cautions = [("Doubted.", line) for line in info.doubted]
+    if info.estimated:
+        estimates = dict.fromkeys(profile.name for profile in info.profiles.values() if profile.estimated)
+        cautions.insert(0, estimate(" and ".join(estimates)))
     sections = [
         Section("Latency and SLOs", tuple(figures[1:])),
-        _replicas(info.fleet, float(edges[-1])),
+        Section("Replicas", tuple(_over_time(info.fleet, float(edges[-1])))),
         Section("Timeline", tuple(_timeline(run, requests, edges))),
-        Section("Slowest requests", _slowest(requests, judging)),
-        *remainder,
-        replace(numbers, fold=numbers.title),
+        *words.sections[1:],
+        *(replace(section, fold=True) for section in words.sections[:1]),
     ]
     return replace(
         words,
-        cautions=(
-            *([estimate(" and ".join(estimates))] if info.estimated else []),
-            *(("Doubted.", line) for line in info.doubted),
-        ),
+        cautions=tuple(cautions),
         numbers=_numbers(info.policies),
-        chart=figures[0] if figures else None,
+        chart=next(iter(figures), None),
         policies=tuple(run.policies),
         sections=tuple(section for section in sections if section.blocks),
         notes=(*words.notes, *ALWAYS),
@@ -444,7 +376,8 @@ def _numbers(policies: Sequence[Summary]) -> tuple[Number, ...]:
     tiles = []
     for label, about in NUMBERS.items():
         if row := rows.get(label):
-            cells = [(i if len(policies) > 1 else None, f"{cell} {row.unit}") for i, cell in enumerate(row.cells[:4])]
+            colours = [*range(len(policies))] * (len(policies) > 1) or [None]
+            cells = [(i, f"{cell} {row.unit}") for i, cell in zip(colours, row.cells[:4], strict=False)]
             tiles.append(Number(label, tuple(cells), about))
     return tuple(tiles[:4])
 
@@ -479,104 +412,57 @@ def _latency(requests: Mapping[str, Columns], slos: Sequence[Slo]) -> list[Figur
             continue
         unit, scale = metric.axis, 1e3 * metric.scale
         lines = [(policy, *distribution(of_policy[name] * scale)) for policy, of_policy in values]
-        drawn = [(x, y) for _, x, y in lines if len(x)]
-        if not drawn:
-            continue
         bounds = [slo for slo in slos if slo.metric == name]
+        # Outliers would flatten the curves.
+        ends = [float(np.interp(0.995, y, x)) for _, x, y in lines if len(x)]
+        if not ends:
+            continue
         chart = Chart(f"{name} ({unit})", "share of completed requests", percent=True)
         for i, (policy, x, y) in enumerate(lines):
             chart.line(x, y, policy, i, hover=f"%{{y:.1%}} within %{{x:.3~g}} {unit}")
-        # Outliers would flatten the curves.
-        end = max([float(np.interp(0.995, y, x)) for x, y in drawn] + [slo.bound * scale for slo in bounds])
-        chart.x["range"] = [0.0, 1.1 * end or 1.0]
+        chart.x["range"] = [0.0, 1.1 * max([*ends, *(slo.bound * scale for slo in bounds)]) or 1.0]
         for slo in bounds:
             chart.vline(slo.bound * scale, str(slo))
-        caption = "Up and to the left is better." + (" Dashed: the SLO's bound." if bounds else "")
-        if name == "tpot_chunk":
-            caption += " Requests with a single emission have none."
+        caption = "Up and to the left is better. Dashed: an SLO's bound. Requests without the metric are left out."
         figures.append(Figure(f"cdf-{name}", metric.title, caption, chart))
     return figures
 
 
 def _timeline(run: Run, requests: Mapping[str, Columns], edges: Floats) -> list[Figure]:
     """Means over time of the queue and the steps."""
-    charts = {name: Chart("time (s)", axis, percent=share) for name, _, _, axis, share in PANELS}
-    middle = (edges[:-1] + edges[1:]) / 2
-    replicas = max(1, run.info.replicas)
-    for i, summary in enumerate(run.info.policies):
-        means = step_means(run, summary.policy, edges, (summary.kv_pages or 0) / replicas)
-        means["queue"] = waiting(requests[summary.policy], edges)
-        for name, _, _, _, share in PANELS:
-            hover = "%{y:.1%} at %{x:.0f} s" if share else "%{y:,.1f} at %{x:.0f} s"
-            charts[name].line(middle, means[name], summary.policy, i, hover=hover)
     figures = []
-    for name, title, caption, _, _ in PANELS:
-        charts[name].y.pop("range", None)  # the largest value sets it
-        # A client's file has no queue or steps.
-        if any(not np.isnan(line["y"]).all() for line in charts[name].data):
-            charts[name].x["range"] = [0.0, float(edges[-1])]
-            figures.append(Figure(name, title, caption, charts[name], time=True))
-    return figures
+    for name, title, caption, axis, share in PANELS:
+        chart = Chart("time (s)", axis, percent=share)
+        chart.y.pop("range", None)  # the largest value sets it
+        chart.x["range"] = [0.0, float(edges[-1])]
+        figures.append(Figure(name, title, caption, chart, time=True))
+    for i, summary in enumerate(run.info.policies):
+        pages = (summary.kv_pages or 0) / max(1, run.info.replicas)
+        means = step_means(run, summary.policy, edges, pages) | {"queue": waiting(requests[summary.policy], edges)}
+        for figure in figures:
+            hover = "%{y:,.3~g} at %{x:.0f} s"
+            figure.chart.line((edges[:-1] + edges[1:]) / 2, means[figure.name], summary.policy, i, hover=hover)
+    # A client's file has no queue or steps.
+    return [figure for figure in figures if any(not np.isnan(line["y"]).all() for line in figure.chart.data)]
 
 
-def _slowest(requests: Mapping[str, Columns], judging: Sequence[Slo]) -> tuple[Table, ...]:
-    """Requests that miss the SLOs most, or slowest."""
-    rows = []
-    for policy, columns in requests.items():
-        times = latencies(columns)
-        worst = times["e2el"]
-        if judging:
-            excess = np.stack([np.nan_to_num(times[slo.metric] / slo.bound, nan=-1.0) for slo in judging])
-            worst = np.where(np.isnan(worst), math.nan, excess.max(axis=0))
-        order = np.argsort(-worst, kind="stable")[:SLOWEST]
-        for i in order[~np.isnan(worst[order])]:
-            rows.append([
-                f"#{columns['request'][i]}", policy, f"{columns['arrival'][i]:,.1f} s",
-                f"{columns['input_length'][i]:,}", f"{columns['num_tokens'][i]:,}",
-                *(f"{number(times[name][i])} s" for name in ("queue_time", "ttft", "e2el")),
-                f"{number(1e3 * times['norm_latency'][i])} ms", f"{columns['num_preemptions'][i]:,}",
-            ])  # fmt: skip
-    criterion = f"that miss {' and '.join(map(str, judging))} by most" if judging else "that took longest"
-    head = ["request", "policy", "arrived", "prompt", "tokens", "queued", "ttft", "e2el", "a token", "preempted"]
-    about = f"For each policy the requests {criterion}."
-    return (table(head, rows, title="The slowest requests", caption=about, left=frozenset({0, 1})),) if rows else ()
-
-
-def _replicas(fleet: FleetInfo | None, end: float) -> Section:
-    """Parts of moved requests' times, and scaled pools over time."""
-    blocks: list[Block] = []
-    runs = () if fleet is None else fleet.runs
-    moved = [(f"{run.moved:,}", *(number(1e3 * run.parts[name]) for name in PARTS)) for run in runs if run.parts]
-    if moved:
-        blocks.append(
-            table(
-                ("moved", *(f"{name.replace('_', ' ')} (ms)" for name in PARTS)), moved,
-                caption="Requests that a prefill pool prefilled, and the mean times of a finished request: to its "
-                "first tokens (up to first block), and the rest. Links: keys and values travel after the prefill, once "
-                "pages are reserved.",
-            )
-        )  # fmt: skip
-    scaled = [run for run in runs if run.changes]
-    if scaled:
-        blocks.append(_over_time(scaled, end))
-    return Section("Replicas", tuple(blocks))
-
-
-def _over_time(runs: Sequence[FleetRun], end: float) -> Figure:
+def _over_time(fleet: FleetInfo | None, end: float) -> list[Figure]:
+    """Scaled pools."""
+    if fleet is None:
+        return []
     chart = Chart("time (s)", "replicas", legend=True)
-    lines = [(run, pool) for run in runs for pool in dict.fromkeys(change[1] for change in run.changes)]
-    for i, (run, pool) in enumerate(lines):
-        changes = [change for change in run.changes if change[1] == pool]
-        times = [change[0] for change in changes] + [max(end, changes[-1][0])]
-        name = f"{run.policy}, {pool}" if len(lines) > len(runs) else run.policy
-        for column, dash, state in ((2, "solid", "taking requests"), (3, "dot", "paid for")):
-            replicas = [change[column] for change in changes]
-            chart.line(
-                times, [*replicas, replicas[-1]], f"{name}: {state}", i, hover="%{y} at %{x:.1f} s",
-                line={"color": colour(i), "width": 2, "dash": dash, "shape": "hv"},
-            )  # fmt: skip
+    lines: dict[str, list[tuple[float, int, int]]] = {}
+    for run in fleet.runs:
+        for time, pool, serving, paid in run.changes:
+            lines.setdefault(f"{run.policy}, {pool}", []).append((time, serving, paid))
+    for i, (name, changes) in enumerate(lines.items()):
+        times, *counts = ([*column, column[-1]] for column in zip(*changes, strict=True))
+        times[-1] = max(end, times[-1])
+        for replicas, dash, state in zip(counts, ("solid", "dot"), ("taking requests", "paid for"), strict=True):
+            line = {"color": colour(i), "width": 2, "dash": dash, "shape": "hv"}
+            chart.line(times, replicas, f"{name}: {state}", i, hover="%{y} at %{x:.1f} s", line=line)
     caption = (
         "Replicas that take requests (solid) and replicas that are paid for (dotted). Replicas that start or drain "
         "take no request and are paid for: from the decision to start one until its last request has ended."
     )
-    return Figure("replicas", "Replicas over time", caption, chart, time=True)
+    return [Figure("replicas", "Replicas over time", caption, chart, time=True)] * bool(lines)

@@ -282,7 +282,7 @@ class Place(NamedTuple):
 
 def sweep_page(sweep: "Sweep") -> Page:
     rows, num_rows = sweep.results, len(sweep.results)
-    alarms = []
+    alarms, cautions = [], []
     if sweep.interrupted:
         alarms.append(
             f"INTERRUPTED {num_rows} of {sweep.num_cells} cells are finished and shown; the same command continues."
@@ -294,42 +294,39 @@ def sweep_page(sweep: "Sweep") -> Page:
             f"OVERLOADED {sweep.num_unstable} of {num_rows} cells, marked ✕: their queue grows without bound, and "
             "their latencies measure the length of the trace."
         )
+    if sweep.estimated:
+        cautions.append(estimate(", ".join(sweep.estimated), "cells"))
     metrics = {name: metric for name, metric in DRAWN.items() if any(row.get(name) is not None for row in rows)}
     names = [name for name in sweep.varied if name != "seed"]
-    judge = next((name for name in ("goodput", "output_throughput") if name in metrics), None)
-    best, answer = None, ""
-    if judge is not None:
-        places = {place: p for place, p in _places(rows, names, judge).items() if p.stable and not math.isnan(p.value)}
-        best = max(places, key=lambda place: places[place].value, default=None)
-        answer = "No cell is stable: every one is overloaded or failed."
-        if best is not None:
-            setting = ", ".join(f"{name} = {_label(value)}" for name, value in zip(names, best, strict=True))
-            value = f"{number(places[best].value)} {metrics[judge].axis}"
-            setting += priced_apart(sweep.implementations)
-            answer = f"Highest stable {metrics[judge].title.lower()}: {value} at {setting}."
-    means = []
-    for name, metric in metrics.items() if best is not None else ():
-        mean = _places(rows, names, name)[best or ()].value
-        if not math.isnan(mean):
+    judge = next((name for name in ("goodput", "output_throughput") if name in metrics), "")
+    places = {place: p for place, p in _places(rows, names, judge).items() if p.stable and not math.isnan(p.value)}
+    best = max(places, key=lambda place: places[place].value, default=None)
+    answer, means = "No cell is stable: every one is overloaded or failed.", []
+    if best is not None:
+        setting = ", ".join(f"{name} = {_label(value)}" for name, value in zip(names, best, strict=True))
+        value = f"{number(places[best].value)} {metrics[judge].axis}"
+        setting += priced_apart(sweep.implementations)
+        answer = f"Highest stable {metrics[judge].title.lower()}: {value} at {setting}."
+        for name, metric in metrics.items():
+            mean = _places(rows, names, name)[best].value
             means.append((metric.title, f"{number(mean * metric.scale)} {metric.axis}", "of the best cell"))
-    failed = f"{sweep.num_unstable} overloaded, {sweep.num_failed} failed"
-    about = failed if sweep.num_unstable or sweep.num_failed else "finished, none overloaded"
-    title, figures = _curves(sweep, metrics)
-    ranges = [(name, _range(_values(rows, name))) for name in sweep.varied]
+    about = f"{sweep.num_unstable} overloaded, {sweep.num_failed} failed"
+    figures = _curves(sweep, metrics)
+    facts = [(name, ", ".join(map(_label, _values(rows, name)))) for name in sweep.varied]
+    for name, field in sweep.config.get("base", {}).items():
+        if name not in sweep.varied and not isinstance(field, Mapping):
+            facts.append((name, str(field)))
+    sections = [Section("Curves", tuple(figures[1:])), Section("Cells", (_cells(sweep, metrics),))]
     return Page(
         name=f"dsim: {sweep.title}",
         question="Which of these scenarios serves best?",
         answer=decided(answer + "".join(f" {line}." for line in sweep.doubted), sweep.ensemble),
         alarms=tuple(alarms),
-        cautions=(estimate(", ".join(sweep.estimated), "cells"),) if sweep.estimated else (),
+        cautions=tuple(cautions),
         numbers=numbers([*means[:3], ("cells", f"{num_rows} of {sweep.num_cells}", about)]),
-        chart=figures[0] if figures else None,
-        facts=(("title", sweep.title), *_shared(sweep), *ranges, ("cells", str(num_rows))),
-        sections=(
-            *((Section(title, tuple(figures[1:])),) if figures[1:] else ()),
-            Section("Cells", (_cells(sweep, metrics),)),
-            *of_ensemble(sweep.ensemble),
-        ),
+        chart=next(iter(figures), None),
+        facts=tuple(facts),
+        sections=(*(section for section in sections if section.blocks), *of_ensemble(sweep.ensemble)),
         notes=(
             "Cells with the same seed have the same requests and random draws, so that they compare like with like.",
             "Latencies cover completed requests.",
@@ -340,69 +337,49 @@ def sweep_page(sweep: "Sweep") -> Page:
     )
 
 
-def _shared(sweep: "Sweep") -> list[tuple[str, str]]:
-    """The fields that all cells share, as configured, without folders."""
-    shared = []
-    for name, value in sweep.config.get("base", {}).items():
-        if name not in sweep.varied and not isinstance(value, Mapping):
-            shared.append((name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)))
-    return shared
-
-
-def _curves(sweep: "Sweep", metrics: Mapping[str, Metric]) -> tuple[str, list[Figure]]:
-    """With their section's title; over the first field if none is numeric. The load first, then most values."""
-    rows = sweep.results
-    values = {name: _values(rows, name) for name in sweep.varied if name != "seed"}
+def _curves(sweep: "Sweep", metrics: Mapping[str, Metric]) -> list[Figure]:
+    """Over the load, else over the numeric field with most values, else over the first field."""
+    values = {name: _values(sweep.results, name) for name in sweep.varied if name != "seed"}
     names = [name for name, all_values in values.items() if len(all_values) > 1]
     axes = [name for name in names if all(map(_is_number, values[name]))]
     axes.sort(key=lambda name: (name not in UNITS, -len(values[name])))
-    if not names:
-        return "", []
-    x = (axes or names)[0]
-    curves = [_curve(rows, metric, metrics[metric], x, [n for n in names if n != x], values[x]) for metric in metrics]
-    return f"Curves over {x}" if axes else f"Cells by {x}", [curve for curve in curves if curve is not None]
+    for x in (axes or names)[:1]:
+        fields = [name for name in names if name != x]
+        curves = [_curve(sweep.results, metric, spec, x, fields) for metric, spec in metrics.items()]
+        return [curve for curve in curves if curve.chart.data]
+    return []
 
 
-def _curve(
-    rows: Sequence[Json], metric: str, spec: Metric, x: str, fields: Sequence[str], xs: Sequence[Any]
-) -> Figure | None:
-    """One line per setting of the other fields; None if too many."""
+def _curve(rows: Sequence[Json], metric: str, spec: Metric, x: str, fields: Sequence[str]) -> Figure:
+    """One line per setting of the other fields, of the first MAX_CURVES."""
     places = _places(rows, [*fields, x], metric)
-    settings = list(dict.fromkeys(place[:-1] for place in places))
-    if len(settings) > MAX_CURVES:
-        return None
-    chart = Chart(f"{x} ({UNITS[x]})" if x in UNITS else x, spec.axis)
-    numeric = all(map(_is_number, xs))
-    values: list[float] = []
+    settings = list(dict.fromkeys(place[:-1] for place in places))[:MAX_CURVES]
+    xs = _values(rows, x)
+    chart = Chart(x, spec.axis, legend=len(settings) > 1)
+    if x in UNITS:
+        chart.x["title"]["text"] = f"{x} ({UNITS[x]})"
+    mode = "lines+markers"
+    if not all(map(_is_number, xs)):
+        mode = "markers"
     for i, setting in enumerate(settings):
         points = {value: places[*setting, value] for value in xs if (*setting, value) in places}
         points = {value: place for value, place in points.items() if not math.isnan(place.value)}
-        y = [place.value * spec.scale for place in points.values()]
-        values += y
-        pairs = zip(fields, setting, strict=True)
-        name = ", ".join(_label(v) if isinstance(v, str) else f"{field} {_label(v)}" for field, v in pairs)
-        shade = colour(i)
-        chart.add(
-            "scatter", x=[value if numeric else _label(value) for value in points], y=y, name=name or spec.title,
-            mode="lines+markers" if numeric else "markers", legendgroup=name,
-            line={"color": shade, "width": 2, "dash": LINES[i // len(COLOURS)]},
-            marker={
-                "color": shade, "size": [7 if place.stable else 10 for place in points.values()],
-                "symbol": ["circle" if place.stable else "x-thin" for place in points.values()],
-                "line": {"width": 2, "color": shade},
-            },
-        )  # fmt: skip
-    if not values:
-        return None
-    legend_rows = -(-len(settings) // 3) if len(settings) > 1 else 0
-    if legend_rows:
-        chart.layout |= {"showlegend": True, "legend": {"orientation": "h", "y": -0.28, "font": {"size": 11}}}
-    chart.layout["height"] = 300 + 18 * legend_rows
-    chart.layout["margin"]["b"] = 50 + 18 * legend_rows
-    if spec.better != "high" and min(values) > 0 and max(values) > 30 * min(values):
+        name = ", ".join(f"{field} {_label(value)}" for field, value in zip(fields, setting, strict=True))
+        symbols = [{True: "circle", False: "x-thin"}[place.stable] for place in points.values()]
+        if points:
+            chart.line(
+                list(points),
+                [place.value * spec.scale for place in points.values()],
+                name or spec.title,
+                i,
+                mode=mode,
+                marker={"color": colour(i), "size": 8, "symbol": symbols, "line": {"width": 2, "color": colour(i)}},
+            )
+    values = [value for line in chart.data for value in line["y"]]
+    if spec.better != "high" and min(values, default=0) > 0 and max(values) > 30 * min(values):
         logarithmic(chart.y)
         del chart.y["rangemode"]
-    better = "" if metric == "busy_share" else f"{'Higher' if spec.better == 'high' else 'Lower'} is better; "
+    better = {"high": "Higher is better; ", "low": "Lower is better; "}.get(spec.better, "")
     return Figure(f"curve-{metric}", spec.title, f"{better}✕ is overloaded.", chart)
 
 
@@ -415,13 +392,12 @@ def _places(rows: Sequence[Json], names: Sequence[str], metric: str) -> dict[tup
     for place, cells in groups.items():
         values = [row[metric] for row in cells if row.get(metric) is not None]
         stable = all(row.get("stable") is not False for row in cells)
-        places[place] = Place(float(np.mean(values)) if values else math.nan, stable)
+        places[place] = Place(float(np.mean(values or [math.nan])), stable)
     return places
 
 
 def _cells(sweep: "Sweep", metrics: Mapping[str, Metric]) -> Table:
-    marks = [""] if sweep.num_unstable else []
-    head = [*sweep.varied, *(f"{metric.title} ({metric.axis})" for metric in metrics.values()), *marks]
+    head = [*sweep.varied, *(f"{metric.title} ({metric.axis})" for metric in metrics.values()), ""]
     rows = []
     for row in sweep.results[:MAX_ROWS]:
         cells = [_label(row[name]) for name in sweep.varied]
@@ -429,34 +405,29 @@ def _cells(sweep: "Sweep", metrics: Mapping[str, Metric]) -> Table:
             rows.append(Row((*cells, row["error"]), failed=True))
             continue
         for name, metric in metrics.items():
-            value = row.get(name)
-            cells.append(number(None if value is None else value * metric.scale))
-        cells += ["✕ overloaded" if row.get("stable") is False else "" for _ in marks]
-        rows.append(Row(tuple(cells)))
-    caption = "All metrics are in results.csv and results.parquet; dsim metrics prints every formula."
-    if len(sweep.results) > MAX_ROWS:
-        caption = f"The first {MAX_ROWS} of {len(sweep.results)} cells. {caption}"
+            cells.append("–")
+            if row.get(name) is not None:
+                cells[-1] = number(row[name] * metric.scale)
+        rows.append(Row((*cells, "✕ overloaded" * (row.get("stable") is False))))
+    caption = f"At most {MAX_ROWS} cells. All metrics are in results.csv, and dsim metrics prints every formula."
     return Table(tuple(head), tuple(rows), caption=caption, left=frozenset())
 
 
 def _values(rows: Sequence[Json], name: str) -> list[Any]:
     """Numbers sorted, others by appearance."""
     values = list(dict.fromkeys(row[name] for row in rows))
-    return sorted(values) if all(map(_is_number, values)) else values
+    if all(map(_is_number, values)):
+        values.sort()
+    return values
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _range(values: Sequence[Any]) -> str:
-    labels = [_label(value) for value in values]
-    return ", ".join(labels) if len(labels) <= 8 else f"{labels[0]} to {labels[-1]} ({len(labels)} values)"
-
-
 def _label(value: Any) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
+    if isinstance(value, float):
+        return f"{value:g}"
+    if value is None or isinstance(value, bool):
         return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return str(value)

@@ -18,7 +18,6 @@ class MetricRow:
     cells: tuple[str, ...]  # by policy
     best: frozenset[int]  # policies; empty if all are equal
     group: str
-    brief: bool  # among the most important
     about: str = ""  # formula
 
 
@@ -44,40 +43,51 @@ def _row(name: str, stat: str, policies: Sequence[Summary]) -> MetricRow | None:
     if metric.optional and not any(values):
         return None
     unit, scale = metric.unit, 1.0
-    present = [v for v in values if v is not None]
-    if unit == "ms" and present and max(present) >= 10_000:
+    if unit == "ms" and max((v for v in values if v is not None), default=0.0) >= 10_000:
         unit, scale = "s", 1e-3
     elif unit == "share":
         unit, scale = "%", 100.0
-    cells = tuple("–" if v is None else _text(v * scale, unit) for v in values)
-    label = metric.label or (f"{name} {stat}" if stat else name.replace("_", " "))
-    best = _best(metric.better, values, policies)
-    return MetricRow(label, unit, cells, best, metric.group, stat in metric.brief, metric.formula)
+    label = metric.label or f"{name} {stat}".strip()
+    if not stat:
+        label = label.replace("_", " ")
+    return MetricRow(
+        label=label,
+        unit=unit,
+        cells=tuple(_text(v, scale, unit) for v in values),
+        best=_best(metric.better, values, policies),
+        group=metric.group,
+        about=metric.formula,
+    )
 
 
-def _text(value: float, unit: str) -> str:
+def _text(value: float | None, scale: float, unit: str) -> str:
+    if value is None:
+        return "–"
     if unit == "requests":
         return f"{value:,.0f}"
-    return f"{value:.1f}" if unit == "%" else number(value)
+    if unit == "%":
+        return f"{scale * value:.1f}"
+    return number(scale * value)
 
 
 def _best(better: str, values: Sequence[float | None], policies: Sequence[Summary]) -> frozenset[int]:
     # Latencies cover completed requests only: unfinished ones would flatter a policy.
-    fair = [i for i, p in enumerate(policies) if not p.unfinished and values[i] is not None]
+    fair = {i: v for i, v in enumerate(values) if v is not None and not policies[i].unfinished}
     if not better or len(fair) < 2:
         return frozenset()
-    best = (max if better == "high" else min)(values[i] or 0.0 for i in fair)
-    winners = frozenset(i for i in fair if math.isclose(values[i] or 0.0, best, rel_tol=0.005, abs_tol=1e-12))
-    return frozenset() if len(winners) == len(fair) else winners
+    best = {"high": max, "low": min}[better](fair.values())
+    winners = frozenset(i for i, v in fair.items() if math.isclose(v, best, rel_tol=0.005, abs_tol=1e-12))
+    if len(winners) == len(fair):
+        return frozenset()
+    return winners
 
 
 def _slo_rows(policies: Sequence[Summary]) -> list[MetricRow]:
     rows = []
     for verdicts in zip(*(policy.slos for policy in policies), strict=True):
-        slo = verdicts[0].slo
-        cells = tuple(_verdict(verdict) for verdict in verdicts)
         met = frozenset(i for i, verdict in enumerate(verdicts) if verdict.met)
-        rows.append(MetricRow(slo, "", cells, met, "SLOs", False, METRICS["slos"].formula))
+        cells, formula = tuple(map(_verdict, verdicts)), METRICS["slos"].formula
+        rows.append(MetricRow(verdicts[0].slo, "", cells, met, group="SLOs", about=formula))
     return rows
 
 
@@ -87,9 +97,7 @@ def _verdict(verdict: SloVerdict) -> str:
         text = f"{percent(verdict.attainment, slo.share)} %"
     if verdict.observed_ms is not None:
         text = f"{time_of(verdict.observed_ms, slo.bound)} ms"
-    if verdict.met is None:
-        return text
-    return f"{text} met" if verdict.met else f"{text} not met"
+    return text + {None: "", True: " met", False: " not met"}[verdict.met]
 
 
 def time_of(milliseconds: float, bound: float) -> str:
@@ -102,12 +110,14 @@ def value(summary: Summary, keys: str) -> float | None:
     number: Any = summary
     for key in keys.split("."):
         number = getattr(number, key, None)
-    return None if number is None else float(number)
+    if number is None:
+        return None
+    return float(number)
 
 
 def counted(count: int, noun: str) -> str:
     """`1 replica`, `2 replicas`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    return f"{count:,} {noun}" + "s" * (count != 1)
 
 
 def within(value: float, bound: float, places: int) -> str:
@@ -121,17 +131,19 @@ def percent(share: float, least: float | None = None) -> str:
     value = 100 * share
     if share in (0.0, 1.0):
         return f"{value:.0f}"
-    sides = (100.0, 100.0 if least is None else 100 * least * (1 - 1e-12))
+    sides = (100.0, 100 * (least or 1.0) * (1 - 1e-12))
     places = _enough(1, lambda n: round(value, n) > 0 and all((round(value, n) >= s) == (value >= s) for s in sides))
     return f"{value:.{places}f}"
 
 
 def percent_span(share: float, low: float, high: float, least: float | None = None) -> str:
     """Rounded outward: `99.4 % (99.2 to 99.6)`."""
-    side = 0.0 if least is None or low < least else 100 * least * (1 - 1e-12)
+    side = 0.0
+    if least is not None and low >= least:
+        side = 100 * least * (1 - 1e-12)
     places = _enough(1, lambda n: outward(100 * low, n) >= side)  # rounding must not move the end below
     ends = [outward(100 * low, places), outward(100 * high, places, up=True)]
-    texts = [f"{end:.0f}" if end in (0, 100) else f"{end:.{places}f}" for end in ends]
+    texts = [f"{end:.{places * (end not in (0, 100))}f}" for end in ends]
     return f"{percent(share, least)} % ({' to '.join(texts)})"
 
 
@@ -155,4 +167,7 @@ def places_of(half: float) -> int:
 
 def outward(value: float, places: int, *, up: bool = False) -> float:
     scaled = round(value * 10**places, 6)
-    return float(math.ceil(scaled) if up else math.floor(scaled)) / float(10**places)
+    rounded = math.floor(scaled)
+    if up:
+        rounded = math.ceil(scaled)
+    return float(rounded) / float(10**places)

@@ -23,7 +23,9 @@ class Terminal(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=printable(segment.text))
+            if not segment.control:
+                segment = segment._replace(text=printable(segment.text))
+            yield segment
 
 
 def render(page: Page, console: Console) -> None:
@@ -37,16 +39,19 @@ def render(page: Page, console: Console) -> None:
     for line in page.details:
         console.print(Text(line))
     for name, value in page.facts:
-        console.print(Text(f"{name}: ", style="dim") + Text(value, style="yellow" if UNTRUE in value else ""))
+        style = "yellow" * (UNTRUE in value)
+        console.print(Text(f"{name}: ", style="dim") + Text(value, style=style))
     for section in page.sections:
+        if section.fold:
+            continue
         if section.spoken:
             console.print(Text(f"\n{section.title}", style="bold"))
         for block in section.blocks:
-            if isinstance(block, Table) and not block.fold:
-                console.print(grid(block, console))
+            if isinstance(block, Table):
+                console.print(grid(block))
             elif isinstance(block, Words):
                 for line in block.lines:
-                    console.print(Text(line, style="" if block.loud else "dim"))
+                    console.print(Text(line, style="dim" * (not block.loud)))
             elif isinstance(block, Code):
                 for line in block.lines:
                     console.print(Text(block.indent + line))
@@ -54,24 +59,13 @@ def render(page: Page, console: Console) -> None:
         console.print(Text(f"Note: {note}", style="dim"))
 
 
-def grid(table: Table, console: Console) -> Grid:
-    """If too wide, transposed or without spare columns."""
-    if table.turned is not None and _width(table, range(len(table.head))) > console.width:
-        table = table.turned
-    keep = list(range(len(table.head)))
-    for name in table.spare:
-        if _width(table, keep) <= console.width:
-            break
-        keep = [i for i in keep if table.head[i] != name]
+def grid(table: Table) -> Grid:
     view = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
-    for i in keep:
-        view.add_column(Text(table.head[i]), justify="left" if i in table.left else "right", no_wrap=True)
+    for i, head in enumerate(table.head):
+        view.add_column(Text(head), justify="right", overflow="fold")
+        if i in table.left:
+            view.columns[i].justify = "left"
     for row, after in zip_longest(table.rows, table.rows[1:]):
-        cells = (Text(row.cells[i], style="bold green" if i in row.best else "") for i in keep)
+        cells = [Text(cell, style="bold green" * (i in row.best)) for i, cell in enumerate(row.cells)]
         view.add_row(*cells, end_section=after is not None and after.group != row.group)
     return view
-
-
-def _width(table: Table, columns: "range | list[int]") -> int:
-    lines = [table.head, *(row.cells for row in table.rows)]
-    return sum(max(len(text) for line in lines for text in line[i].split("\n")) + 3 for i in columns)

@@ -102,14 +102,6 @@ class Lateness:
 
 
 @dataclass(frozen=True)
-class OwnFigure:
-    """A mean latency by the client's definition or count, and by dsim's."""
-
-    client_ms: float
-    dsim_ms: float
-
-
-@dataclass(frozen=True)
 class ClientInfo:
     """A load generator's file."""
 
@@ -117,7 +109,6 @@ class ClientInfo:
     failed: int = 0  # requests
     errors: dict[str, int] = field(default_factory=dict)  # requests by message
     lateness_ms: Lateness | None = None
-    differing: dict[str, OwnFigure] = field(default_factory=dict)  # by metric, where they differ
     warnings: tuple[str, ...] = ()
 
 
@@ -127,28 +118,6 @@ class LoggedInfo:
 
     log: str
     profile: str  # its origin
-
-
-@dataclass(frozen=True)
-class LogRow:
-    """A statistic of the same requests' times in a trace's log and in the predictions."""
-
-    metric: str
-    stat: str
-    num_timed: int  # requests that have it in the log
-    measured_predicted_ms: dict[str, tuple[float, float]]  # by policy
-
-
-@dataclass(frozen=True)
-class MeasuredLog:
-    """Latencies in a trace's own log."""
-
-    num_timed: int  # requests with times
-    num_requests: int
-    num_failed: int
-    rate: float | None  # req/s
-    summary: Summary
-    beside: tuple[LogRow, ...] = ()  # empty: the run is of other traffic
 
 
 @dataclass(frozen=True)
@@ -189,7 +158,6 @@ class RunInfo(Stored):
     client: ClientInfo | None = None
     as_logged: LoggedInfo | None = None
     fitted_profile: dict[str, Any] | None = None  # a profile file, if fitted to that log
-    measured: MeasuredLog | None = None
     cost: FleetCost | None = None
     ensemble: Uncertain | None = None  # intervals over drawn profiles, and the largest causes
     shortages: tuple[str, ...] = ()  # policies that may run out of memory

@@ -20,7 +20,6 @@ OPTIONAL = (
     "priority", "deadline",
 )  # fmt: skip
 MEASURED: dict[str, Any] = {"ttft": "measured_ttft", "e2el": "measured_e2el"}  # s that a client waited
-CLIENT = {name: f"client_{name}" for name in ("ttft", "tpot", "e2el")}  # a load generator's own figures
 # For `--columns`; the first three are required.
 OWN = (
     "arrival", "input", "output", "id", "session_id", "slo_class", "model", "max_tokens", "first", "end", "status",

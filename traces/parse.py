@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ..engine.errors import TraceError
 from ..files.read import float_of, json_of, shown
 from .chosen import OF_LOG, chosen, failures
-from .formats import CLIENT, MEASURED, TICKS_PER_SECOND, Asked, Format, is_number
+from .formats import MEASURED, TICKS_PER_SECOND, Asked, Format, is_number
 from .rows import Rows, is_missing
 from .trace import MAX_LENGTH, Floats, Ints
 
@@ -313,7 +313,7 @@ COUNT = partial(read_number, high=MAX_LENGTH, integer=True)
 # Readers of checked optional columns.
 CHECKED: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(COUNTS, partial(read_number, least=1, high=MAX_LENGTH, integer=True)),
-    **dict.fromkeys(("deadline", "due", "chunks", *CLIENT.values()), TICK),
+    **dict.fromkeys(("deadline", "due", "chunks"), TICK),
     "priority": partial(read_number, least=-MAX_WHOLE, high=MAX_WHOLE, integer=True),
     "diffusion_read_only": read_flag,
     "hash_ids": read_hash_ids,

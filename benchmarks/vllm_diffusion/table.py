@@ -95,7 +95,7 @@ class Measured:
         commits = Commits(requests, policy, recording.width)
         ended = commits.record_log(journal, policy.block_length)
         price = Latencies(self.profile.latency, journal, policy, ended, logged=True)
-        rerun_columns = rerun(recording, requests, price, commits.of)
+        rerun_columns = rerun(recording, requests, price, commits.of, lambda: None)
         return float(per_request(rerun_columns, np.arange(len(self.trace)))["e2el"].mean() / self.e2el.mean() - 1)
 
     def planned(self) -> tuple[int, int]:

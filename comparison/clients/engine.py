@@ -63,9 +63,10 @@ def journal_of(log: StepLog, index: Ints, zero: float) -> tuple[Columns, Lists] 
     offsets = np.concatenate([[0], np.cumsum(num_rows[steps])])
     phases = np.array([_PHASE[name] for name in PHASES], np.uint8)[s.phase[rows]]
     lists: Lists = {
-        "requests": (request[rows].astype(STEP_LISTS["requests"]), offsets), "phases": (phases, offsets),
+        "requests": (request[rows].astype(STEP_LISTS["requests"]), offsets),
+        "phases": (phases, offsets),
         "num_tokens": (s.tokens[rows].astype(STEP_LISTS["num_tokens"]), offsets),
-    }  # fmt: skip
+    }
     for name, marks in (("window", window), ("commits", commits), ("evictions", np.zeros_like(window))):
         words = pack(marks[rows])
         lists[name] = (words.reshape(-1), offsets * words.shape[1])
@@ -87,14 +88,12 @@ def _marks(log: StepLog) -> tuple[Bools, Bools]:
     window[(s.phase == denoise) | (s.phase == PHASES.index("flush"))] = True
     requests = s.request.tolist()
     if len(log.commits):
-        lines = {
-            key: i for i, key in enumerate(zip(log.commits.request.tolist(), log.commit_steps.tolist(), strict=True))
-        }
         steps = np.repeat(s.number, np.diff(s.offsets)).tolist()
-        for row, key in enumerate(zip(requests, steps, strict=True)):
-            if key in lines:
-                line = lines[key]
-                window[row], commits[row] = log.commits.window[line], log.commits.committed[line]
+        rows = {key: row for row, key in enumerate(zip(requests, steps, strict=True))}
+        keys = zip(log.commits.request.tolist(), log.commit_steps.tolist(), strict=True)
+        for line, key in enumerate(keys):
+            if key in rows:
+                window[rows[key]], commits[rows[key]] = log.commits.window[line], log.commits.committed[line]
         return window, commits
     last: dict[int, int] = {}  # row of a request's last denoising step
     for row, (request, phase, emitted) in enumerate(zip(requests, s.phase.tolist(), s.emitted.tolist(), strict=True)):

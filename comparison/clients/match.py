@@ -37,8 +37,10 @@ def match(log: ClientLog, trace: Requested) -> npt.NDArray[np.int64]:
     lengths, in_trace = _lengths(requests), _lengths(trace)[rows]
     new_group = np.diff(trace.arrival[rows]) > NEIGHBOURS
     for members in np.split(np.arange(len(requests)), np.flatnonzero(new_group) + 1):
-        if len(members) > 1 and (in_trace[members] != lengths[members]).any():
-            rows[members] = rows[members][_assign(in_trace[members], lengths[members], requests.error[members] == "")]
+        if (in_trace[members] != lengths[members]).any():
+            # By the prompt's length first: a failed request has no output.
+            order, in_order = (np.lexsort(side[members].T[::-1]) for side in (lengths, in_trace))
+            rows[members[order]] = rows[members[in_order]]
     return rows
 
 
@@ -63,21 +65,6 @@ def _by_time(log: ClientLog, trace: Requested) -> npt.NDArray[np.int64]:
             raise DsimError(f"{log.path}: a request is of {due:g} s, and {trace.name} has none (left) at that time")
         rows[i] = previous = row
     return rows
-
-
-def _assign(
-    in_trace: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], completed: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.int64]:
-    """Assign requests by the least sum of length differences; failed ones have no token counts."""
-    # SciPy loads slowly.
-    from scipy.optimize import linear_sum_assignment
-
-    cost = np.abs(in_trace[None] - lengths[:, None]).sum(axis=2).astype(np.float64)
-    cost[~completed] = 0.0
-    order = np.arange(len(lengths))
-    cost += 1e-6 * np.abs(order[:, None] - order)  # ties keep the order
-    chosen: npt.NDArray[np.int64] = linear_sum_assignment(cost)[1]
-    return chosen
 
 
 def places(client: ClientLog, log: Requested) -> npt.NDArray[np.int64]:

@@ -1,6 +1,5 @@
 """A load generator's file as a measured run of a trace's requests."""
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,25 +15,20 @@ from ...engine.journal import REQUEST_COLUMNS, StepTotals
 from ...profiler.steplog import StepLog, of_random_tokens
 from ...report.run import run_html
 from ...report.table import number
-from ...results.metrics import CANCELLED, COMPLETED, REJECTED, UNFINISHED, latencies, rows_of, stable, summarize
+from ...results.metrics import CANCELLED, COMPLETED, REJECTED, UNFINISHED, rows_of, stable, summarize
 from ...results.run import Columns
 from ...results.run_folder import RunWriter
-from ...results.run_info import ClientInfo, Lateness, OwnFigure, RunInfo, TraceInfo
+from ...results.run_info import ClientInfo, Lateness, RunInfo, TraceInfo
 from ...results.slo import Slo
-from ...traces.formats import CLIENT
 from ..parts import ENGINE_TIMES
 from .engine import Lists, journal_of
 from .match import Requested, match, places
 from .read import ClientLog
 
-CLIENT_COLUMNS = ("lateness", *CLIENT.values(), *(f"engine_{name}" for name in ENGINE_TIMES))
-DIFFERS = 1e-3  # relative: from here the report shows the client's figure too
-# Entries of a summary that need steps.
-OF_STEPS = (
-    "wasted_canvas_tokens", "num_decode_steps", "num_prefill_steps", "preemptions", "busy_share", "kv_utilization",
-    "prefill_time_share", "kv_pages",
-)  # fmt: skip
-OF_STEPS_UNKNOWN = ("wasted_canvas_tokens", "preemptions", "kv_utilization", "kv_pages")  # even with an engine's log
+CLIENT_COLUMNS = ("lateness", *(f"engine_{name}" for name in ENGINE_TIMES))
+# Entries of a summary that are unknown, even with an engine's log; and those that are without one.
+UNKNOWN = ("wasted_canvas_tokens", "preemptions", "kv_utilization", "kv_pages")
+OF_STEPS = ("num_decode_steps", "num_prefill_steps", "busy_share", "prefill_time_share")
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +41,15 @@ class MeasuredRun:
 
 
 def measured_run(
-    log: ClientLog, trace: Requested | None = None, *, policy: str = "server", slos: Sequence[Slo] = (),
-    missing_passes: bool = True, replicas: int = 1, engine: StepLog | None = None,
-) -> MeasuredRun:  # fmt: skip
+    log: ClientLog,
+    trace: Requested | None = None,
+    *,
+    policy: str = "server",
+    slos: Sequence[Slo] = (),
+    missing_passes: bool = True,
+    replicas: int = 1,
+    engine: StepLog | None = None,
+) -> MeasuredRun:
     """The run in a client's file; DsimError if it cannot be of the trace.
 
     engine: the server's log of the same time, unless the file is one. A request arrives at the trace's time (without a
@@ -58,40 +58,44 @@ def measured_run(
     requests = log.requests
     if not len(requests):
         raise DsimError(f"{log.path}: holds no requests, expected at least 1")
-    if not log.has_times and trace is None:
+    about = TraceInfo(name=Path(log.path).name, num_requests=len(requests), arrival="as sent")
+    if trace is not None:
+        rows = match(log, trace)
+        about = TraceInfo(name=trace.name, num_requests=len(requests))
+    elif log.has_times:
+        # The answered ones first, in order: as a trace of the log numbers them.
+        rows = np.argsort(np.argsort(requests.error != "", kind="stable"))
+    else:
         raise DsimError(f"{log.path}: {log.tool} does not say when requests were sent, expected --trace")
-    # The answered ones first, in order: as a trace of the log numbers them.
-    rows = np.argsort(np.argsort(requests.error != "", kind="stable")) if trace is None else match(log, trace)
     columns, warnings = _columns(log, trace, rows)
     engine = engine or log.steps
-    journal = None if engine is None else _engine_side(log, engine, rows, columns)
-    if engine is not None and (reason := of_random_tokens(engine)):
-        warnings.append(reason)
-    unknown = np.isnan(columns["scheduled"]).all()  # no prefill starts in the file
-    for_stability = {**columns, "scheduled": columns["first_emission"]} if unknown else columns
-    totals = StepTotals() if journal is None else _totals(journal[0])
+    journal, totals, unknown = None, StepTotals(), [*UNKNOWN]
+    if engine is not None:
+        journal = _engine_side(log, engine, rows, columns)
+        warnings += filter(None, [of_random_tokens(engine)])
+    if journal is None:
+        unknown += OF_STEPS
+    else:
+        totals = _totals(journal[0])
     totals.itl.add_many(np.array(log.gaps))
     summary = summarize(policy, columns, totals, slos, missing_passes=missing_passes, replicas=replicas)
-    unmeasured: dict[str, Any] = dict.fromkeys(OF_STEPS if journal is None else OF_STEPS_UNKNOWN)
-    summary = replace(summary, stable=stable(for_stability), **unmeasured)
-    arrival = columns["arrival"]
-    span = float(arrival[-1] - arrival[0])
-    rate = (len(arrival) - 1) / span if span > 0 else math.inf
+    if np.isnan(columns["scheduled"]).all():  # no prefill starts in the file
+        is_stable = stable(columns | {"scheduled": columns["first_emission"]})
+        summary = replace(summary, stable=is_stable)
+    nothing: dict[str, Any] = dict.fromkeys(unknown)
+    span = float(np.ptp(columns["arrival"]))
+    if span > 0:
+        about = replace(about, rate=(len(requests) - 1) / span)
     info = RunInfo(
         dsim=__version__,
         driver="client",
         commits="server",
         client=_about(log, columns, warnings),
-        trace=TraceInfo(
-            name=Path(log.path).name if trace is None else trace.name,
-            num_requests=len(arrival),
-            arrival="as sent" if trace is None else "trace",
-            rate=rate if rate < math.inf else None,
-        ),
+        trace=about,
         replicas=replicas,
         slos=tuple(map(str, slos)),
         missing_passes=missing_passes,
-        policies=(summary,),
+        policies=(replace(summary, **nothing),),
     )
     return MeasuredRun(info, columns, journal)
 
@@ -133,20 +137,20 @@ def _columns(log: ClientLog, trace: Requested | None, rows: npt.NDArray[np.int64
         "num_first": np.where(tokens == requests.num_chunks, 1, tokens),
     }
     columns: Columns = {}
+    nothing = {"float64": unknown}
     for name, kind in REQUEST_COLUMNS.items():
-        columns[name] = np.asarray(values.get(name, unknown if kind == "float64" else 0 * rows)).astype(kind)
+        columns[name] = np.asarray(values.get(name, nothing.get(kind, 0 * rows))).astype(kind)
     columns["lateness"] = unknown
     if trace is not None and log.has_times:
         # On the client's clock the least late request is on time.
         columns["lateness"] = start - arrival - (start - arrival).min()
-    columns |= {column: requests[name] for name, column in CLIENT.items()}
     columns |= {f"engine_{name}": unknown for name in ENGINE_TIMES}
     return rows_of(columns, np.lexsort((rows, arrival))), warnings
 
 
 def _engine_side(
     log: ClientLog, engine: StepLog, rows: npt.NDArray[np.int64], columns: Columns
-) -> tuple[Columns, Lists] | None:  # fmt: skip
+) -> tuple[Columns, Lists] | None:
     """An engine's log as the run's journal; adds its times to `columns`."""
     is_log = engine is log.steps
     r = engine.requests
@@ -170,11 +174,14 @@ def _engine_side(
 
 def _totals(steps: Columns) -> StepTotals:
     decode = ~steps["prefill"]
+    latencies = steps["latency"]
     totals = StepTotals(
-        num_decode_steps=int(decode.sum()), num_prefill_steps=int((~decode).sum()),
-        prefill_time=float(steps["latency"][~decode].sum()), decode_time=float(steps["latency"][decode].sum()),
-    )  # fmt: skip
-    totals.step_latency.add_many(steps["latency"][decode])
+        num_decode_steps=int(decode.sum()),
+        num_prefill_steps=int((~decode).sum()),
+        prefill_time=float(latencies[~decode].sum()),
+        decode_time=float(latencies[decode].sum()),
+    )
+    totals.step_latency.add_many(latencies[decode])
     for batch in steps["batch"][decode].tolist():
         totals.batch.add(batch)
     return totals
@@ -186,33 +193,21 @@ def _status(error: str) -> int:
         return COMPLETED
     if error.startswith("cancelled"):
         return CANCELLED
-    return UNFINISHED if error.startswith("incomplete") else REJECTED
+    if error.startswith("incomplete"):
+        return UNFINISHED
+    return REJECTED
 
 
 def _about(log: ClientLog, columns: Columns, warnings: list[str]) -> ClientInfo:
-    done = columns["status"] == COMPLETED
-    values_of = latencies(columns)
-    differing = {}
-    for name, column in CLIENT.items():
-        values = columns[column]
-        mask = done & ~np.isnan(values) & ~np.isnan(values_of[name])
-        if not mask.any():
-            continue
-        client, dsim = float(values[mask].mean()), float(values_of[name][mask].mean())
-        if abs(client - dsim) > DIFFERS * dsim:
-            differing[name] = OwnFigure(1e3 * client, 1e3 * dsim)
-    errors = dict(Counter(filter(None, log.requests.error)))
-    lateness = columns["lateness"]
-    late = None
+    late, lateness = None, 1e3 * columns["lateness"]
     if not np.isnan(lateness).any():
-        p50, p99 = (float(q) for q in 1e3 * np.percentile(lateness, [50, 99]))
-        late = Lateness(p50, p99, float(1e3 * lateness.max()))
+        p50, p99 = np.percentile(lateness, [50, 99]).tolist()
+        late = Lateness(p50, p99, float(lateness.max()))
     return ClientInfo(
         tool=log.tool,
-        failed=int((~done).sum()),
-        errors=errors,
+        failed=int((columns["status"] != COMPLETED).sum()),
+        errors=dict(Counter(filter(None, log.requests.error))),
         lateness_ms=late,
-        differing=differing,
         warnings=tuple(warnings),
     )
 
@@ -228,17 +223,12 @@ def write_measured(run: MeasuredRun, folder: Path, *, force: bool = False) -> No
 
 
 def client_lines(client: ClientInfo) -> list[str]:
-    """Lateness, failures, and figures that differ from dsim's."""
+    """Lateness and failures."""
     lines = [f"Client: {client.tool}, {client.failed:,} requests failed"]
     lines += [f"  {count:,} x {error}" for error, count in client.errors.items()]
     if (late := client.lateness_ms) is not None:
         lines.append(
             f"Lateness: requests were sent {number(late.p50)} ms after their time at the median, "
             f"{number(late.p99)} ms at p99, {number(late.max)} ms at most; latencies run from the sending"
-        )
-    for name, figure in client.differing.items():
-        lines.append(
-            f"Own figure: mean {name} is {number(figure.client_ms)} ms by the client's definition or count, "
-            f"{number(figure.dsim_ms)} ms by dsim's"
         )
     return lines

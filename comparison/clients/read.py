@@ -12,42 +12,59 @@ import numpy as np
 from ...engine.errors import DsimError, TraceError
 from ...files.read import LARGEST, cut
 from ...profiler import steplog
-from ...traces.formats import CLIENT, FORMATS, TICKS_PER_SECOND, Asked, Format
+from ...traces.formats import FORMATS, TICKS_PER_SECOND, Asked, Format
 from ...traces.load import read_rows
 from ...traces.parse import Columns, columns_of_rows
 from ...traces.rows import Row, Rows, inside, object_or_complaint, raw_rows, read_bytes
 
-ARRIVALS = "a step log with arrivals (docs/steplog.md)"
 DETAILED = "vllm bench serve --save-result --save-detailed or SGLang's bench_serving --output-details"
 EXAMPLE = "arrival=START,first=FIRST_TOKEN,end=END,input=COLUMN,output=COLUMN"
 TOOLS = {"litellm": "LiteLLM", "sglang": "SGLang", "otlp": "OpenTelemetry"}
 ARRAYS = ("ttfts", "itls", "input_lens", "output_lens", "errors")  # of vLLM's and SGLang's files
 VLLM = Format(
-    "vllm bench serve", "start_times", "input_lens", "output_lens", "s",
-    {"errors": "error", "itls": "gaps", "ttfts": "client_ttft", "latencies": "client_e2el"},
-    ttft="ttfts", e2el="latencies", report=True,
-)  # fmt: skip
+    name="vllm bench serve",
+    time="start_times",
+    input="input_lens",
+    output="output_lens",
+    unit="s",
+    extras={"errors": "error", "itls": "gaps"},
+    ttft="ttfts",
+    e2el="latencies",
+    report=True,
+)
 GUIDELLM = Format(
-    "guidellm", "info.timings.request_start or start_time or info.timings.targeted_start",
-    "prompt_tokens or input_metrics.text_tokens", "output_tokens or output_metrics.text_tokens", "s",
-    {"error": "error", "due": "due", "info.timings.token_iterations": "chunks", "request_latency": "client_e2el",
-     "time_to_first_token_ms": "client_ttft", "inter_token_latency_ms": "client_tpot"},
+    name="guidellm",
+    time="info.timings.request_start or start_time or info.timings.targeted_start",
+    input="prompt_tokens or input_metrics.text_tokens",
+    output="output_tokens or output_metrics.text_tokens",
+    unit="s",
+    extras={"error": "error", "due": "due", "info.timings.token_iterations": "chunks"},
     first="info.timings.first_token_iteration or first_token_time",
-    end="info.timings.last_token_iteration or last_token_time", e2el="request_latency", report=True,
-)  # fmt: skip
+    end="info.timings.last_token_iteration or last_token_time",
+    e2el="request_latency",
+    report=True,
+)
 AIPERF = Format(
-    "aiperf", "metadata.request_start_ns", "metrics.usage_prompt_tokens.value or metrics.input_sequence_length.value",
-    "metrics.usage_completion_tokens.value or metrics.output_sequence_length.value", "ns",
-    {"error.message or error": "error", "metadata.was_cancelled": "cancelled",
-     "metrics.inter_chunk_latency.value": "gaps", "metrics.request_latency.value": "client_e2el",
-     "metrics.time_to_first_token.value": "client_ttft", "metrics.inter_token_latency.value": "client_tpot"},
+    name="aiperf",
+    time="metadata.request_start_ns",
+    input="metrics.usage_prompt_tokens.value or metrics.input_sequence_length.value",
+    output="metrics.usage_completion_tokens.value or metrics.output_sequence_length.value",
+    unit="ns",
+    extras={
+        "error.message or error": "error",
+        "metadata.was_cancelled": "cancelled",
+        "metrics.inter_chunk_latency.value": "gaps",
+    },
     # Usage follows the last chunk with text; releases before 0.12 have no `decode_duration`.
-    ttft="metrics.time_to_first_token.value", e2el="metrics.request_latency.value",
-    decode="metrics.decode_duration.value", wait_unit="ms", report=True,
-)  # fmt: skip
+    ttft="metrics.time_to_first_token.value",
+    e2el="metrics.request_latency.value",
+    decode="metrics.decode_duration.value",
+    wait_unit="ms",
+    report=True,
+)
 # Of requests as their client saw them: s on the client's clock, NaN if unknown. first, last: chunk with text; due: in
 # the trace.
-TIMES = ("sent", "first", "last", "due", *CLIENT)
+TIMES = ("sent", "first", "last", "due")
 COUNTS = ("input_length", "output_length", "num_chunks")  # the server's; chunks with text, 0: unknown
 SENT = np.dtype([*((name, "f8") for name in TIMES), *((name, "i8") for name in COUNTS), ("error", "O")])
 Sent: TypeAlias = Any  # a record array of SENT
@@ -68,24 +85,24 @@ class ClientLog:
 
 
 def read_client(
-    path: str | Path, columns: str | None = None, only: str | None = None, time_unit: str | None = None,
-    skip_bad: bool = False, benchmark: int | None = None,
-) -> ClientLog:  # fmt: skip
+    path: str | Path,
+    columns: str | None = None,
+    only: str | None = None,
+    time_unit: str | None = None,
+    skip_bad: bool = False,
+) -> ClientLog:
     """The requests in a client's file; DsimError names file, request and both values.
 
-    columns: a log's names; only: `model=NAME` or `COLUMN=VALUE`; benchmark: which one of several, from 1.
+    columns: a log's names; only: `model=NAME` or `COLUMN=VALUE`.
     """
-    options = Asked(columns, only, skip_bad, time_unit)
-    rows = raw_rows(str(path), read_bytes(Path(path)))
-    read = reader_of(rows) if columns is None else None
+    rows, read = raw_rows(str(path), read_bytes(Path(path))), None
+    if columns is None:
+        read = reader_of(rows)
     if read is not None:
         if only is not None:
             raise DsimError(f"--only is {cut(only)} and {path} is a load generator's file: expected a gateway's log")
-        return read(rows, benchmark, Asked(skip_bad=skip_bad))
-    for column in ("first", "end"):
-        if columns is not None and not any(pair.partition("=")[0].strip() == column for pair in columns.split(",")):
-            raise TraceError(f"--columns {cut(columns)} lacks {column}, expected {EXAMPLE}")
-    parsed, form = read_rows(rows, options)
+        return read(rows, Asked(skip_bad=skip_bad))
+    parsed, form = read_rows(rows, Asked(columns, only, skip_bad, time_unit))
     is_timed = form.is_log and any(np.isfinite(wait).any() for wait in parsed.waited.values())
     if not is_timed and not (parsed.waited and all(parsed.reasons)):
         timed = ", ".join(f.name for f in FORMATS.values() if f.end)
@@ -95,7 +112,7 @@ def read_client(
     return client_log(str(path), TOOLS.get(form.name, "gateway"), model, parsed, form)
 
 
-def reader_of(file: Rows) -> Callable[[Rows, int | None, Asked], ClientLog] | None:
+def reader_of(file: Rows) -> Callable[[Rows, Asked], ClientLog] | None:
     """By the first object's keys; None if it is no client's or engine's."""
     head: Row = next(filter(None, file.rows), {})
     if head.get("schema") == steplog.SCHEMA:
@@ -104,7 +121,9 @@ def reader_of(file: Rows) -> Callable[[Rows, int | None, Asked], ClientLog] | No
         return _guidellm
     if {"metadata", "metrics"} <= set(head):
         return _aiperf
-    return _arrays if {"completed", "total_output_tokens"} <= set(head) else None
+    if {"completed", "total_output_tokens"} <= set(head):
+        return _arrays
+    return None
 
 
 def blank(num_requests: int) -> Sent:
@@ -116,30 +135,26 @@ def blank(num_requests: int) -> Sent:
     return requests
 
 
-def client_log(
-    path: str, tool: str, model: object, columns: Columns, form: Format, in_order: bool = False
-) -> ClientLog:
-    """Of a file's columns. in_order: they are in the trace's order already."""
+def client_log(path: str, tool: str, model: object, columns: Columns, form: Format) -> ClientLog:
+    """Of a file's columns."""
     unit = 1.0 / TICKS_PER_SECOND[form.wait_unit]
-    units = {field: 1e-3 if key.endswith("_ms") else unit for key, field in form.extras.items()} | {"due": 1.0}
-    unknown = [None] * len(columns.time)
-    requests = blank(len(columns.time))
+    num = len(columns.time)
+    gaps, chunks, due = (columns.extras.get(name, [None] * num) for name in ("gaps", "chunks", "due"))
+    requests = blank(num)
     requests.sent, requests.input_length = columns.time / form.ticks, columns.input_length
+    requests.due = np.array(due, np.float64)
     for name, waited in zip(("first", "last"), columns.waited.values(), strict=False):
         requests[name] = requests.sent + waited
-    for name, field in {"due": "due", **CLIENT}.items():
-        values = columns.extras.get(field, unknown)
-        requests[name] = [math.nan if value is None else units[field] * value for value in values]
-    gaps = columns.extras.get("gaps", unknown)
-    singles: Any = np.isfinite(requests.first) if any(gaps) else unknown  # the chunk of an answer without gaps
-    chunks = zip(gaps, columns.extras.get("chunks", unknown), singles, strict=True)
-    requests.num_chunks = [len(waits) + 1 if waits else count or single or 0 for waits, count, single in chunks]
+    # An answer without gaps has one chunk.
+    single = np.isfinite(requests.first) & any(gaps)
+    for i, (waits, count) in enumerate(zip(gaps, chunks, strict=True)):
+        requests.num_chunks[i] = len(waits or ()) + bool(waits) or count or single[i]
     requests.output_length = columns.output_length
     lost = np.where(np.isnan(requests.last), "no time of its end", "")
     if not form.report:
         lost = np.where(requests.output_length == 0, "no output", lost)
-    whys = zip(columns.reasons, lost.tolist(), strict=True)
-    requests.error = [" ".join((reason or other).split())[:200] for reason, other in whys]
+    reasons = zip(columns.reasons, lost.tolist(), strict=True)
+    requests.error = [" ".join((reason or other).split())[:200] for reason, other in reasons]
     done = requests.error == ""
     lacking = {
         "answers have no time of their first token: their ttft and tpot are missing": np.isnan(requests.first),
@@ -147,12 +162,19 @@ def client_log(
         "requests have no count of output tokens": requests.output_length == 0,
     }
     counts = {text: int((lacks & done).sum()) for text, lacks in lacking.items()}
-    warnings = [f"{count} of {len(requests)} {text}" for text, count in counts.items() if count]
+    warnings = [f"{count} of {num} {text}" for text, count in counts.items() if count]
     pauses = tuple(unit * gap for waits, is_done in zip(gaps, done, strict=True) if is_done for gap in waits or ())
-    if not in_order:
+    if form is not VLLM:  # its file is in the trace's order
         start = np.where(np.isnan(requests.due), requests.sent, requests.due)
         requests = requests[np.lexsort((requests.sent, start))]
-    return ClientLog(path, tool, str(model or ""), failed(requests), pauses, warnings=(*columns.warnings, *warnings))
+    return ClientLog(
+        path=path,
+        tool=tool,
+        model=str(model or ""),
+        requests=failed(requests),
+        gaps=pauses,
+        warnings=(*columns.warnings, *warnings),
+    )
 
 
 def failed(requests: Sent) -> Sent:
@@ -162,10 +184,11 @@ def failed(requests: Sent) -> Sent:
     return requests
 
 
-def _log(file: Rows, form: Format, options: Asked, tool: str, model: object = "", in_order: bool = False) -> ClientLog:
+def _log(file: Rows, form: Format, options: Asked, tool: str, model: object = "") -> ClientLog:
     if not file.rows:
         raise DsimError(f"{file.path}: holds no requests, expected at least 1")
-    return client_log(file.path, tool, model, *columns_of_rows(file, form, options), in_order)
+    columns, _ = columns_of_rows(file, form, options)
+    return client_log(file.path, tool, model, columns, form)
 
 
 def _named(file: Rows, rows: list[Any]) -> Rows:
@@ -173,20 +196,16 @@ def _named(file: Rows, rows: list[Any]) -> Rows:
     return Rows.of(file.path, enumerate(map(object_or_complaint, rows)), "{}: request {}")
 
 
-def one_of(path: str, runs: list[Any], benchmark: int | None) -> Any:
-    """The benchmark; DsimError if there are several and none is chosen."""
-    number = 1 if benchmark is None and len(runs) == 1 else benchmark
-    if number is None or not 1 <= number <= len(runs):
-        raise DsimError(
-            f"{path}: holds {len(runs)} benchmarks, --benchmark is {benchmark or 'missing'}, expected 1 to {len(runs)}"
-        )
-    return runs[number - 1]
+def one_of(path: str, runs: list[Any]) -> Any:
+    """The only benchmark; DsimError if there are several."""
+    if len(runs) != 1:
+        raise DsimError(f"{path}: holds {len(runs)} benchmarks, expected 1: a file for each")
+    return runs[0]
 
 
-def _arrays(file: Rows, benchmark: int | None, options: Asked) -> ClientLog:
+def _arrays(file: Rows, options: Asked) -> ClientLog:
     """vLLM's, or SGLang's, which has no times."""
-    report = one_of(file.path, file.rows, benchmark)
-    has_times = "start_times" in report
+    report = one_of(file.path, file.rows)
     arrays = {name: report.get(name) for name in ARRAYS}
     arrays |= {name: report[name] for name in ("start_times", "latencies") if name in report}
     for name, array in arrays.items():
@@ -196,57 +215,68 @@ def _arrays(file: Rows, benchmark: int | None, options: Asked) -> ClientLog:
         sizes = ", ".join(f"{name} has {len(array)}" for name, array in arrays.items())
         raise DsimError(f"{file.path}: {sizes} entries, expected one number")
     rows = [{"start_times": 0.0, **dict(zip(arrays, row, strict=True))} for row in zip(*arrays.values(), strict=True)]
-    tool = VLLM.name if has_times else "SGLang's bench_serving"
-    return replace(
-        _log(_named(file, rows), VLLM, options, tool, report.get("model_id"), in_order=True), has_times=has_times
-    )
+    log = _log(_named(file, rows), VLLM, options, VLLM.name, report.get("model_id"))
+    if "start_times" in report:
+        return log
+    return replace(log, tool="SGLang's bench_serving", has_times=False)
 
 
-def _guidellm(file: Rows, benchmark: int | None, options: Asked) -> ClientLog:
+def _guidellm(file: Rows, options: Asked) -> ClientLog:
     report = file.rows[0]
-    run = object_or_complaint(one_of(file.path, report["benchmarks"], benchmark))
+    run = object_or_complaint(one_of(file.path, report["benchmarks"]))
     if isinstance(run, str):
         raise DsimError(f"{file.path}: a benchmark of {run}")
-    scale = inside(run, "config.strategy.time_scale")
+    scale = _number(inside(run, "config.strategy.time_scale"))
     rows = []
     for kind in ("successful", "errored", "incomplete"):
         entries = inside(run, f"requests.{kind}")
-        for row in (row for row in entries if isinstance(row, dict)) if isinstance(entries, list) else ():
-            reason = "incomplete: the benchmark ended" if kind == "incomplete" else inside(row, "info.error") or kind
-            due = inside(row, "info.settings.relative_timestamp")
-            if not _is_number(due):
-                due = None
-            elif _is_number(scale):
-                due *= scale
-            rows.append({**row, "due": due, "error": "" if kind == "successful" else reason})
+        for row in filter(lambda row: isinstance(row, dict), entries if isinstance(entries, list) else ()):
+            reason = {"successful": "", "incomplete": "incomplete: the benchmark ended"}.get(kind)
+            if reason is None:
+                reason = inside(row, "info.error") or kind
+            due = _number(inside(row, "info.settings.relative_timestamp"))
+            if due is not None:
+                due *= scale or 1.0
+            rows.append({**row, "due": due, "error": reason})
     version = inside(report, "metadata.guidellm_version") or ""
     model = inside(report, "config.spec.backend.model")
     return _log(_named(file, rows), GUIDELLM, options, f"guidellm {version}".strip(), model)
 
 
-def _aiperf(file: Rows, benchmark: int | None, options: Asked) -> ClientLog:
+def _aiperf(file: Rows, options: Asked) -> ClientLog:
     phases = file.values("metadata.benchmark_phase")
     requests = file.take([i for i, phase in enumerate(phases) if phase != "warmup"])
     log = _log(requests, AIPERF, options, AIPERF.name)
     usage = requests.values(AIPERF.output.partition(" or ")[0])
-    no_usage = usage.count(None) - int((log.requests.error != "").sum())
-    counted = f"{no_usage} of {len(usage)} requests have no usage: their token counts are the client's"
-    return replace(log, warnings=(*log.warnings, counted)) if no_usage > 0 else log
+    num = usage.count(None) - int((log.requests.error != "").sum())
+    if num <= 0:
+        return log
+    counted = f"{num} of {len(usage)} requests have no usage: their token counts are the client's"
+    return replace(log, warnings=(*log.warnings, counted))
 
 
-def _engine(file: Rows, benchmark: int | None, options: Asked) -> ClientLog:
+def _engine(file: Rows, options: Asked) -> ClientLog:
     """A request is sent when it reaches the engine; tokens arrive when their step ends."""
     log = steplog.read_log(file.path)
     r = log.requests
-    for i in np.flatnonzero(np.isnan(r.arrival))[:1]:
-        raise DsimError(f"{file.path}: request {r.request[i]} has no arrival, expected {ARRIVALS}")
+    if np.isnan(r.arrival).any():
+        raise DsimError(f"{file.path}: a request has no arrival, expected a step log with arrivals (docs/steplog.md)")
     requests = blank(len(r))
     requests.sent, requests.first, requests.last = r.arrival, r.first_emission, r.last_emission
     requests.input_length, requests.output_length, requests.num_chunks = r.input_length, r.num_tokens, r.num_emissions
     requests.error = np.where(np.isnan(r.finish) | (r.num_tokens == 0), "incomplete: the log ended", "")
-    gaps = tuple(r.gaps.tolist())
-    return ClientLog(file.path, log.header.engine, log.header.model.name, failed(requests), gaps, log)
+    return ClientLog(
+        path=file.path,
+        tool=log.header.engine,
+        model=log.header.model.name,
+        requests=failed(requests),
+        gaps=tuple(r.gaps.tolist()),
+        steps=log,
+    )
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LARGEST
+def _number(value: Any) -> float | None:
+    """None for anything else than a usual number."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LARGEST:
+        return float(value)
+    return None

@@ -7,21 +7,20 @@ from ...engine.errors import DsimError
 from ...engine.plain import Range, plain
 from ...files.read import cut, parsing
 from ...files.samples import RANK
-from ...results.engine_metrics import BY_NAME, RELEASES, WITH_HANDLES, Quantity
-from .sample import MEAN_GAUGES, MOST_REQUESTS, Buckets, Sample
+from ...results.engine_metrics import (
+    BY_NAME,
+    CACHE_SETTINGS,
+    RELEASES,
+    SIMULATED,
+    SIMULATED_START,
+    SIMULATED_TIME,
+    WITH_HANDLES,
+)
+from .sample import MAX_REQUESTS, MEAN_GAUGES, Buckets, Sample
 
-# The quantities that a follower compares.
-READ = tuple(
-    BY_NAME[name]
-    for name in (
-        "requests", "prompt_tokens", "generation_tokens", "steps", "forward_seconds", "forwards", "running", "waiting",
-        "kv_usage", "ttft", "e2el", "queue", "input_length", "output_length",
-    )
-)  # fmt: skip
-SETTINGS = "vllm:cache_config_info"  # a metric with settings as labels
-MOST_COUNT = 1e15  # no value of a page that is read is larger
+MAX_COUNT = 1e15  # no value of a page that is read is larger
 LATEST = 1e11  # s since 1970
-NO_SETTINGS = ("engine", "engine_index", "engine_id")  # its other labels
+NO_SETTINGS = ("engine", "engine_index", "engine_id")  # other labels of CACHE_SETTINGS
 
 _Page = dict[str, list[tuple[dict[str, str], float]]]  # samples by name
 
@@ -37,7 +36,7 @@ def sample_of(text: str, time: float, source: str) -> Sample:
     with parsing(source, "Prometheus metrics"):
         for family in text_string_to_metric_families(RANK.sub("", text)):
             for sample in family.samples:
-                if 0 <= sample.value <= MOST_COUNT:
+                if 0 <= sample.value <= MAX_COUNT:
                     page[sample.name].append((sample.labels, float(sample.value)))
         return _sample(page, time, source)
 
@@ -49,46 +48,48 @@ def _sample(page: _Page, time: float, source: str) -> Sample:
         expected = ", ".join(f"{engine}:*" for engine in RELEASES)
         raise DsimError(f"{source}: holds {cut(names)}, expected the metrics of an engine: {expected}")
     running = BY_NAME["running"].name_in(engine)
-    if _total(page, running) is None:
+    if running not in page:
         raise DsimError(f"{source}: lacks {running}, expected it among the metrics")
     # Some metrics only appear with the first request.
-    counters = dict.fromkeys(("requests", "generation_tokens"), 0.0)
-    gauges = {"waiting": 0.0}
+    values = {"counter": dict.fromkeys(("requests", "generation_tokens"), 0.0), "gauge": {"waiting": 0.0}}
     histograms = {}
-    for quantity in READ:
+    for name, quantity in BY_NAME.items():
+        key = quantity.name_in(engine)
         if quantity.kind == "histogram":
-            if (buckets := _buckets(page, quantity.name_in(engine))) is not None:
-                histograms[quantity.name] = buckets
-        elif (value := _value(page, quantity, engine)) is not None:
-            (counters if quantity.kind == "counter" else gauges)[quantity.name] = value
+            if (buckets := _buckets(page, key)) is not None:
+                histograms[name] = buckets
+        elif key in page:
+            values[quantity.kind][name] = _total(page, key)
+            if name in MEAN_GAUGES:
+                values[quantity.kind][name] /= len(page[key])
+    counters, gauges = values["counter"], values["gauge"]
     if engine == WITH_HANDLES:
-        gauges["waiting"] += _value(page, BY_NAME["waiting_for_handle"], engine) or 0.0
+        gauges["waiting"] += _total(page, BY_NAME["waiting_for_handle"].name_in(engine))
     if BY_NAME["requests"].name_in(engine) not in page and "e2el" in histograms:
         counters["requests"] = histograms["e2el"].num
-    settings = {
-        key: value for labels, _ in page.get(SETTINGS, []) for key, value in labels.items() if key not in NO_SETTINGS
-    }
-    for labels, _ in page.get("dsim_simulated", []):  # a twin's page (docs/serve-metrics.md)
+    settings: dict[str, str] = {}
+    for labels, _ in page.get(CACHE_SETTINGS, []):
+        settings |= {key: value for key, value in labels.items() if key not in NO_SETTINGS}
+    for labels, _ in page.get(SIMULATED, []):  # a twin's page (docs/serve-metrics.md)
         settings["dsim_speed"] = str(plain(float(labels.get("dsim_speed", 1)), float, Range(0, 1e6)))
-    times = [value for name in ("start", "time") for _, value in page.get(f"dsim_simulated_{name}_seconds", [])]
-    time = sum(times) if times else time
-    sample = Sample(min(time, LATEST), engine, len(page[running]), counters, gauges, histograms, settings)
-    if sample.num_open > MOST_REQUESTS:
-        raise DsimError(f"{source}: {sample.num_open:g} requests run or wait, expected at most {MOST_REQUESTS}")
+        time = _total(page, SIMULATED_START) + _total(page, SIMULATED_TIME)
+    sample = Sample(
+        time=min(time, LATEST),
+        engine=engine,
+        num_engines=len(page[running]),
+        counters=counters,
+        gauges=gauges,
+        histograms=histograms,
+        settings=settings,
+    )
+    if sample.num_open > MAX_REQUESTS:
+        raise DsimError(f"{source}: {sample.num_open:g} requests run or wait, expected at most {MAX_REQUESTS}")
     return sample
 
 
-def _value(page: _Page, quantity: Quantity, engine: str) -> float | None:
-    """The sum over labels, or the mean of a gauge that is a share; None if the page lacks it."""
-    name = quantity.name_in(engine)
-    total = _total(page, name)
-    if total is None or quantity.name not in MEAN_GAUGES:
-        return total
-    return total / len(page[name])
-
-
-def _total(page: _Page, name: str) -> float | None:
-    return sum(value for _, value in page[name]) if name in page else None
+def _total(page: _Page, name: str) -> float:
+    """The sum over labels."""
+    return sum(value for _, value in page.get(name, []))
 
 
 def _buckets(page: _Page, name: str) -> Buckets | None:
@@ -97,6 +98,5 @@ def _buckets(page: _Page, name: str) -> Buckets | None:
         counts[float(labels.get("le", "nan"))] += value
     if math.inf not in counts or any(math.isnan(end) for end in counts):
         return None
-    total = sum(value for _, value in page.get(f"{name}_sum", []))
     ends = tuple(sorted(end for end in counts if end < math.inf))
-    return Buckets(ends, tuple(counts[end] for end in (*ends, math.inf)), total)
+    return Buckets(ends, tuple(counts[end] for end in (*ends, math.inf)), _total(page, f"{name}_sum"))

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-MOST_REQUESTS = 100_000  # of a server at once, and between two readings
+MAX_REQUESTS = 100_000  # of a server at once, and between two readings
 MEAN_GAUGES = ("kv_usage",)  # over engines; the others are sums
 
 
@@ -32,7 +32,9 @@ class Buckets(NamedTuple):
     @property
     def mean(self) -> float:
         """The mean; NaN without values."""
-        return self.total / self.num if self.num > 0 else float("nan")
+        if not self.num:
+            return float("nan")
+        return self.total / self.num
 
     def minus(self, other: "Buckets | None") -> "Buckets":
         """The values added since `other`."""

@@ -22,7 +22,6 @@ from dsim.comparison.bounds import Bound
 from dsim.comparison.clients.measured import MeasuredRun, measured_run, write_measured
 from dsim.comparison.clients.read import read_client
 from dsim.comparison.comparison import compare_runs
-from dsim.comparison.measured_log import measured_log
 from dsim.engine.errors import DsimError
 from dsim.engine.policy import PRESETS, parse
 from dsim.files.duration import seconds_of
@@ -211,7 +210,7 @@ def _use_trace(path: Path, chance: Random, columns: str | None = None) -> None:
     with contextlib.suppress(DsimError):  # hash ids that do not fit their prompts, as the trace's name says
         prefixes_of(trace)
     copy = write(trace, path.with_suffix(".out"), force=True)
-    measured_log(World(str(copy), slos=("ttft=1s",)))
+    World(str(copy), slos=("ttft=1s",)).requests()
     with contextlib.suppress(DsimError):
         again = load(copy)
         assert len(again) == len(trace)

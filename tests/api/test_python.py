@@ -190,7 +190,7 @@ def test_a_load_generators_file_becomes_a_run_next_to_the_prediction_of_its_trac
     files = Path(__file__).parents[1] / "comparison" / "clients"
     asked = dsim.load_trace(files / "vllm_trace.jsonl").to_frame()
     measured = dsim.import_run(files / "vllm_bench.json", trace=asked, policy="ar", slos="ttft=110ms")
-    assert measured.requests["client_ttft"].notna().all()
+    assert measured.requests["lateness"].notna().all()
     assert measured.to_frame()["completed"].tolist() == [8]
     assert {"cdf-ttft", "cdf-e2el"} <= {figure.name for figure in measured.figures()}
     assert "queue" not in {figure.name for figure in measured.figures()}  # which nobody measured

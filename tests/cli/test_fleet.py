@@ -20,7 +20,7 @@ def test_a_fleet_of_two_pools_is_replayed_and_its_page_names_them(tmp_path: Path
     assert info["replicas"] == 3
     page = (tmp_path / "run" / "report.html").read_text()
     assert "pools fast of 1 and pool1 of 2" in page
-    assert "profiles h100-sdar-8b and a100-sdar-8b were not measured" in page
+    assert "No device ran the steps of h100-sdar-8b and a100-sdar-8b" in page
 
 
 def test_a_scaled_fleet_says_its_replica_hours(tmp_path: Path) -> None:

@@ -32,7 +32,6 @@ def test_the_report_tells_of_the_client() -> None:
     assert "Measured by: aiperf" in ran.out
     assert "Client: aiperf, 0 requests failed" in ran.out
     assert "Lateness: requests were sent " in ran.out
-    assert "Own figure: mean tpot is " in ran.out
 
 
 def test_a_file_compares_with_a_prediction_of_its_trace() -> None:

@@ -128,7 +128,7 @@ def test_bad_rows_are_skipped_and_counted_when_asked(tmp_path: Path) -> None:
     )
     assert dsim("replay", "t.jsonl").code == 2
     ran = succeed("replay", "t.jsonl", "--skip-bad", "-o", "run")
-    assert "Note: 2 rows of the trace could not be read and were skipped" in ran.out.splitlines()
+    assert "Note: skipped rows of the trace that could not be read: 2" in ran.out.splitlines()
     assert read_run("run").info.trace.skipped_bad == 2
     assert read_run("run").info.trace.num_requests == 5
 

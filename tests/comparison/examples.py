@@ -1,12 +1,11 @@
 """A comparison and a validation of made-up numbers."""
 
 from dsim.comparison.bounds import DISTRIBUTIONS, Judged
-from dsim.comparison.comparison import Comparison, MetricErrors, PolicyErrors, Ranking, Total
+from dsim.comparison.comparison import Comparison, MetricErrors, PolicyErrors, Total
 from dsim.comparison.errors import Errors
 from dsim.comparison.pairs import Pair, Side
 from dsim.comparison.parts import MetricParts, Parts
-from dsim.comparison.ranking import Verdict
-from dsim.comparison.steps import StepErrors, Steps
+from dsim.comparison.steps import Steps
 from dsim.device.validate import Cell, Validated
 from dsim.results.metrics import STATS
 
@@ -23,34 +22,28 @@ def side(driver: str) -> Side:
 def metric(requests: Errors | None) -> MetricErrors:
     return MetricErrors(
         unit="ms", predicted=dict.fromkeys(STATS, 98.0), measured=dict.fromkeys(STATS, 100.0),
-        error=dict.fromkeys(STATS, -0.02), ks=0.1, requests=requests,
+        error=dict.fromkeys(STATS, -0.02), requests=requests,
     )  # fmt: skip
 
 
 def cell(policy: str, unpaired: str = "") -> PolicyErrors:
-    kind = StepErrors(num_measured=9, paired=None, priced=ERRORS, ks=0.2, host=None)
-    part = MetricParts(
-        num=40, measured=0.1, error=-0.002, latency=-0.001, commits=-0.001, scheduling=0.0, frontend=0.0, seed=None
-    )
+    part = MetricParts(num=40, measured=0.1, error=-0.002, latency=-0.001, commits=-0.001, scheduling=0.0, frontend=0.0)
     counted = {"latency_steps": 9, "latency_nearest": 1, "commit_rows": 9, "commit_forced": 0, "commit_masks": 36}
     return PolicyErrors(
         pair=0, policy=policy, unpaired=unpaired, num_both=40,
         left_out={"not completed in both": 0, "not arrived in both": 0},
         metrics={name: metric(None if unpaired else ERRORS) for name in DISTRIBUTIONS},
         totals={"completed": Total("requests", 40, 40, 0.0)},
-        steps=Steps(num_same=5, same=False, decode=kind, prefill=kind),
+        steps=Steps(num_same=5, num_measured=18, same=False, decode=ERRORS, prefill=ERRORS),
         parts=Parts(metrics={"e2el": part}, **counted, commit_unknown=2), no_parts="",
     )  # fmt: skip
 
 
 def comparison() -> Comparison:
-    verdict = Verdict(tau=1.0, choice="chunk:8", best="chunk:8", regret=0.0)
     return Comparison(
         pairs=(Pair(side("twin"), side("live")),),
         cells=(cell("chunk:8"), cell("ar", unpaired="the weights decided the commits of runs/live")),
         overall={"e2el": ERRORS},
-        rankings=(Ranking(cells=("chunk:8", "ar"), metrics={"mean:e2el": verdict}),),
-        tau={"mean:e2el": 1.0},
         bounds=(Judged(bound="e2el=1%", cell="chunk:8", value=0.03, limit=0.01, met=False),),
         notes=("a note",),
     )

@@ -15,7 +15,7 @@ import pytest
 
 from dsim.comparison.bounds import Bound
 from dsim.comparison.comparison import COMPARISON, Comparison, PolicyErrors, compare_runs
-from dsim.comparison.pairs import PolicyRuns, check_machines
+from dsim.comparison.pairs import PolicyRuns
 from dsim.comparison.parts import MetricParts
 from dsim.comparison.rerun import recording_of
 from dsim.engine.commits import CommitDraws, CommitModel
@@ -46,7 +46,7 @@ LMDEPLOY = "lmdeploy-bd32,block_length=4" + SMALL
 OPTIMUS = "optimus,block_length=4" + SMALL
 AR = "ar" + SMALL
 FOCUS = "focus,block_length=4" + SMALL
-ALL = (LMDEPLOY, CHUNK, OPTIMUS, AR, FOCUS)
+ALL = (LMDEPLOY, CHUNK, OPTIMUS, AR)
 
 LATENCY = LatencyModel(((0.0, 0.02), (16.0, 0.03)), 0.001, attention=1e-6, host_request=0.001)
 SLOWER = LatencyModel(((0.0, 0.022), (16.0, 0.033)), 0.0011, attention=1.1e-6, host_request=0.0011)
@@ -223,18 +223,14 @@ def adding_up(cell: PolicyErrors, metric: str = "e2el") -> MetricParts:
     return cell.parts.metrics[metric]
 
 
-@pytest.mark.parametrize("policy", [CHUNK, LMDEPLOY, FOCUS])
+@pytest.mark.parametrize("policy", [CHUNK, LMDEPLOY])
 def test_another_seed_is_the_commit_models_part_and_leaves_requests_unpaired(runs: Runs, policy: str) -> None:
-    of_seeds = [runs.twin(policies=(policy,), seed=seed) for seed in range(3)]
-    (cell,) = compared(*of_seeds[:2], seeds=2).cells
+    of_seeds = [runs.twin(policies=(policy,), seed=seed) for seed in range(2)]
+    (cell,) = cells(*of_seeds)
     part = adding_up(cell)
     assert cell.unpaired == "commits were drawn with seed 0 and with seed 1"
     assert cell.metrics["e2el"].requests is None
-    assert 0 < cell.metrics["e2el"].ks < 1
     assert part.commits == pytest.approx(part.error, abs=1e-9)
-    # Re-runs with other seeds are the runs of those seeds.
-    means = [run.info.policies[0].e2el_ms.mean / 1e3 for run in of_seeds]
-    assert part.seed == pytest.approx(np.std(means, ddof=1), rel=1e-6)
     # An autoregressive model draws nothing.
     alike = PolicyRuns(AR, *(runs.twin(policies=(AR,), seed=seed) for seed in (0, 1)))
     assert alike.unpaired == ""
@@ -245,12 +241,10 @@ def test_a_run_beside_itself_has_no_error_and_no_parts_of_one(runs: Runs) -> Non
     run = runs.twin(policies=ALL, replicas=2)
     for cell in cells(run, run):
         for metric in cell.metrics.values():
-            assert metric.ks in (None, 0.0)
             assert set(metric.error.values()) <= {None, 0.0}
             assert metric.requests is None or not metric.requests.num or metric.requests.mape == 0.0
         assert cell.steps.same
-        assert cell.steps.decode.paired is not None
-        assert (cell.steps.decode.paired.p95, cell.steps.decode.ks) == (0.0, 0.0)
+        assert cell.steps.decode.p95 == pytest.approx(0.0, abs=1e-9)
         assert cell.parts is not None
         assert cell.parts.latency_nearest == cell.parts.commit_forced == cell.parts.commit_unknown == 0
         assert cell.parts.metrics["e2el"].num == 40
@@ -265,8 +259,7 @@ def test_a_full_sequence_run_beside_itself_is_priced_with_its_cache_overhead(run
     for cell in cells(run, run):
         assert cell.parts is not None
         assert all(part.error == part.latency == 0.0 for part in cell.parts.metrics.values())
-        assert cell.steps.decode.priced is not None
-        assert cell.steps.decode.priced.mape == pytest.approx(0.0, abs=1e-9)
+        assert cell.steps.decode.mape == pytest.approx(0.0, abs=1e-9)
     # Without it the prices are others.
     model = PROFILES["serving"]
     bare = dataclasses.replace(model, latency=dataclasses.replace(model.latency, cache_overhead=()))
@@ -282,8 +275,7 @@ def test_slower_steps_alone_are_the_latency_models_part(runs: Runs) -> None:
         assert part.error < -0.08 * part.measured
         assert part.latency == pytest.approx(part.error, rel=0.02)
         assert part.scheduling == pytest.approx(0, abs=1e-12)
-        assert cell.steps.decode.priced is not None
-        assert cell.steps.decode.priced.bias == pytest.approx(1 / 1.1 - 1)
+        assert cell.steps.decode.bias == pytest.approx(1 / 1.1 - 1)
         if not cell.policy.startswith("optimus"):  # its chunks are chosen by latencies
             assert part.commits == pytest.approx(0, abs=1e-12)
 
@@ -305,6 +297,12 @@ def test_another_yield_alone_is_the_commit_models_part(runs: Runs) -> None:
         assert cell.parts.commit_unknown == 0
 
 
+def test_an_eviction_leaves_the_error_whole(runs: Runs) -> None:
+    run = runs.twin(policies=(FOCUS,))
+    (cell,) = cells(run, run)
+    assert (cell.parts, cell.no_parts) == (None, "re-runs do not evict tokens, as its policy does")
+
+
 def test_two_causes_are_told_apart(runs: Runs) -> None:
     base, both = runs.twin(), runs.twin("both")
     (cell,) = cells(base, both)
@@ -324,12 +322,11 @@ def test_waking_late_is_schedulings_part(runs: Runs) -> None:
     assert (part.latency, part.commits) == (0.0, 0.0)
     assert part.scheduling == pytest.approx(-0.0018)
     assert cell.steps.same
-    assert cell.steps.decode.paired is not None
-    assert cell.steps.decode.paired.bias < 0  # the host's time
+    assert cell.steps.decode.bias < 0  # the host's time
 
 
 @pytest.mark.slow
-def test_requests_steps_and_ranking_of_several_policies(runs: Runs) -> None:
+def test_requests_steps_and_the_choice_of_several_policies(runs: Runs) -> None:
     found = runs.slower
     assert [cell.policy for cell in found.cells] == list(ALL)
     cell = found.cells[1]
@@ -338,24 +335,9 @@ def test_requests_steps_and_ranking_of_several_policies(runs: Runs) -> None:
     assert cell.metrics["e2el"].requests is not None
     assert cell.metrics["e2el"].requests.mape == pytest.approx(np.mean(np.abs(e2el[0] - e2el[1]) / e2el[1]))
     assert found.overall["e2el"].num == 40 * len(ALL)
-    (ranking,) = found.rankings
-    assert ranking.cells == ALL
-    assert ranking.metrics["mean:e2el"].tau == 1.0
-    assert ranking.metrics["mean:e2el"].regret == 0.0
+    assert f"the twin's choice, {AR}, is the best" in found.page().answer
     stored = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert Comparison.from_json(stored) == found
-
-
-@pytest.mark.slow
-def test_pairs_of_the_same_requests_are_ranked_together_and_others_apart(runs: Runs) -> None:
-    other = traffic(seed=5)
-    pairs = [
-        tuple(runs.twin(n, policies=(spec,), trace=t) for n in ("twin", "slower"))
-        for i, (spec, t) in enumerate([(CHUNK, None), (AR, None), (CHUNK, other)])
-    ]  # fmt: skip
-    found = compare_runs([(p, m) for p, m in pairs], PROFILES.__getitem__)
-    assert [ranking.cells for ranking in found.rankings] == [(CHUNK, f"{AR} (pair 2)")]
-    assert [cell.name for cell in found.cells] == [CHUNK, f"{AR} (pair 2)", f"{CHUNK} (pair 3)"]
 
 
 def test_what_did_not_complete_is_left_out_and_counted(runs: Runs) -> None:
@@ -447,32 +429,14 @@ def without_lists(runs: Runs) -> Run:
     return read_run(folder)
 
 
-def scaled(runs: Runs, name: str) -> Run:
-    """A run whose summary has another value of a metric."""
-
-    def change(info: Any) -> None:
-        held = info["policies"][0]
-        held[name] = {**held[name], "p90": 9.0} if isinstance(held[name], dict) else held[name] + 1
-
-    return runs.edited(runs.twin(), change)
-
-
 REFUSED: dict[str, tuple[Callable[[Runs], Run], str]] = {
     "fewer requests": (lambda runs: runs.twin(trace=traffic(39)), "holds 40 requests of .* holds 39: expected two"),
-    "other lengths": (lambda runs: runs.twin(trace=traffic(seed=1)), "request 0 has input_length "),
+    "other lengths": (lambda runs: runs.twin(trace=traffic(seed=1)), "request 0 has (in|out)put_length "),
     "other arrivals": (lambda runs: runs.twin(trace=moved(0.02)), "request 7 has arrival .* expected two runs"),
     "another policy": (lambda runs: runs.twin(policies=(AR,)), "holds policies .* expected at least one in both"),
-    "more replicas": (lambda runs: runs.twin(replicas=2), "replicas is 1 in .* and 2 in .*: expected the same in both"),
+    "more replicas": (lambda runs: runs.twin(replicas=2), "replicas is 1 in .* and 2 in .*: expected the same"),
     "other emissions": (lambda runs: runs.twin(emit="step"), "emit is block in .* and step in "),
     "scalar columns of steps": (without_lists, "column 'requests' is empty: the run kept scalar columns only"),
-    "another run's summary": (
-        lambda runs: runs.edited(
-            runs.twin("slower"), lambda info: info.update(policies=runs.twin().info.to_json()["policies"])
-        ),
-        "duration_s of .* the summary was edited or is another run's",
-    ),
-    "an edited latency": (lambda runs: scaled(runs, "e2el_ms"), "e2el_ms.p90 of .* the summary was edited"),
-    "an edited count of steps": (lambda runs: scaled(runs, "num_decode_steps"), "num_decode_steps.* was edited"),
 }  # fmt: skip
 
 
@@ -500,7 +464,7 @@ def test_another_profile_or_another_model_is_named(runs: Runs) -> None:
     for key in ("model", "device"):
         other = runs.edited(run, lambda info, key=key: info["profiles"][CHUNK].update({key: "another"}))
         with pytest.raises(DsimError, match=f"{key} is toy in .* and another in .*: expected the same"):
-            check_machines([(run, other)])
+            compared(run, other)
 
 
 def test_a_policy_of_one_run_alone_is_left_out_and_said(runs: Runs) -> None:

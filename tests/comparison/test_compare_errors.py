@@ -1,20 +1,14 @@
-"""Errors, distances and rankings against numbers worked by hand."""
+"""Errors against numbers worked by hand."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from dsim.comparison.bounds import Bound
-from dsim.comparison.errors import errors, ks_distance
+from dsim.comparison.errors import errors
 from dsim.comparison.page import share
-from dsim.comparison.ranking import kendall_tau, rank, values_by_metric
 from dsim.engine.errors import DsimError
-from dsim.engine.journal import StepTotals
-from dsim.results.metrics import Distribution, summarize
-
-from ..report.fixtures import request_columns
 
 NAN = math.nan
 
@@ -35,45 +29,6 @@ def test_a_missing_value_and_a_measured_zero_are_left_out_and_counted() -> None:
     none = errors(np.array([1.0]), np.array([0.0]))
     assert none.num == 0
     assert none.mape is None
-
-
-def test_ks_is_what_scipy_says() -> None:
-    from scipy.stats import ks_2samp
-
-    rng = np.random.default_rng(1)
-    a, b = rng.integers(0, 20, 70).astype(float), rng.integers(2, 25, 41).astype(float)
-    assert ks_distance(a, np.append(b, NAN)) == pytest.approx(ks_2samp(a, b).statistic, abs=1e-12)
-    assert ks_distance(np.array([NAN]), a) is None
-
-
-def test_tau_of_ties_is_what_scipy_says() -> None:
-    from scipy.stats import kendalltau
-
-    a, b = [1.0, 2.0, 2.0, 4.0, 5.0], [2.0, 1.0, 3.0, 3.0, 6.0]
-    assert kendall_tau([[a, b]]) == pytest.approx(kendalltau(a, b).statistic)
-    assert kendall_tau([[[1, 1, 1], [1, 2, 3]]]) is None
-
-
-def test_tau_over_several_rankings_compares_only_within_each() -> None:
-    # Three pairs of three agree, and the one pair of the second ranking does not.
-    assert kendall_tau([[[1, 2, 3], [1, 2, 3]], [[100, 200], [9, 8]]]) == pytest.approx((3 - 1) / 4)
-
-
-def test_regret_is_what_the_twins_choice_costs_as_measured() -> None:
-    low = rank(["a", "b", "c"], np.array([[1.0, 2.0, 3.0], [12.0, 10.0, 30.0]]), "mean:e2el")
-    assert (low.choice, low.best) == ("a", "b")
-    assert low.regret == pytest.approx(0.2)
-    assert low.tau == pytest.approx(1 / 3)
-    high = rank(["a", "b"], np.array([[1.0, 2.0], [10.0, 8.0]]), "goodput")
-    assert (high.choice, high.best, high.tau) == ("b", "a", -1.0)
-    assert high.regret == pytest.approx(0.2)
-    assert rank(["a", "b"], np.array([[1.0, 2.0], [1.0, 5.0]]), "mean:e2el").regret == 0.0
-
-
-def test_a_ranked_metric_is_in_every_summary() -> None:
-    empty = summarize("p", request_columns([]), StepTotals())
-    summary = replace(empty, e2el_ms=Distribution(1.0), output_throughput=3.0)
-    assert set(values_by_metric([summary, summary], [summary, summary])) == {"mean:e2el", "output_throughput"}
 
 
 def test_a_bound_is_read() -> None:

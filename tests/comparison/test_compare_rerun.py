@@ -10,10 +10,9 @@ from dsim.comparison.latencies import Latencies
 from dsim.comparison.steps import Journal, Lists, blocks_ended, prices
 from dsim.engine.journal import STEP_COLUMNS, RequestTable
 from dsim.engine.latency import CacheOverhead, Features, LatencyModel
-from dsim.engine.policies.focus import Focus
 from dsim.engine.policy import parse
 from dsim.engine.replay import replay
-from dsim.engine.step import Evicting, Phase, StepOutcome, StepPlan
+from dsim.engine.step import Phase, StepOutcome, StepPlan
 from dsim.profiler.profile import load
 from dsim.profiler.samples import step_features
 from dsim.results.run import Columns
@@ -38,17 +37,13 @@ def blocks(start: int, computed: list[int], evaluations: list[int], masked: list
     )
 
 
-def committing(columns: list[int], evicted: list[int] | None = None) -> StepOutcome:
-    """What came of a plan: the columns committed, and those evicted where it could evict."""
-    at = np.arange(4)[None]
-    retained = None if evicted is None else ~np.isin(at, evicted)
-    return StepOutcome(1.0, np.isin(at, columns), retained=retained)
+def committing(columns: list[int]) -> StepOutcome:
+    """What came of a plan: the columns committed."""
+    return StepOutcome(1.0, np.isin(np.arange(4)[None], columns))
 
 
 def committed(commits: Commits, plan: StepPlan) -> list[list[bool]]:
-    marks, retained = commits.of(plan)
-    assert retained is None  # these plans evict nothing
-    return marks.tolist()
+    return commits.of(plan).tolist()
 
 
 @pytest.fixture
@@ -80,28 +75,6 @@ def test_a_position_without_a_record_takes_the_median(commits: Commits) -> None:
 def test_what_is_no_mask_never_commits(commits: Commits) -> None:
     assert committed(commits, blocks(4, [1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 1, 1])) == [[False] * 4]
     assert commits.counts.tolist() == [0, 0, 0, 0]
-
-
-def test_a_mask_is_evicted_at_the_evaluations_at_which_it_was_unless_it_commits() -> None:
-    seen = Commits(request_columns([{"input_length": 6, "output_length": 6}]), parse("lmdeploy-bd32:4"), 4)
-    nothing = np.zeros(1, np.int32)
-    can = Evicting(Focus(), nothing, nothing, nothing - 1)
-    plan = replace(blocks(4, [1, 1, 1, 1], [0, 0, 0, 0], [0, 0, 1, 1]), evicting=can)
-    seen.record(plan, committing([2], evicted=[3]))
-    later = replace(blocks(4, [0, 1, 1, 1], [0, 0, 1, 1], [0, 0, 0, 1]), evicting=can)
-    seen.record(later, committing([3], evicted=[]))
-    marks, retained = seen.of(plan)
-    assert retained is not None
-    assert (marks.tolist(), retained.tolist()) == ([[False, False, True, False]], [[True, True, True, False]])
-    marks, retained = seen.of(later)
-    assert retained is not None
-    assert (marks.tolist(), retained.tolist()) == ([[False, False, False, True]], [[False, True, True, True]])
-    # Alone it is the one due soonest: it commits before its time, and so was not evicted.
-    early = replace(blocks(4, [0, 0, 0, 1], [0, 0, 0, 0], [0, 0, 0, 1]), evicting=can)
-    marks, retained = seen.of(early)
-    assert retained is not None
-    assert marks.tolist() == retained.tolist() == [[False, False, False, True]]
-    assert seen.of(replace(plan, evicting=None))[1] is None
 
 
 MODEL = LatencyModel(((0.0, 0.0),), 0.001)  # 1 ms a token
@@ -158,16 +131,11 @@ def test_a_logs_step_is_told_by_its_rows_and_keys_however_its_engine_counts_head
     assert latencies.num_nearest == 3
 
 
-def test_what_an_eviction_left_tells_steps_apart() -> None:
+def test_an_eviction_is_priced_with_the_tokens_that_it_left() -> None:
     steps = steps_of([8, 8], [0.5, 0.2], head_rows=[8, 8], evicting=[0, 1], evicted=[0, 6])
     model = replace(MODEL, early=0.25, eviction=0.001)
     journal = Journal(steps, of_one(8, 8), NOBODY)
     assert prices(model, journal, CHUNK).tolist() == pytest.approx([0.008, 0.25 * 0.008 + 0.75 * 0.002 + 0.001])
-    latencies = Latencies(model, journal, CHUNK)
-    plan = plan_of(features=Features(8, 0, 0, 8, 0, 1, 0), requests=np.array([7]), num_tokens=np.array([8]))
-    assert latencies(plan) == 0.5
-    assert latencies(plan, Features(2, 0, 0, 2, 0, 1, 0)) == 0.2
-    assert latencies.num_nearest == 0
 
 
 def test_a_step_that_was_never_recorded_takes_the_nearest_ones_correction() -> None:
@@ -243,6 +211,6 @@ def test_a_step_is_priced_with_the_blocks_that_it_ends() -> None:
     own = slice(offsets[last], offsets[last + 1])
     plan = plan_of(features=features, requests=rows[own], num_tokens=journal.lists["num_tokens"][0][own])
     latency = float(journal.steps["latency"][last])
-    assert [recorded(plan, None, num) for num in (ended[last], ended[last] + 1)] == [
+    assert [recorded(plan, num) for num in (ended[last], ended[last] + 1)] == [
         pytest.approx(latency), pytest.approx(latency + 0.5)
     ]  # fmt: skip

@@ -20,7 +20,7 @@ def test_the_page_says_the_errors_their_parts_and_what_is_not_paired() -> None:
     assert lines[0] == ("UNPAIRED ar: the weights decided the commits of runs/live, so only distributions are compared")
     assert lines[1] == (
         "A request's e2el is off by 3 % on average (MAPE). The mean e2el of unpaired policies is off by at most 2 % "
-        "(ar). The policies' order by mean e2el has tau 1.00; the twin's choice, chunk:8, is the best."
+        "(ar). By mean e2el the twin's choice, chunk:8, is the best."
     )
     assert "Bounds: e2el=1%: chunk:8 has 3.00 %, missed" in lines
     assert "e2el 3 % 2 % 8 % -1.0 % 40 0 0" in [" ".join(line.split()) for line in lines]

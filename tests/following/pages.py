@@ -6,6 +6,18 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
+from prometheus_client import CollectorRegistry, generate_latest
+
+from dsim.following.exported import Collector
+from dsim.following.follower import Follower
+
+
+def exposition(follower: Follower, now: float) -> str:
+    """The text of a follower's metrics."""
+    registry = CollectorRegistry()
+    registry.register(Collector(follower, lambda: now))
+    return generate_latest(registry).decode()
+
 
 def _histogram(name: str, label: str, counts: dict[str, int], total: float) -> str:
     lines = [f"# TYPE {name} histogram"]

@@ -7,14 +7,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
 import dsim as package
+from dsim.following.exported import serve
 from dsim.following.follower import Followed, Follower
+from dsim.following.lines import Lines
 from dsim.following.sources.engines import sample_of
 from dsim.following.sources.scrape import Target
-from dsim.following.store import Lines
 from dsim.following.watch import Watcher
 from dsim.following.windows import Scrape
 from dsim.results.world import World
@@ -22,6 +24,7 @@ from dsim.results.world import World
 from ..cli.command import dsim, succeed
 from ..serve.serving import until
 from . import pages
+from .pages import exposition
 
 WORDS = ("--policy", "vllm-diffusion", "--profile", "h200x2-diffusiongemma/vllm")
 
@@ -42,7 +45,7 @@ def test_once_reads_a_sample_and_the_next_goes_on() -> None:
         assert [request["path"] for request in asked] == ["/metrics", "/metrics?token=secret"]  # one GET a reading
     assert not any("secret" in path.read_text() for path in Path("followed").rglob("*.*"))
     assert sorted(path.name for path in Path("followed").iterdir()) == [
-        "alerts.yml", "follow.json", "report.html", "samples", "versions", "windows",
+        "alerts.yml", "follow.json", "report.html", "samples.jsonl",
     ]  # fmt: skip
     other = dsim("follow", url, *WORDS[2:], "--policy", "vllm-diffusion:4", "--once")
     assert "follows policy vllm-diffusion, expected vllm-diffusion:4" in other.refusal
@@ -60,7 +63,6 @@ def test_once_reads_a_sample_and_the_next_goes_on() -> None:
         (("http://a", "--interval", 0), "interval is 0 s, expected 0.1 to 86400"),
         (("http://a", "--min-requests", 0), "min requests is 0, expected 1 to 1000000"),
         (("http://a", "--once", "--port", 1), "--once is given and --port is 1, expected one of them"),
-        (("http://a", "--access-log", "none.csv"), "none.csv: cannot be read: No such file or directory"),
         (("http://a", "--token-file", "none"), "none: cannot be read: No such file or directory"),
         (("http://a", "--profile", "a100-sdar-8b"), "profile a100-sdar-8b holds no law of steps a canvas"),
     ],
@@ -100,7 +102,13 @@ def test_a_server_that_is_gone_for_a_while_ends_nothing(tmp_path: Path) -> None:
         watcher.once()
     assert len(told) == 1
     assert "expected the metrics of an engine" in told[0]
-    assert 'dsim_follow_up{url="' + target.url + '"} 1.0' in watcher.metrics
+    assert 'dsim_follow_up{url="' + target.url + '"} 1.0' in exposition(follower, time.time())
+
+
+def test_prometheus_reads_the_metrics_from_the_port(tmp_path: Path) -> None:
+    world = World(trace="", policy=WORDS[1], profile=WORDS[3])
+    url = serve(Follower(Followed(world, ("here",)), tmp_path), "127.0.0.1", 0)
+    assert "dsim_follow_version 0.0" in urlopen(url).read().decode()
 
 
 def test_a_window_that_no_twin_can_replay_ends_nothing(tmp_path: Path) -> None:
@@ -111,7 +119,21 @@ def test_a_window_that_no_twin_can_replay_ends_nothing(tmp_path: Path) -> None:
         tokens = 'generation_tokens_total{engine="0",model_name="m"} '
         sample = sample_of(pages.vllm(10 + 20 * i).replace(tokens, tokens + "9" * 4 * i), 2e9 + 50 * i, "here")
         assert follower.add(Scrape(sample.time, (sample,))) is None
-    assert [line[:64] for line in told] == ["Not judged: the last window: none of its 45 requests fits: the s"]
+    assert [line[:58] for line in told] == ["Not judged: followed traffic: none of its 45 requests fits"]
+
+
+@pytest.mark.parametrize("cut", range(1, 12))
+def test_a_kill_anywhere_in_a_line_loses_that_line_alone(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "lines.jsonl"
+    lines = Lines(path, 4)
+    for i in range(3):
+        lines.append({"number": i})
+    path.write_bytes(path.read_bytes()[:-cut])
+    again = Lines(path, 4)
+    assert [line["number"] for line in again] == [0, 1]
+    for i in range(3, 9):
+        again.append({"number": i})
+    assert [line["number"] for line in again] == [5, 6, 7, 8]  # of eight the oldest four went
 
 
 @pytest.mark.slow
@@ -124,7 +146,7 @@ def test_a_kill_at_any_moment_loses_at_most_one_reading() -> None:
                 until(lambda before=before, kill=kill: len(asked) > before + 3 + kill)
                 time.sleep(0.03 * kill)
                 run.send_signal(signal.SIGKILL)
-            kept = list(Lines(Path("killed") / "samples", 1 << 20))
+            kept = list(Lines(Path("killed") / "samples.jsonl", 1 << 20))
             assert len(asked) - (kill + 1) <= len(kept) <= len(asked)
         succeed("follow", url, *words[:4], "-o", "killed", "--once", "--json")
 

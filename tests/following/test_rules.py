@@ -12,9 +12,10 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from dsim.following.exported import METRICS, exposition
+from dsim.following.exported import METRICS
 
 from .day import NOW, a_day
+from .pages import exposition
 
 ALERTS = Path(__file__).parents[2] / "following" / "alerts.yml"
 RULES = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
@@ -61,27 +62,6 @@ def test_an_expression_parses_and_selects_exported_metrics_by_their_labels(
         assert {matcher.name for matcher in one.matchers.matchers} <= labels
 
 
-def test_the_rules_file_has_the_shape_that_prometheus_reads(exported: dict[str, tuple[str, set[str]]]) -> None:
-    found = yaml.safe_load(ALERTS.read_text())
-    assert found.keys() == {"groups"}
-    names = [group["name"] for group in found["groups"]]
-    assert all(names)
-    assert len(set(names)) == len(names)
-    for group in found["groups"]:
-        assert group.keys() <= {"name", "interval", "limit", "labels", "query_offset", "rules"}
-        alerts = [(rule["alert"], rule["expr"]) for rule in group["rules"]]
-        assert len(set(alerts)) == len(alerts)
-        for rule in group["rules"]:
-            assert rule.keys() == {"alert", "expr", "for", "labels", "annotations"}
-            assert re.fullmatch(r"[a-zA-Z_]\w*", rule["alert"])
-            assert re.fullmatch(r"(\d+w)?(\d+d)?(\d+h)?(\d+m)?(\d+s)?(\d+ms)?", rule["for"])
-            assert rule["for"]
-            for name, text in (*rule["labels"].items(), *rule["annotations"].items()):
-                assert re.fullmatch(r"[a-zA-Z_]\w*", name)
-                assert isinstance(text, str)
-                _check_template(text, exported[re.search(r"dsim_\w+", rule["expr"])[0]][1])  # type: ignore[index]
-
-
 PROMTOOL = shutil.which("promtool")
 # An alert, the series that raise it, and the minute from which it is open.
 RAISED: tuple[tuple[str, dict[str, str], int], ...] = (
@@ -115,13 +95,3 @@ def test_promtool_accepts_rules_and_metrics_and_each_rule_raises_its_alert(tmp_p
     ):  # fmt: skip
         run = subprocess.run([PROMTOOL, *command], cwd=tmp_path, input=text, capture_output=True, text=True)
         assert (run.returncode, run.stderr) == (0, ""), run.stdout
-
-
-def _check_template(text: str, labels: set[str]) -> None:
-    """Each action of a template is $value or a label that the alert's metric has."""
-    actions = re.findall(r"\{\{(.*?)\}\}", text)
-    assert text.count("{{") == text.count("}}") == len(actions)
-    for action in actions:
-        name = re.fullmatch(r"\s*\$(?:value|labels\.(\w+))\s*", action)
-        assert name, action
-        assert name[1] is None or name[1] in labels, action

@@ -2,10 +2,6 @@
 
 import json
 import re
-import socket
-import threading
-import time
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +9,6 @@ import pytest
 
 from dsim.engine.errors import DsimError
 from dsim.following.sources.engines import sample_of
-from dsim.following.sources.growing import AccessLog
 from dsim.following.sources.sample import Sample
 from dsim.following.sources.scrape import MissingError, Target
 
@@ -86,78 +81,3 @@ def test_a_proxy_of_the_environment_is_asked_for_other_machines(monkeypatch: pyt
         monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
         Target(url).sample()
     assert [request["path"] for request in asked] == ["http://gpu.invalid:8000/metrics", "/metrics"]
-
-
-def test_an_access_log_is_read_as_it_grows_by_whole_lines(tmp_path: Path) -> None:
-    path = tmp_path / "log.csv"
-    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2026-11-25 10:00:00,100,20\n2026-11-25 10:00:0")
-    log = AccessLog(path, None, None, None)
-    log.read_added()
-    zero = 1795600800.0  # 10:00:00
-    assert log.arrivals(zero, zero + 60).time.tolist() == [0.0]
-    with path.open("a") as file:
-        file.write("7,30,40\n2026-11-25 10:02:00,1,2\n")
-    log.read()
-    found = log.arrivals(zero, zero + 60)
-    columns = [found.time, found.input_length, found.output_length]
-    assert [column.tolist() for column in columns] == [[0, 7], [100, 30], [20, 40]]
-    (tmp_path / "relative.jsonl").write_text('{"timestamp": 5, "input_length": 3, "output_length": 4}\n')
-    with pytest.raises(DsimError, match=r"its last request is at 0.005 s, expected dates or seconds since 1970"):
-        AccessLog(tmp_path / "relative.jsonl", None, None, None).read_added()
-
-
-T = 1795600800
-ROW = '{{"timestamp": {}000, "input_length": 3, "output_length": 4, "m": "{}"}}\n'
-
-
-def test_a_rotated_log_loses_no_row_and_nothing_that_it_holds_ends_following(tmp_path: Path) -> None:
-    path, told = tmp_path / "log.jsonl", list[str]()
-    path.write_text(ROW.format(T, "a") + ROW.format(T + 1, "b"))
-    logs = AccessLog(path, None, "m=a", None, told.append)
-    logs.read_added()
-    with path.open("a") as writer:
-        writer.write(ROW.format(T + 2, "b") + "broken\n")
-        writer.flush()
-        logs.read()  # only another model and a broken line
-        writer.write(ROW.format(T + 3, "a"))
-        path.rename(tmp_path / "log.jsonl.1")
-        writer.flush()
-        logs.read()  # there is no file of this name
-        path.touch()
-        writer.write(ROW.format(T + 4, "a"))
-    logs.read()
-    path.write_text("".join(ROW.format(t, "a") for t in (T + 5, 0, 2 * T)) + "\0[[\n" + "[" * 10_000 + "\n")
-    logs.read()
-    assert (found := logs.arrivals(T, T + 60)) is not None
-    assert found.time.tolist() == [0, 3, 4, 5]
-    assert told == [f"Left out: {path}: no row is of m a, expected one of b: 1, without a name: 1"]
-
-
-@pytest.mark.parametrize(("hours", "where"), [(8, "after"), (-8, "before"), (0, "")])
-def test_a_log_of_another_clock_is_told_once_and_its_requests_are_not_taken(
-    tmp_path: Path, hours: int, where: str
-) -> None:
-    path, told = tmp_path / "log.jsonl", list[str]()
-    path.write_text("".join(ROW.format(T + 600 * i + 3600 * hours, "a") for i in range(72)))  # of twelve hours
-    logs = AccessLog(path, None, None, None, told.append)
-    for now in (T + 42_600, T + 43_200):
-        logs.read()
-        assert (logs.arrivals(now - 600, now, now) is None) == bool(hours)
-    line = f"Left out: {path}: its newest request is 8.0 h {where} the server's page, expected"
-    assert [words[: len(line)] for words in told] == [line] * bool(hours)
-
-
-def test_a_page_that_drips_has_one_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsim.following.sources.scrape.PATIENCE", 0.2)
-
-    def drip(server: socket.socket) -> None:
-        with server.accept()[0] as client, suppress(OSError):
-            client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-            while not time.sleep(0.02):
-                client.sendall(b"# x\n")
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        threading.Thread(target=drip, args=(server,), daemon=True).start()
-        target = Target(f"http://127.0.0.1:{server.getsockname()[1]}")
-        with pytest.raises(MissingError, match=r"its page takes more than 0.2 s"):
-            target.sample()

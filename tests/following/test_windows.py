@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from dsim.following.sources.sample import Buckets, Sample
-from dsim.following.windows import Arrivals, Cutter, Scrape, Window, arrivals_at, drawn_arrivals, trace_after, with_open
+from dsim.following.windows import Arrivals, Cutter, Scrape, Window, arrivals_at, drawn_arrivals, trace_after
 
 
 def sample(time: float, requests: float, running: float = 0.0, **more: float) -> Sample:
@@ -37,8 +37,8 @@ def test_restarts_gaps_and_missing_servers_begin_a_new_stretch() -> None:
         assert cutter.add(moment) is None
         reasons.append(cutter.broken)
     assert reasons == [
-        "", "", *["server 1 was restarted"] * 2, "server 1 does not answer", "server 1 answers again",
-        "no samples for 35 s", "server 1 does not answer", "server 1 answers again",
+        "", "", *["server 1 was restarted"] * 2, *["server 1 does not answer, or answers again"] * 2,
+        "no samples for 35 s", *["server 1 does not answer, or answers again"] * 2,
     ]  # fmt: skip
 
 
@@ -85,23 +85,8 @@ def test_the_window_before_and_what_was_in_flight_run_in_the_replay() -> None:
     def three(at: float) -> Arrivals:
         return arrivals_at(np.array([at, at + 1, at + 2]), np.full(3, 7.0), np.full(3, 9.0))
 
-    trace, begins = trace_after(three(1.0), three(0.5), 10.0, 2, "x")
+    trace, begins = trace_after(three(1.0), three(0.5), 10.0, 2)
     assert trace.arrival.tolist() == [0, 0, 1, 2, 3, 10.5, 11.5, 12.5]
     assert begins == 10.0
-    trace, begins = trace_after(None, three(0.5), 0.0, 0, "x")
+    trace, begins = trace_after(None, three(0.5), 0.0, 0)
     assert (trace.arrival.tolist(), begins) == ([0.0, 1.0, 2.0], -0.5)
-
-
-def test_requests_in_flight_are_added_to_a_log_that_has_them_only_when_they_end() -> None:
-    counts = ((0.0, 0.0), (10.0, 2.0), (10.0, 3.0))  # finished, running
-    samples = tuple(
-        Sample(5.0 * i, "vllm", 1, {"requests": done}, {"running": running, "waiting": 0.0})
-        for i, (done, running) in enumerate(counts)
-    )
-    logged = arrivals_at(np.linspace(0.1, 4.0, 10), np.full(10, 7.0), np.full(10, 9.0))
-    whole = with_open(logged, Window(samples), 0)
-    assert len(whole) == 13
-    assert (np.histogram(whole.time, [0, 5, 10])[0]).tolist() == [12, 1]
-    assert set(whole.input_length) == {7.0}
-    early = Window((*samples[:2], replace(samples[2], gauges={"running": 1.0, "waiting": 0.0})))
-    assert len(with_open(logged, early, 0)) == 11  # no more than are in flight

@@ -97,7 +97,7 @@ def test_a_page_draws_everything_and_fits_wide_and_narrow_light_and_dark_and_on_
                 "[...document.querySelectorAll('.plot')].map(p => [p.getAttribute('role'), p.ariaLabel])"
             ):
                 assert role == "img"
-                assert re.match(r"Chart: .*\d", words), words
+                assert re.match(r"Chart: .* over ", words), words
             assert browser.js("document.querySelectorAll('.plot .legend').length") == 0  # Plotly's own
     # On the wide one's first screen, 900 high, are the answer, its numbers and a chart.
     bottoms = browser.js(

@@ -19,5 +19,5 @@ def test_a_curve_is_of_one_setting_and_joins_its_cells_in_order() -> None:
     assert figure is not None
     assert page.answer.endswith("; steps are priced by different implementations (a script and vLLM).")
     first, other = figure.chart.data
-    assert (first["name"], first["x"], first["y"]) == ("ar", [2, 4], [20.0, 40.0])
-    assert (other["name"], other["x"], other["y"]) == ("chunk", [2], [21.0])
+    assert (first["name"], first["x"], first["y"]) == ("policy ar", [2, 4], [20.0, 40.0])
+    assert (other["name"], other["x"], other["y"]) == ("policy chunk", [2], [21.0])

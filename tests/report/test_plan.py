@@ -2,7 +2,6 @@
 
 import io
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,11 +11,8 @@ from dsim.planner.deploy import Deployment
 from dsim.planner.plan_result import Due, Fleet, Growth, Planned, Risk
 from dsim.planner.quality import Quality
 from dsim.planner.replicate import Interval
-from dsim.planner.settings import Tried
 from dsim.report.plan import answer, plan_page, runner_up
 from dsim.report.text import render
-from dsim.results.metrics import Distribution
-from dsim.results.run_info import MeasuredLog
 from dsim.results.spread import Spread
 
 from .fabricate import setup
@@ -65,16 +61,16 @@ def test_the_answer_is_a_fleet_its_price_what_it_attains_and_who_came_second() -
     assert text(info())[:3] == [
         "4 × A100-80GB, 8.00 USD an hour, 5,844 USD a month, meet the target for 99.4 % (99.3 to 99.5), with "
         "room for 11 to 22 % more traffic; no released engine is known to run this policy.",
-        "12 req/s within ttft=2s and 50ms/token: optimus on 4 A100-80GB.",
-        "Runner-up: lmdeploy-bd32 needs 6 A100-80GB, 12.00 USD an hour.",
+        "12 req/s within ttft=2s and norm_latency=50ms: optimus on 4 A100-80GB.",
+        "Runner-up: lmdeploy-bd32 needs 6 A100-80GB, 12.00 USD an hour against 8.00 USD an hour.",
     ]
 
 
 def test_a_runner_up_of_the_same_price_lost_by_its_slos_or_is_a_tie() -> None:
     best, second = fleet("optimus", 4, 0.994), fleet("chunk:8", 4, 0.991)
     assert runner_up(info(best, second), second) == (
-        "chunk:8, at the same cost, but nearer to the SLOs' bounds "
-        "(99.1 % (99.0 to 99.2) against 99.4 % (99.3 to 99.5))"
+        "chunk:8, at the same cost: 99.1 % (99.0 to 99.2), quality 100.0 % against "
+        "99.4 % (99.3 to 99.5), quality 100.0 %"
     )
     said = runner_up(info(best, second, tied=("chunk:8",)), second)
     assert said == "chunk:8, at the same cost; these replays cannot tell it from the best"
@@ -108,12 +104,12 @@ def test_the_slo_that_most_requests_miss_binds_first() -> None:
     [
         (
             {"verdict": "misses", "needs": 5, "per_hour": 10.0},
-            "98.2 %, misses them   5 GPUs, 10.00 USD an hour   optimus",
+            "98.2 %, misses them   5 GPUs, 10.00 USD an hour",
         ),
-        ({"verdict": "meets", "needs": 1, "per_hour": 2.0}, "98.2 %, meets them   1 GPU, 2.00 USD an hour   optimus"),
+        ({"verdict": "meets", "needs": 1, "per_hour": 2.0}, "98.2 %, meets them   1 GPU, 2.00 USD an hour"),
         (
             {"verdict": "misses", "needs": None, "per_hour": None},
-            "98.2 %, misses them   more than were allowed   optimus",
+            "98.2 %, misses them   more than were allowed",
         ),
     ],
 )
@@ -140,48 +136,12 @@ def test_the_launch_is_said_with_what_it_cannot_say() -> None:
     )  # fmt: skip
     plan_toml = 'policy = "vllm"\nreplicas = 4\n'
     lines = text(info(deployment=launch, plan_toml=plan_toml))
-    at = lines.index("vLLM 0.32.0 (vllm:v0), fp8 weights, 2 GPUs a replica; 4 times, one for each replica:")
+    at = lines.index("vLLM 0.32.0 (vllm:v0), fp8 weights, 2 GPUs a replica; 4 replicas, 0 of them spare:")
     assert lines[at - 2 : at] == ['policy = "vllm"', "replicas = 4"]
     assert lines[at + 1 : at + 4] == ["serve M --x 1 --port 8000", "with a file dllm.yaml of", "threshold: 0.9"]
     assert {"--x 1                      GPUs of a replica", "No flag sets: num_loops=4."} <= set(lines[at:])
     assert "no released engine" not in lines[0]
     assert "No released engine is known to run this policy: the file is for dsim's own engine." in text(info())
-
-
-def test_the_search_over_settings_is_said_with_its_gain() -> None:
-    best = "vllm-diffusion,max_num_seqs=24"
-    tried = Tried(24, "vllm-diffusion", 2.0, best, 2.5, 3)
-    lines = text(info(fleet("vllm-diffusion,max_num_seqs=24", 4, 0.994, tried=tried)))
-    row = next(line.split() for line in lines if line.startswith("vllm-diffusion   "))
-    assert row == ["vllm-diffusion", "24", "2", "req/s", "max_num_seqs=24", "2.5", "req/s", "+25", "%", "3"]
-    placed = (fleet("vllm-diffusion", 4, 0.994, place=place, tried=tried) for place in ("H100", "B200"))
-    rows = [line.split()[:3] for line in text(info(*placed)) if line.startswith("vllm-diffusion ")]
-    assert rows[-2:] == [["vllm-diffusion", "H100", "24"], ["vllm-diffusion", "B200", "24"]]
-    tried = replace(tried, given_rate=0.0, best="vllm-diffusion", rate=0.0)
-    nowhere = text(info(fleet("vllm-diffusion", 4, 0.994, tried=tried)))
-    assert "vllm-diffusion 24 at no rate as given at no rate – 3" in [" ".join(line.split()) for line in nowhere]
-
-
-def test_each_gpu_has_its_best_row_also_where_it_lost_and_why() -> None:
-    ranked = (
-        fleet("optimus", 4, 0.994, place="H100", device="H100", per_hour=14.0),
-        fleet("lmdeploy-bd32", 5, 0.992, place="H100", device="H100", per_hour=17.5),
-        fleet("optimus", 10, 0.991, place="A100-80GB", per_hour=20.0),
-    )
-    left = [
-        lost("chunk", device="B200", price=6.0, about=5, dropped="by the pilot"),
-        lost("optimus", device="B200", price=6.0, least=4, dropped="costs more than two others"),
-        lost("optimus", device="L4", dropped="misses even on 64 replicas"),
-    ]
-    lines = [" ".join(line.split()) for line in text(info(*ranked, left_out=tuple(left)))]
-    at = lines.index("The best of each GPU")
-    assert lines[at + 4 : at + 8] == [
-        "H100 optimus 4 14.00 USD 99.4 % (99.3 to 99.5)",
-        "A100-80GB optimus 10 20.00 USD 99.1 % (99.0 to 99.2)",
-        "B200 optimus at least 4 at least 24.00 USD – costs more than two others",
-        "L4 optimus – – – misses even on 64 replicas",
-    ]
-    assert "The best of each GPU" not in text(info(ranked[0], ranked[1]))
 
 
 def test_replications_that_agree_show_no_interval_of_no_width() -> None:
@@ -197,13 +157,10 @@ def test_a_spare_is_in_the_fleet_and_its_cost_and_the_slos_are_met_without_it() 
     best = fleet("optimus", 4, 0.994, spare=1, gpus=5, per_hour=10.0)
     said = text(info(best))
     assert said[0].startswith("5 × A100-80GB, 10.00 USD an hour")
-    assert said[1].endswith("on 5 A100-80GB (4 replicas and 1 spare). The target is met without the spare.")
+    assert said[1].endswith("on 5 A100-80GB, 1 replica spare. The target is met without the spare.")
     pairs = fleet("vllm", 1, 0.994, spare=2, gpus=6, gpus_per_replica=2)
-    assert "6 A100-80GB (1 replica of 2 and 2 spare)" in text(info(pairs))[1]
+    assert "6 A100-80GB, 2 a replica, 2 replicas spare" in text(info(pairs))[1]
     assert any("6 GPUs, 10.00 USD an hour" in line for line in text(info(best)))
-    left = lost("optimus", device="B200", price=6.0, about=1, dropped="by the pilot")
-    rows = [" ".join(line.split()) for line in text(info(best, left_out=(left,)))]
-    assert "B200 optimus about 2 about 12.00 USD – by the pilot" in rows
 
 
 @pytest.mark.parametrize(
@@ -225,22 +182,15 @@ def test_growth_says_how_long_the_fleet_lasts_and_what_the_horizon_costs(low: fl
     cost = "; over 1 year it costs 76,702.50 USD."  # 8.75 an hour, 24 x 365.25 hours
     rows = [" ".join(line.split()) for line in text(data)]
     assert f"If traffic grows by 30 % a year, {says[:-1]}{cost}" in rows
-    assert "optimus 4: 8.00 USD 4: 8.00 USD 4: 8.00 USD 5: 10.00 USD 5: 10.00 USD 76,702.50 USD 0.57 USD" in rows
+    assert "optimus 4: 8.00 USD 4: 8.00 USD 4: 8.00 USD 5: 10.00 USD 5: 10.00 USD 76,702.50 USD" in rows
 
 
-def test_clients_percentiles_stand_beside_today_s_and_the_log_s() -> None:
-    def times(first: float) -> dict[str, Any]:
-        return {m: {"p50": first, "p90": 0.0, "p95": 2 * first, "p99": 3 * first} for m in ("ttft", "e2el")}
-
-    best = fleet("vllm-diffusion", 4, 0.994, latency_ms=times(100.0))
-    data = info(best, today=fleet("vllm-diffusion:4", 5, 0.981, latency_ms=times(200.0)))
-    rows = [" ".join(line.split()) for line in text(data)]
-    assert "ttft p95 200 ms 400 ms" in rows
-    assert "meet the SLOs 99.4 % (99.3 to 99.5) 98.1 % (98.0 to 98.2)" in rows
-    waits = Distribution(p50=900.0, p95=950.0, p99=990.0)
-    summary: Any = SimpleNamespace(ttft_ms=waits, e2el_ms=waits, slo_attainment=0.9)
-    log = MeasuredLog(num_timed=8, num_requests=9, num_failed=1, rate=3.0, summary=summary)
-    assert "e2el p99 300 ms 600 ms 990 ms" in [" ".join(line.split()) for line in text(replace(data, measured=log))]
+def test_clients_percentiles_are_those_of_a_replay() -> None:
+    times = {"p50": 100.0, "p90": 0.0, "p95": 200.0, "p99": 300.0}
+    rows = [
+        " ".join(line.split()) for line in text(info(fleet("vllm-diffusion", 4, 0.994, latency_ms={"ttft": times})))
+    ]
+    assert "ttft 100 200 300" in rows
 
 
 def test_the_answer_says_where_it_rests_on_an_assumed_price_or_leaves_what_was_tested() -> None:
@@ -254,15 +204,11 @@ def test_the_answer_says_where_it_rests_on_an_assumed_price_or_leaves_what_was_t
     assert "of its time" not in answer(info())
 
 
-def test_the_chart_has_a_bar_for_each_gpu_and_of_one_gpu_for_each_policy() -> None:
-    def bars(data: Planned) -> dict[str, str]:
-        [bar] = plan_page(data).figures[0].chart.data
-        return dict(zip(bar["y"], bar["text"], strict=True))
-
-    two = {"optimus<br>4 × A100-80GB": "8.00", "lmdeploy-bd32<br>6 × A100-80GB": "12.00"}
-    assert bars(info()) == two
-    left = [
-        lost("chunk", device="B200", price=6.0, about=5, dropped="by the pilot"),
-        lost("optimus", device="L4", dropped="misses even on 64 replicas"),
-    ]
-    assert bars(info(left_out=tuple(left))) == {"4 × A100-80GB": "8.00", "about 5 × B200": "30.00"}
+def test_the_chart_has_a_bar_for_each_fleet() -> None:
+    figure = plan_page(info()).chart
+    assert figure is not None
+    [bar] = figure.chart.data
+    assert dict(zip(bar["y"], bar["text"], strict=True)) == {
+        "optimus<br>4 × A100-80GB": "8.00",
+        "lmdeploy-bd32<br>6 × A100-80GB": "12.00",
+    }

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import dsim
-from dsim.engine.latency import CacheOverhead
 from dsim.profiler.profile import Profile
 from dsim.profiler.samples import Evidence, points
 from dsim.profiler.steplog import StepLog, profile_of_log, read_log
@@ -40,7 +39,7 @@ def html(profile: Profile, log: StepLog) -> str:
 
 def test_a_page_shows_fit_residuals_and_yields(profile: Profile, log: StepLog, html: str) -> None:
     assert html == drawn(profile, log)
-    assert re.findall(r'class="plot" id="(\w+)"', html) == ["curve", "residuals"]
+    assert re.findall(r'class="plot" id="(\w+)"', html) == ["curve"]
     assert "Valid: 119 step shapes fitted; 30 held out are predicted to" in html
     assert "Estimated, not measured." in html
     assert "decode, held out" in html
@@ -48,14 +47,6 @@ def test_a_page_shows_fit_residuals_and_yields(profile: Profile, log: StepLog, h
     for p in profile.commit_fits[0].predictions:
         assert f'<th scope="row" class="words">{p.name}</th><td>{p.measured:.3g}</td><td>{p.predicted:.3g}</td>' in html
     assert 'src="http' not in html
-
-
-def test_a_page_shows_the_overhead_of_caches_where_there_is_one(profile: Profile, log: StepLog, html: str) -> None:
-    cache_overhead = (CacheOverhead("MaskKV", "full", 0.00125, 2e-6),)
-    own = drawn(replace(profile, latency=replace(profile.latency, cache_overhead=cache_overhead)), log)
-    assert '<tr><th scope="row" class="words">MaskKV</th><td class="words">full</td><td>1.25</td><td>2</td></tr>' in own
-    assert "Overhead of full-sequence caches" in own
-    assert "Overhead of" not in html
 
 
 def traces(html: str) -> dict[str, tuple[list[float], list[float]]]:
@@ -74,25 +65,6 @@ def test_steps_of_serving_are_drawn_as_those_that_judge(profile: Profile, log: S
     assert hollow + len(shown["decode"][0]) + len(shown["prefill"][0]) == len(points(log.steps)) + len(points(served))
 
 
-def test_captured_steps_are_drawn_as_a_staircase(profile: Profile, log: StepLog, html: str) -> None:
-    # Of rows that cost nothing, so that a stair is level: 300 tokens cost what 512 do.
-    level = replace(profile.latency, attention=0.0, kv_read=0.0, host_request=0.0)
-    latency = replace(level, knots=((1.0, 1e-3),), slope=1e-4, launch=0.2, graph_tokens=700)
-    own = drawn(replace(profile, latency=latency), log)
-    assert "decode steps of at most 700 tokens are padded to 1, 2, 4" in own
-    shown = traces(own)
-    x, y = next(values for name, values in shown.items() if name.startswith("fit, "))
-    curve = dict(zip(x, y, strict=True))
-    for edge, last in ((64, 128), (128, 256), (256, 512), (512, 700)):
-        assert curve[edge] < curve[edge + 1] == pytest.approx(curve[last])
-    assert curve[701] >= 0.2 * 1e3 > 2 * curve[700]  # launched, and not padded
-    # Beside the same points, at the tokens that they were planned with.
-    plain = traces(html)
-    for name in ("decode", "prefill"):
-        assert shown[name] == plain[name]
-    assert "tokens are padded" not in html
-
-
 def test_a_fit_that_is_not_valid_says_so_first(profile: Profile, log: StepLog) -> None:
     bad = replace(
         profile,
@@ -102,7 +74,7 @@ def test_a_fit_that_is_not_valid_says_so_first(profile: Profile, log: StepLog) -
     )
     assert bad.doubts == ["noise: a < b", "sharegpt-focus at threshold 0.9: too few"]
     html = drawn(bad, log)
-    assert "<strong>DOUBTED</strong> noise: a &lt; b" in html
+    assert "DOUBTED noise: a &lt; b" in html
     assert "Not valid: 119 step shapes fitted" in html
     assert "Estimated, not measured." not in html
 

@@ -1,6 +1,7 @@
 """The report in words: warnings first, plain text in a pipe, digits that fit."""
 
 import io
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from dsim.engine.journal import StepTotals
 from dsim.engine.policy import parse
 from dsim.planner.record import profile_notes
 from dsim.profiler.profile import load
-from dsim.report.run import alarms, answer, run_page, run_words
+from dsim.report.run import answer, run_page, run_words
 from dsim.report.table import compare, number
 from dsim.report.text import render
 from dsim.results.metrics import Summary, summarize
@@ -41,7 +42,7 @@ def printed(*summaries: Summary, console: dict[str, Any] | None = None, **more: 
 
 def test_overload_is_the_first_thing_said() -> None:
     lines = printed(summary("calm"), replace(summary("busy"), stable=False)).splitlines()
-    assert lines[0].startswith("OVERLOADED busy: the queue grows without bound (p99 wait 0 s)")
+    assert lines[0].startswith("OVERLOADED busy: the queue grows without bound (p99 wait 0 ms)")
     assert printed(replace(summary(), stable=False), interrupted=True).startswith("INTERRUPTED")
 
 
@@ -50,13 +51,6 @@ def test_unfinished_and_rejected_requests_are_said_before_any_number() -> None:
     lines = printed(summarize("p", requests, StepTotals())).splitlines()
     assert lines[0].startswith("UNFINISHED p: 2 of 4 requests were still in flight")
     assert lines[1].startswith("REJECTED p: 1 of 4 requests can never fit")
-
-
-def test_what_every_policy_rejects_is_said_once() -> None:
-    requests = request_columns([request([(1.0, 4)]), rejected()])
-    a, b = (summarize(name, requests, StepTotals()) for name in ("a", "b"))
-    assert [line.split(":")[0] for line in alarms(info(a, b))] == ["REJECTED by every policy"]
-    assert [line.split(":")[0] for line in alarms(info(a, replace(b, rejected=0)))] == ["REJECTED a"]
 
 
 def test_the_answer_ranks_policies_by_attainment() -> None:
@@ -104,11 +98,11 @@ def test_runs_that_draw_from_different_workloads_are_told_apart() -> None:
 
 def test_notes_say_what_was_dropped_or_changed() -> None:
     trace = TraceInfo("a trace", skipped_bad=2, failed_in_trace=1, sorted_rows=3, hash_ids=True)
-    assert run_words(info(trace=trace)).notes == (
-        "2 rows of the trace could not be read and were skipped",
-        "1 row with output_length 0 (failed in the trace) was dropped",
-        "3 rows were out of order and were sorted by timestamp",
-        "the trace has hash_ids, and no policy reuses prefixes (prefix_caching=true does): prompts are computed whole",
+    assert run_words(info(summary(), trace=trace)).notes == (
+        "skipped rows of the trace that could not be read: 2",
+        "dropped rows with output_length 0 (failed in the trace): 1",
+        "rows out of order, sorted by timestamp: 3",
+        "the trace has hash_ids, and ar computes prompts whole: prefix_caching=true reuses prefixes",
     )
     assert run_words(info()).notes == ()
 
@@ -155,12 +149,11 @@ def test_a_pipe_gets_plain_lines_as_wide_as_they_need() -> None:
     assert all(name in header for name in names)
 
 
-def test_a_narrow_terminal_gets_a_policy_a_row() -> None:
+def test_a_narrow_terminal_gets_every_policy() -> None:
     names = [f"policy-{i}" for i in range(6)]
-    wide = printed(*map(summary, names), console={"width": 200, "force_terminal": True, "color_system": None})
     narrow = printed(*map(summary, names), console={"width": 90, "force_terminal": True, "color_system": None})
-    assert all(name in next(line for line in wide.splitlines() if "policy-0" in line) for name in names)
-    assert "policy-1" not in next(line for line in narrow.splitlines() if "policy-0" in line)
+    assert max(map(len, narrow.splitlines())) <= 90
+    assert "".join(names).replace("-", "") in re.sub(r"[-\W]", "", narrow)
 
 
 @pytest.mark.parametrize(

@@ -168,8 +168,8 @@ def test_a_load_generators_requests_have_the_times_that_the_file_has(
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        ([BENCH, BENCH], "holds 2 benchmarks, --benchmark is missing, expected 1 to 2"),
-        ([guide(GUIDE, GUIDE)], "holds 2 benchmarks, --benchmark is missing, expected 1 to 2"),
+        ([BENCH, BENCH], "holds 2 benchmarks, expected 1: a file for each"),
+        ([guide(GUIDE, GUIDE)], "holds 2 benchmarks, expected 1: a file for each"),
         ([BENCH | {"ttfts": [-1.0, 0.5]}], "request 0: ttfts is -1.0, expected at least 0"),
         ([BENCH | {"output_lens": [True, 3]}], "request 0: output_lens is true, expected a number of at least 0"),
         ([SGLANG | {"first_token_latency": 4.0}], "first_token_latency is 4 s and request_finished_ts is 1.5 s after"),
