@@ -347,7 +347,7 @@ def test_a_cache_from_outside_has_the_costs_of_the_shipped_one_that_it_names() -
     ("rule", "says"),
     [
         pytest.param("misspelt", "cannot be compiled: there is no field 'no_such_field'", marks=pytest.mark.slow),
-        ("untyped", "rule untyped cannot be compiled: Cannot infer the type of variable "),
+        ("untyped", "leftmost, untyped cannot be compiled: Cannot infer the type of variable "),
     ],
 )
 def test_a_rule_that_cannot_be_compiled_is_named_with_the_reason(rule: str, says: str) -> None:
