@@ -10,7 +10,6 @@ import hashlib
 import inspect
 import itertools
 import marshal
-import os
 import re
 import tempfile
 import types
@@ -27,7 +26,7 @@ from numba.extending import typeof_impl
 
 from .errors import PolicyError
 from .garbage import uncollected
-from .numba_parts import JIT, Linked, keep, settings
+from .numba_parts import JIT, Linked, cache_folder, keep, settings
 
 try:
     import fcntl
@@ -347,9 +346,9 @@ def _identity(value: Any, visited: set[Any]) -> str:
 def _home() -> Path:
     """A private folder for compiled code, which runs when it is loaded: the user's cache, or a temporary one."""
     with suppress(OSError, RuntimeError):  # not writable, or no home
-        folder = Path(os.environ.get("NUMBA_CACHE_DIR") or Path.home() / ".cache") / "dsim"
+        folder = (cache_folder() or Path.home() / ".cache") / "dsim"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if is_private(folder) and os.access(folder, os.W_OK):
+        if is_private(folder):
             return folder
     return Path(_temporary().name)
 
@@ -360,6 +359,8 @@ def _temporary() -> "tempfile.TemporaryDirectory[str]":
 
 
 def is_private(folder: Path) -> bool:
-    """Whether only this user (and root) can write to a folder."""
+    """Whether only this user (and root) can write to a folder; OSError if this user cannot."""
     status = folder.stat()
-    return fcntl is None or (status.st_uid == os.geteuid() and not status.st_mode & 0o022)
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        user = Path(file.name).stat().st_uid
+    return fcntl is None or (status.st_uid == user and not status.st_mode & 0o022)

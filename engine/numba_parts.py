@@ -24,6 +24,13 @@ def settings() -> str:
     return f"{numba.__version__} {config.OPT} {config.BOUNDSCHECK}"
 
 
+def cache_folder() -> Path | None:
+    """NUMBA_CACHE_DIR, unless numba read it from a file in the current folder, possibly a stranger's."""
+    if config.CACHE_DIR and not Path(config._config_fname).exists():
+        return Path(config.CACHE_DIR)
+    return None
+
+
 # ---- rules that only rules call --------------------------------------------------------------------------------
 
 

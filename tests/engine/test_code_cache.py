@@ -1,14 +1,14 @@
 """Compiled code on disk: a damaged file costs no more than compiling it again, and no other user's code is loaded."""
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dsim.engine import jit
+from dsim.engine import jit, numba_parts
 
 pytestmark = pytest.mark.skipif(not jit.JIT, reason="rules run as plain Python: nothing is compiled")
 
@@ -72,7 +72,8 @@ def test_where_nothing_can_be_written_a_rule_is_compiled_all_the_same(home: Path
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where NUMBA_CACHE_DIR and the user's home are given places under this folder."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "given"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(numba_parts.config, "CACHE_DIR", str(tmp_path / "given"))
     jit._home.cache_clear()
     yield tmp_path
     jit._home.cache_clear()
@@ -86,11 +87,13 @@ def test_a_folder_that_another_user_can_write_is_passed_over(places: Path, monke
     assert jit._home().name.startswith("dsim-")
     folder.chmod(0o700)
     assert jit.is_private(folder)
-    user = os.geteuid()
-    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    true = folder.stat()
+    monkeypatch.setattr(
+        Path, "stat", lambda path: SimpleNamespace(st_uid=true.st_uid + (path == folder), st_mode=0o700)
+    )
     assert not jit.is_private(folder)
 
 
-def test_without_a_folder_for_numba_code_is_in_the_users_cache(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NUMBA_CACHE_DIR")
+def test_a_file_of_the_current_folder_does_not_say_where_code_is_loaded_from(places: Path) -> None:
+    (places / ".numba_config.yaml").write_text("cache_dir: given\n")
     assert jit._home() == places / "home" / ".cache" / "dsim"

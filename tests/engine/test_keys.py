@@ -1,13 +1,13 @@
 """Compiled code is kept under a key of all that it was made from: the next process follows an edit of any of it."""
 
 import multiprocessing
-import os
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from numba.core import config
 
 import dsim
 
@@ -76,7 +76,7 @@ def run(place: Path, code: str) -> Any:
 
 
 def _answer(place: Path, code: str, told: Any) -> None:
-    os.environ["NUMBA_CACHE_DIR"] = str(place / "kept")
+    config.CACHE_DIR = str(place / "kept")
     sys.path.insert(0, str(place))
     sys.dont_write_bytecode = True
     names: dict[str, Any] = {}
