@@ -9,7 +9,6 @@ import dis
 import hashlib
 import inspect
 import itertools
-import marshal
 import re
 import tempfile
 import types
@@ -248,13 +247,16 @@ def parameters(function: Any) -> list[str]:
 
 def _globals(function: Any) -> dict[str, Any]:
     plain = _plain(function)
-    return {name: plain.__globals__[name] for name in sorted(_names(plain.__code__) & plain.__globals__.keys())}
+    names = {name for code in _codes(plain.__code__) for name in code.co_names}
+    return {name: plain.__globals__[name] for name in sorted(names & plain.__globals__.keys())}
 
 
-def _names(code: types.CodeType) -> set[str]:
-    """Names that a function and the functions in it use."""
-    inner = (_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return set(code.co_names).union(*inner)
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A function's code and that of functions in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
 
 
 def _checks(function: Any) -> dict[str, Any]:
@@ -334,7 +336,10 @@ def _identity(value: Any, visited: set[Any]) -> str:
     if plain in visited:
         return plain.__qualname__
     visited.add(plain)
-    h = hashlib.sha256(marshal.dumps(plain.__code__, 2))  # 2: without references, which differ by process
+    h = hashlib.sha256()
+    for code in _codes(plain.__code__):
+        constants = [constant for constant in code.co_consts if not isinstance(constant, types.CodeType)]
+        h.update(code.co_code + repr((code.co_names, constants)).encode())
     h.update(repr((plain.__defaults__, plain.__kwdefaults__)).encode())
     cells = {str(i): cell.cell_contents for i, cell in enumerate(plain.__closure__ or ())}
     for name, used in {**_globals(plain), **cells}.items():
