@@ -78,7 +78,7 @@ def witness(recording: Recording, run: Run, journal: Journal, commits: Commits) 
             ended[next(rows)] = blocks_ended(plan.status, outcome.committed, recording.policy.block_length)
 
         engine = recording.engine(table, replica)
-        for line in replay(engine, replica, journal.requests, journal.steps, journal.lists, record):
+        for line in replay(engine, replica, journal.requests, journal.steps, journal.lists, on_step=record):
             raise DsimError(
                 f"{run.folder}: {recording.policy.name} does not replay plan for plan with profile "
                 f"{recording.profile.name}: {line}"
