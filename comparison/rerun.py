@@ -149,7 +149,7 @@ def _serve(
         latency = price(plan, features, blocks)
         return StepOutcome(latency, committed, retained=retained, ends=ends.of(plan, committed))
 
-    serve(engine, step, deliver=deliver, wait=wait, told=lambda *_: on_step())
+    serve(engine, step, deliver=deliver, wait=wait, on_step=lambda *_: on_step())
 
 
 def _table(requests: Columns) -> RequestTable:

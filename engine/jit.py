@@ -14,7 +14,7 @@ import tempfile
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache, cached_property, update_wrapper, wraps
+from functools import cache, cached_property, update_wrapper
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -161,8 +161,6 @@ def _bound(function: Any, answers: Mapping[int, Any], copies: dict[int, Any], co
             copy = _copy(function, called)
             if compiled:
                 copy = _inner(copy, _checks(function))
-            elif not is_ours(function):
-                copy = _strict(copy)
             _INNER[key] = copy
         copies[id(function)] = _INNER[key]
     if copies[id(function)] is None:
@@ -204,17 +202,6 @@ def copied(function: Any, like: Any, **replaced: Any) -> Any:
     copy, like = _copy(function, replaced), _plain(like)
     copy.__module__, copy.__name__, copy.__qualname__ = like.__module__, like.__name__, like.__qualname__
     return rule(copy)
-
-
-def _strict(function: F) -> F:
-    """A rule from outside in Python: dividing by zero is an error."""
-
-    @wraps(function)
-    def called(*arguments: Any) -> Any:
-        with np.errstate(divide="raise", invalid="raise"):
-            return function(*arguments)
-
-    return called  # type: ignore[return-value]
 
 
 def called_by(rules: Iterable[Any], answers: Mapping[Any, Any]) -> list[Any]:

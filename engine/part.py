@@ -300,10 +300,6 @@ class Policy:
                 )
         homes: dict[str, str] = {}
         for piece in (getattr(self, axis) for axis in KINDS):
-            owner: Any = type(piece)
-            for name in _own_fields(owner):
-                if any(callable(vars(base).get(name)) for base in owner.__mro__ if is_ours(base)):
-                    raise PolicyError(f"{self.name}: {owner.__name__} {TAKEN.format(name)}")
             for f in dataclasses.fields(piece):
                 if (other := homes.setdefault(f.name, type(piece).__name__)) != type(piece).__name__:
                     pair = f"{other} and {type(piece).__name__}"
@@ -419,9 +415,6 @@ def _kind(hint: Any) -> str:
     return names.get(kind, "whole numbers such as 2/8/32" if typing.get_origin(kind) is tuple else "a number or none")
 
 
-TAKEN = "has a field {}, which the engine uses: expected another name"
-
-
 @cache
 def _own_fields(kind: Any) -> set[str]:
     """Fields that a class from outside adds to a shipped one."""
@@ -449,7 +442,9 @@ def numbers_of(policy: "Policy") -> np.ndarray[Any, np.dtype[Any]]:
         for name in (f.name for f in dataclasses.fields(kind)):
             value, (bounds, _) = getattr(piece, name), bounds_of(kind).get(name, (None, False))
             if name in used & _own_fields(kind):
-                raise PolicyError(f"{policy.name}: {kind.__name__} {TAKEN.format(name)}")
+                raise PolicyError(
+                    f"{policy.name}: {kind.__name__} has a field {name}, which the engine uses: expected another name"
+                )
             if isinstance(value, str) and isinstance(bounds, Choice):
                 value = bounds.words.index(value)
             if value is None or isinstance(value, bool | int | float):

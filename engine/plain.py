@@ -28,24 +28,20 @@ class Range:
     above: bool = False  # excludes `low`
 
     def __contains__(self, value: object) -> bool:
-        if not isinstance(value, Real) or (not isinstance(value, int) and not math.isfinite(value)):
+        if not isinstance(value, Real) or not abs(value) < math.inf:  # nor NaN
             return False
-        return self.holds(value)
-
-    def holds(self, number: Any) -> bool:
-        """Whether a finite number is in the range."""
-        if self.low is not None and (number < self.low or (self.above and number == self.low)):
+        if self.low is not None and (value < self.low or (self.above and value == self.low)):
             return False
-        return self.high is None or bool(number <= self.high)
+        return self.high is None or bool(value <= self.high)
 
     def __str__(self) -> str:
-        if self.above:
-            return f"more than {self.low:g}" + ("" if self.high is None else f" and at most {self.high:g}")
         if self.low is None and self.high is None:
             return "any number"
+        if self.above:
+            return f"more than {self.low:g}" + (f" and at most {self.high:g}" if self.high is not None else "")
         if self.high is None:
             return f"at least {self.low}"
-        return f"{self.low} to {self.high}" if self.low is not None else f"at most {self.high}"
+        return f"{self.low} to {self.high}"
 
     @property
     def wanted(self) -> str:
@@ -60,9 +56,6 @@ class Choice:
 
     def __contains__(self, value: object) -> bool:
         return value in self.words
-
-    def holds(self, word: object) -> bool:
-        return word in self.words
 
     def __str__(self) -> str:
         return ", ".join(self.words)
@@ -100,7 +93,7 @@ def plain(value: object, kind: Any, bounds: Range | Choice | None = None) -> Any
     number: Any = value
     if kind is float and not abs(number) < MOST[float]:
         raise ValueError("a finite number")
-    if bounds is not None and not bounds.holds(value):
+    if bounds is not None and value not in bounds:
         raise ValueError(bounds.wanted)
     if kind is int and abs(number) > MOST[int]:
         raise ValueError(f"at most {MOST[int]}")

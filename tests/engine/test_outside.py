@@ -234,8 +234,6 @@ def test_an_answer_that_is_missing_or_none_is_one_line(text: str, says: str) -> 
     ("text", "says"),
     [
         ("late: bool = True", "Mine has a field late, which the engine uses: expected another name"),
-        ("group_steps: int = 3", "Mine has a field group_steps, which the engine uses: expected another name"),
-        ("record: int = 3", "Mine has a field record, which the engine uses: expected another name"),
         (
             "def choose(self, view):\n        return 2",
             "Mine has a method choose, which is never asked: expected a rule",
