@@ -143,8 +143,6 @@ def view() -> str:
         out += [f"## `{where}`", "", _cell(kind.__doc__ or ""), "", "| field | meaning |", "|---|---|"]
         meanings = re.findall(r"^    ([a-z]\w*): \w+(?:  # (.*))?$", inspect.getsource(kind), re.MULTILINE)
         out += [f"| `{name}` | {_cell(meaning)} |" for name, meaning in meanings if name != "engine"]
-        if kind is View:
-            out.append(f"| `oldest` | {_cell(inspect.getdoc(View.oldest) or '')} |")
         out.append("")
     return "\n".join(out)
 

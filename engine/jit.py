@@ -257,9 +257,13 @@ def _inner(copy: F, checks: dict[str, Any]) -> F:
     if copy.__code__ in _INLINED:  # type: ignore[attr-defined]
         return njit(inline="always")(copy)  # type: ignore[no-any-return]
     dispatcher = njit(
-        **checks, _nrt=False, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True,
+        **checks,
+        _nrt=False,
+        forceinline=True,
+        no_cpython_wrapper=True,
+        no_cfunc_wrapper=True,
         pipeline_class=Linked,
-    )(copy)  # fmt: skip
+    )(copy)
     compiled = dispatcher.compile
     # Else numba compiles again for each constant argument.
     dispatcher.compile = lambda arguments: compiled(tuple(map(numba.types.unliteral, arguments)))

@@ -16,6 +16,7 @@ WORDS: dict[Any, str] = {
     bool: "true or false",
     types.NoneType: "null",
 }
+FIELD_WORDS = WORDS | {str: "a word"}
 MOST = {int: 2**63 - 1, float: 1e300}  # more fits no array, or overflows float sums
 
 
@@ -80,6 +81,13 @@ def bounds_of(kind: type) -> Mapping[str, tuple[Range | Choice, bool]]:
             if isinstance(extra, Range | Choice):
                 bounds[name] = extra, types.NoneType in typing.get_args(typing.get_args(hint)[0])
     return bounds
+
+
+def words_of(kind: Any) -> str:
+    """The kind of a policy's field, in words."""
+    if typing.get_origin(kind) is tuple:
+        return "whole numbers such as 2/8/32"
+    return FIELD_WORDS.get(kind, "a number or none")
 
 
 def plain(value: object, kind: Any, bounds: Range | Choice | None = None) -> Any:

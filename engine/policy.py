@@ -2,7 +2,9 @@
 
 import dataclasses
 import difflib
+import json
 import re
+import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,9 +23,8 @@ from .part import Eviction, Granularity
 from .part import PagedMemory as PagedMemory
 from .part import Policy as Policy
 from .part import Preset as Preset
-from .plain import WORDS, plain
+from .plain import plain, words_of
 from .policies import SHIPPED
-from .toml import toml_of
 
 
 def _presets() -> Iterator[tuple[str, Preset]]:
@@ -134,7 +135,9 @@ def to_toml(policy: Policy, preset: str, allow_code: AllowedCode = NO_CODE) -> s
     lines = [f'policy = "{preset}"']
     for name, value in settings_of(policy).items():
         if value != base.get(name):
-            lines.append(f"{name} = {_toml_value(value)}")
+            if value is None or value == "":
+                value = "none"
+            lines.append(f"{name} = {json.dumps(value)}")
     return "\n".join(lines) + "\n"
 
 
@@ -169,8 +172,8 @@ def _named_in_toml(path: str) -> tuple[str, dict[str, Any]]:
     if not Path(path).is_file():  # reading a pipe may never end
         raise PolicyError(f"{path}: no such policy file")
     try:
-        table = toml_of(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as e:
         raise PolicyError(f"{path}: cannot be read as TOML: {cut(e)}") from None
     table.pop("replicas", None)  # results/world.py reads it
     name = table.pop("policy", None)
@@ -213,8 +216,7 @@ def _convert(spec: str, owner: type, name: str, value: Any) -> Any:
     try:
         converted = _converted(kind, value)
     except (ValueError, TypeError, OverflowError, KeyError):
-        expected = (WORDS | {str: "a word"}).get(kind, "whole numbers such as 2/8/32")
-        raise PolicyError(f"policy {_said(spec)}: {name} is {quoted(value)}, expected {expected}") from None
+        raise PolicyError(f"policy {_said(spec)}: {name} is {quoted(value)}, expected {words_of(kind)}") from None
     if isinstance(converted, int | float) and abs(converted) > MAX_NUMBER:
         raise PolicyError(f"policy {_said(spec)}: {name} is {cut(value)}, expected at most {MAX_NUMBER}")
     return converted
@@ -233,16 +235,6 @@ def _converted(kind: Any, value: Any) -> Any:
 
 
 _kinds = cache(typing.get_type_hints)
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str) or value is None:
-        return f'"{value or "none"}"'
-    if isinstance(value, tuple):
-        return "[" + ", ".join(str(v) for v in value) + "]"
-    return repr(value)
 
 
 def describe(policy: Policy) -> dict[str, Any]:

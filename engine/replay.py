@@ -14,6 +14,8 @@ from .state import CANCELLED, COMPLETED, MASKED, REJECTED, UNFINISHED
 from .step import Phase, StepOutcome, StepPlan, features_left, reached
 
 Columns = Mapping[str, npt.NDArray[Any]]
+OF_PLAN = ("step", "prefill", "batch", "chunk", "waiting", "running", "pages")
+OF_FEATURES = ("tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "num_forwards")
 
 
 def replay(
@@ -104,12 +106,8 @@ def replay(
 def _planned(plan: StepPlan) -> dict[str, Any]:
     """The journal's columns that a plan fixes; the others hold the outcome."""
     columns = plan.features._asdict() | {name: getattr(plan, name) for name in STEP_COLUMNS if hasattr(plan, name)}
-    names = (
-        "step", "prefill", "batch", "chunk", "tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows",
-        "num_forwards", "waiting", "running", "pages",
-    )  # fmt: skip
     return {
-        **{name: columns[name] for name in names},
+        **{name: columns[name] for name in (*OF_PLAN, *OF_FEATURES)},
         "evicting": plan.evicting is not None,
         "requests": plan.requests,
         "phases": plan.phases,

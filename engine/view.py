@@ -12,7 +12,7 @@ from zlib import crc32
 
 import numba
 import numpy as np
-from numba.extending import overload_attribute, overload_method
+from numba.extending import overload_method
 
 from . import hooks
 from .admission import queued
@@ -53,11 +53,6 @@ class View(NamedTuple):
     fields: Any  # the policy's, as numbers; a word is its index in the Choice
     record: Any  # the policy's memory of the replica (Part.record)
     engine: Any  # the engine's own state, not for rules
-
-    @property
-    def oldest(self) -> float:
-        """Arrival of the request that waits longest (s); now if none waits."""
-        return float(min(self.waiting().arrival, default=self.now))
 
     def waiting(self, i: int | None = None) -> RequestView:
         """The ith waiting request in the queue's order; without i all, as arrays, in plain Python only."""
@@ -144,14 +139,6 @@ def view_of(replica: Replica, policy: AnyPolicy) -> View:
 view_in_python = plain(view_of)  # replica: with single records (core.opened)
 
 
-def _oldest(view):  # type: ignore[no-untyped-def]
-    replica = view.engine[0]
-    earliest = view.now
-    for i in range(view.num_waiting):
-        earliest = min(earliest, replica.arrival[queued(replica, i)[0]])
-    return earliest
-
-
 def _waiting(view, i):  # type: ignore[no-untyped-def]
     replica = view.engine[0]
     if not 0 <= i < view.num_waiting:
@@ -188,9 +175,6 @@ def _request_at(replica: Replica, request: int, slot: int) -> RequestView:
     )
 
 
-overload_attribute(numba.types.NamedTuple, "oldest", inline="always")(
-    lambda view: _oldest if view.instance_class is View else None
-)
 overload_method(numba.types.NamedTuple, "waiting", inline="always")(
     lambda view, i: _waiting if view.instance_class is View else None
 )

@@ -67,7 +67,7 @@ def said(mine: Policy, profile: Any = None) -> str:
 
 @rule
 def by_all_it_sees(view: View) -> int:
-    found = view.now - view.oldest + view.num_waiting + view.num_rows + view.pages_held / view.num_pages
+    found = view.now + view.num_waiting + view.num_rows + view.pages_held / view.num_pages
     for i in range(view.num_waiting):
         one = view.waiting(i)
         found += one.age + one.priority + (one.slo_class == CHAT) + one.prompt + one.estimate + one.arrival + one.index
