@@ -92,7 +92,7 @@ def bind(
 
     @cache
     def link() -> None:
-        copy.__globals__.update(_called(function, _by_id(answers), {}, compiled=True))
+        copy.__globals__.update(_called(function, answers, {}, compiled=True))
 
     if not is_kept(function, answers, kinds):  # else callees are bound only if the code cannot be loaded
         on_new()
@@ -128,7 +128,7 @@ def in_python(function: Callable[..., Any], answers: Mapping[Any, Callable[..., 
 
     @cache
     def interpreted() -> Any:  # later: its callees may not be defined yet
-        return _copy(function, _called(function, _by_id(answers), {}, compiled=False))
+        return _copy(function, _called(function, answers, {}, compiled=False))
 
     def call(*arguments: Any) -> Any:
         with np.errstate(all="ignore"):  # some numbers wrap on purpose
@@ -143,43 +143,39 @@ def is_kept(function: Any, answers: Mapping[Any, Callable[..., Any]], kinds: str
     return any(_folder(function, answers, kinds).rglob("*.nbi"))
 
 
-def _by_id(answers: Mapping[Any, Any]) -> dict[int, Any]:
-    return {id(placeholder): answer for placeholder, answer in answers.items()}
-
-
-def _bound(function: Any, answers: Mapping[int, Any], copies: dict[int, Any], compiled: bool) -> Any:
+def _bound(function: Any, answers: Mapping[Any, Any], copies: dict[Any, Any], compiled: bool) -> Any:
     """A rule's copy for other rules, shared by policies with the same callees.
 
     Compiled without Python wrappers, which take most of the time.
     """
-    if id(function) not in copies:
-        reaches = any(id(callee) in answers for callee in called_by([function], {}))
-        copies[id(function)] = None if reaches else function  # None: in progress
+    if function not in copies:
+        copies[function] = None  # in progress
+        if answers.keys().isdisjoint(called_by([function], {})):
+            copies[function] = function
         called = _called(function, answers, copies, compiled)
         key = compiled, function, tuple(called.items())
         if key not in _INNER:
-            copy = _copy(function, called)
+            _INNER[key] = _copy(function, called)
             if compiled:
-                copy = _inner(copy, _checks(function))
-            _INNER[key] = copy
-        copies[id(function)] = _INNER[key]
-    if copies[id(function)] is None:
+                _INNER[key] = _inner(_INNER[key], _checks(function))
+        copies[function] = _INNER[key]
+    if copies[function] is None:
         raise PolicyError(
             f"rule {_name(function)} calls itself through the answers to its questions: expected no cycle"
         )
-    return copies[id(function)]
+    return copies[function]
 
 
-_INNER: dict[Any, Any] = {}  # by object: an id may be reused
+_INNER: dict[Any, Any] = {}
 
 
-def _called(function: Any, answers: Mapping[int, Any], copies: dict[int, Any], compiled: bool) -> dict[str, Any]:
+def _called(function: Any, answers: Mapping[Any, Any], copies: dict[Any, Any], compiled: bool) -> dict[str, Any]:
     called: dict[str, Any] = {}
     for name, value in _globals(function).items():
         if not compiled and hasattr(value, "in_python"):
             called[name] = value.in_python
-        elif id(value) in answers or is_rule(value):
-            called[name] = _bound(answers.get(id(value), value), answers, copies, compiled)
+        elif is_rule(value):
+            called[name] = _bound(answers.get(value, value), answers, copies, compiled)
     return called
 
 
@@ -206,15 +202,14 @@ def copied(function: Any, like: Any, **replaced: Any) -> Any:
 
 def called_by(rules: Iterable[Any], answers: Mapping[Any, Any]) -> list[Any]:
     """All rules that these call, directly or not; placeholders are followed to their answers."""
-    by_id = _by_id(answers)
-    callees: dict[int, Any] = {}
+    callees: dict[Any, None] = {}
     waiting = list(rules)
     while waiting:
         for value in _globals(waiting.pop()).values():
-            if is_rule(value) and id(value) not in callees:
-                callees[id(value)] = value
-                waiting.append(by_id.get(id(value), value))
-    return list(callees.values())
+            if is_rule(value) and value not in callees:
+                callees[value] = None
+                waiting.append(answers.get(value, value))
+    return list(callees)
 
 
 def fields_written(function: Any) -> set[str]:

@@ -174,12 +174,7 @@ class Rows:
     status: npt.NDArray[np.uint8]  # [rows, width] MASKED, PENDING or CACHED
     reach: npt.NDArray[np.int64]  # [rows] leftmost positions that may be computed
     start: npt.NDArray[np.int32]  # [rows] absolute position of column 0
-    _requests: Callable[[], "RequestView"]
-
-    @property
-    def requests(self) -> "RequestView":
-        """Arrays [rows]."""
-        return self._requests()
+    requests: "RequestView"  # arrays [rows]
 
 
 class Granularity(Part):

@@ -29,17 +29,20 @@ class Range:
     above: bool = False  # excludes `low`
 
     def __contains__(self, value: object) -> bool:
-        if not isinstance(value, Real) or not abs(value) < math.inf:  # nor NaN
+        number: Any = value
+        if not isinstance(value, Real) or not -math.inf < number < math.inf:  # nor NaN
             return False
-        if self.low is not None and (value < self.low or (self.above and value == self.low)):
+        if self.low is not None and (number < self.low or (self.above and number == self.low)):
             return False
-        return self.high is None or bool(value <= self.high)
+        return self.high is None or bool(number <= self.high)
 
     def __str__(self) -> str:
         if self.low is None and self.high is None:
             return "any number"
+        if self.above and self.high is None:
+            return f"more than {self.low:g}"
         if self.above:
-            return f"more than {self.low:g}" + (f" and at most {self.high:g}" if self.high is not None else "")
+            return f"more than {self.low:g} and at most {self.high:g}"
         if self.high is None:
             return f"at least {self.low}"
         return f"{self.low} to {self.high}"
