@@ -25,7 +25,7 @@ from numba.extending import typeof_impl
 
 from .errors import PolicyError
 from .garbage import uncollected
-from .numba_parts import JIT, Linked, cache_folder, keep, settings
+from .numba_parts import JIT, SETTINGS, Linked, cache_folder, keep
 
 try:
     import fcntl
@@ -40,9 +40,9 @@ HERE = Path(__file__).parent
 class Rule:
     """A rule that is compiled on its first call: processes use few rules."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], *, inlines: bool = False) -> None:
         update_wrapper(self, function)
-        self.py_func = function
+        self.py_func, self.inlines = function, inlines
 
     def __call__(self, *arguments: Any) -> Any:
         return self._entry(*arguments)
@@ -65,11 +65,7 @@ def rule(function: F) -> F:
 
 def inlined(function: F) -> F:
     """A rule inlined at its calls, so that it can return records."""
-    _INLINED.add(function.__code__)  # type: ignore[attr-defined]
-    return rule(function)
-
-
-_INLINED: set[types.CodeType] = set()
+    return Rule(function, inlines=True)  # type: ignore[return-value]
 
 
 def bind(
@@ -157,7 +153,7 @@ def _bound(function: Any, answers: Mapping[Any, Any], copies: dict[Any, Any], co
         if key not in _INNER:
             _INNER[key] = _copy(function, called)
             if compiled:
-                _INNER[key] = _inner(_INNER[key], _checks(function))
+                _INNER[key] = _inner(function, _INNER[key])
         copies[function] = _INNER[key]
     if copies[function] is None:
         raise PolicyError(
@@ -248,21 +244,15 @@ def _checks(function: Any) -> dict[str, Any]:
     return {"error_model": "python", "boundscheck": True}
 
 
-def _inner(copy: F, checks: dict[str, Any]) -> F:
-    if copy.__code__ in _INLINED:  # type: ignore[attr-defined]
-        return njit(inline="always")(copy)  # type: ignore[no-any-return]
-    dispatcher = njit(
-        **checks,
-        _nrt=False,
-        forceinline=True,
-        no_cpython_wrapper=True,
-        no_cfunc_wrapper=True,
-        pipeline_class=Linked,
-    )(copy)
+def _inner(function: Any, copy: Any) -> Any:
+    if function.inlines:
+        return njit(inline="always")(copy)
+    options = {"forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": Linked}
+    dispatcher = njit(**_checks(function), _nrt=False, **options)(copy)
     compiled = dispatcher.compile
     # Else numba compiles again for each constant argument.
     dispatcher.compile = lambda arguments: compiled(tuple(map(numba.types.unliteral, arguments)))
-    return dispatcher  # type: ignore[no-any-return]
+    return dispatcher
 
 
 def entry(function: Any, *arguments: Any) -> Any:
@@ -294,14 +284,14 @@ def uncompiled(error: Exception, answers: Iterable[Any]) -> str:
     reason = f"there is no field {error}"
     if not isinstance(error, KeyError):  # numba's error for a missing field
         lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()  # with colorama numba writes in colours
-        reason = next((line.strip() for line in lines if "Failed in " not in line), type(error).__name__)
+        reason = next(line.strip() for line in lines if "Failed in " not in line)
     return f"{', '.join(sorted(outside))} cannot be compiled: {reason}"
 
 
 @cache
 def _sources() -> str:
     """A hash of what shipped rules depend on: this folder, numba, its settings."""
-    h = hashlib.sha256(settings().encode())
+    h = hashlib.sha256(SETTINGS.encode())
     for path in sorted(HERE.rglob("*.py")):
         h.update(path.read_bytes())
     return h.hexdigest()[:16]

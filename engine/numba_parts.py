@@ -17,11 +17,7 @@ from numba.core.typed_passes import NativeLowering
 from numba.extending import intrinsic
 
 JIT = not config.DISABLE_JIT
-
-
-def settings() -> str:
-    """What machine code depends on."""
-    return f"{numba.__version__} {config.OPT} {config.BOUNDSCHECK}"
+SETTINGS = f"{numba.__version__} {config.OPT} {config.BOUNDSCHECK}"  # that machine code depends on
 
 
 def cache_folder() -> Path | None:
