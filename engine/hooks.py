@@ -228,15 +228,4 @@ def held(prompt: int, length: int, state: int, fields: Any) -> int:
 
 
 # Placeholders that would decide nothing or cost nothing.
-NEEDED = (
-    decide,
-    plan_rows,
-    commit_rows,
-    draw_rows,
-    select,
-    settle,
-    pages_to_admit,
-    next_tokens,
-    begin_row,
-    work,
-)
+NEEDED = (decide, plan_rows, commit_rows, draw_rows, select, settle, pages_to_admit, next_tokens, begin_row, work)

@@ -391,10 +391,7 @@ class Preset:
 # In a space: values at which the profile's commit models were fitted.
 FITTED = "fitted"
 # Default search space of continuous batching.
-BATCHING_SPACE: Mapping[str, Any] = {
-    "max_batch": ["none", 16, 32, 64, 128],
-    "max_prefill_tokens": [2048, 4096, 8192],
-}
+BATCHING_SPACE: Mapping[str, Any] = {"max_batch": ["none", 16, 32, 64, 128], "max_prefill_tokens": [2048, 4096, 8192]}
 
 
 def fields_of(piece: Any) -> list[FieldInfo]:

@@ -73,6 +73,11 @@ def _settings(spec: str, preset: Preset) -> dict[str, Any]:
     return settings
 
 
+def evicting_preset() -> str:
+    """The preset that evicts by importance, with which executors' steps are measured."""
+    return next(name for name, preset in PRESETS.items() if preset.policy.eviction.by_importance)
+
+
 def every_step(limits: Mapping[str, int], granularity: Granularity, eviction: Eviction | None = None) -> Policy:
     """A policy that decides every step anew, to measure steps of a shape; limits: scheduler fields."""
     default: Any = Policy("every step")

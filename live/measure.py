@@ -16,7 +16,7 @@ from ..engine.policies.ar import Autoregressive
 from ..engine.policies.chunk import FixedChunk
 from ..engine.policies.delayed_cache import DelayedCache
 from ..engine.policies.whole_block import FixedBlock
-from ..engine.policy import Policy, every_step, parse
+from ..engine.policy import Policy, every_step, evicting_preset, parse
 from ..engine.request import Request
 from ..engine.step import StepOutcome, StepPlan
 from ..kernels.device import num_multiprocessors
@@ -159,7 +159,7 @@ def evicting_policy(block: int, batch: int, context: int) -> Policy:
     """Prefills have `batch` sequences of `context` tokens."""
     # The executor samples only retained rows.
     return parse(
-        f"focus,sample_block=false,block_length={block},max_batch={batch},"
+        f"{evicting_preset()},sample_block=false,block_length={block},max_batch={batch},"
         f"max_prefill_tokens={max(block, batch * context)}"
     )
 
