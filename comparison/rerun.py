@@ -80,7 +80,7 @@ def witness(recording: Recording, run: Run, journal: Journal, commits: Commits) 
             ended[next(rows)] = blocks_ended(plan.status, outcome.committed, recording.policy.block_length)
 
         engine = recording.engine(table, replica)
-        for line in replay(engine, replica, journal.requests, journal.steps, journal.lists, record):
+        for line in replay(engine, replica, journal.requests, journal.steps, journal.lists, on_step=record):
             raise DsimError(
                 f"{run.folder}: {recording.policy.name} does not replay plan for plan with profile "
                 f"{recording.profile.name}: {line}"
@@ -127,7 +127,7 @@ def _serve(
             blocks = blocks_ended(plan.status, committed, engine.policy.block_length)
         return StepOutcome(price(plan, blocks), committed, ends=ends.of(plan, committed))
 
-    serve(engine, step, deliver=deliver, wait=wait, told=lambda *_: on_step())
+    serve(engine, step, deliver=deliver, wait=wait, on_step=lambda *_: on_step())
 
 
 def _table(requests: Columns) -> RequestTable:

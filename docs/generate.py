@@ -142,9 +142,7 @@ def view() -> str:
     for where, kind in (("view", View), ("view.waiting(i), view.running(i)", RequestView)):
         out += [f"## `{where}`", "", _cell(kind.__doc__ or ""), "", "| field | meaning |", "|---|---|"]
         meanings = re.findall(r"^    ([a-z]\w*): \w+(?:  # (.*))?$", inspect.getsource(kind), re.MULTILINE)
-        out += [f"| `{name}` | {_cell(meaning)} |" for name, meaning in meanings]
-        if kind is View:
-            out.append(f"| `oldest` | {_cell(inspect.getdoc(View.oldest) or '')} |")
+        out += [f"| `{name}` | {_cell(meaning)} |" for name, meaning in meanings if name != "engine"]
         out.append("")
     return "\n".join(out)
 

@@ -42,7 +42,6 @@ from .jit import (
     parameters,
     rule,
     uncompiled,
-    wrong_parameters,
 )
 from .journal import Journal, record_step
 from .latency import Cost, price
@@ -373,7 +372,7 @@ class Core:
     def _compiled(self, name: str) -> Any:
         if name not in self.__dict__:
             # A live step must not wait for the interpreter's lock once it is over.
-            dispatcher = bind(_RULES[name], self._answers, self._say, self._kinds, nogil=name == "run")
+            dispatcher = bind(_RULES[name], self._answers, self._say, kinds=self._kinds, nogil=name == "run")
             setattr(self, name, self._reporting(dispatcher) if JIT else dispatcher)
         return self.__dict__[name]
 
@@ -547,8 +546,14 @@ def _check_outside(policy: "Policy", name: str, placeholder: Any, answer: Any) -
             f"{name} answers {question}, which is the engine's own: expected one of {_names(FORMS)}, or "
             "Scheduler.order in Python"
         )
-    if wrong := wrong_parameters(answer, ["view"] if placeholder in OF_A_VIEW else parameters(placeholder)):
-        raise PolicyError(f"{name} answers {question} with {wrong}")
+    names, expected = parameters(answer), parameters(placeholder)
+    if placeholder in OF_A_VIEW:
+        expected = ["view"]
+    if len(names) != len(expected):
+        raise PolicyError(
+            f"{name} answers {question} with {answer.__name__}({', '.join(names)}), expected {len(expected)}: "
+            f"{', '.join(expected)}"
+        )
     record_fields = {field for component in policy.parts() for field in component.record(policy)}
     for callee in (answer, *called_by([answer], {})):
         if not is_ours(callee) and (written := fields_written(callee) - record_fields):

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from .chance import draw64, key64, pick64, uniform64
 from .hooks import threshold_now
-from .jit import outer, rule
+from .jit import rule
 from .records import F8, I4, Record, Table, columns_of
 from .state import MASKED, AnyPolicy, Evaluations, Marks, Replica, Status, step_slots
 
@@ -114,7 +114,7 @@ def draw_row(
         committed[best_p] = True
 
 
-@outer
+@rule
 def draw_plan(
     status: Statuses, evaluations: Counts, window: Windows, start: Indices, requests: Indices, draws: Draws,
     surety: npt.NDArray[np.float64],
@@ -152,7 +152,7 @@ def accept_row(window: Marks, committed: Marks, start: int, request: int, draws:
         committed[p] = goes_on and window[p]
 
 
-@outer
+@rule
 def accept_plan(window: Windows, start: Indices, requests: Indices, draws: Draws) -> Any:
     committed = np.zeros(window.shape, np.bool_)
     for i in range(len(requests)):
@@ -203,7 +203,7 @@ def law_row(
         committed[p] = last & window[p] & (status[p] == MASKED)
 
 
-@outer
+@rule
 def law_plan(
     status: Statuses, evaluations: Counts, window: Windows, start: Indices, prompt: Indices, requests: Indices,
     draws: Draws,
@@ -265,7 +265,7 @@ def scheduled_row(status: Status, evaluations: Evaluations, window: Marks, commi
                 quota -= 1
 
 
-@outer
+@rule
 def scheduled_plan(status: Statuses, evaluations: Counts, window: Windows, draws: Draws) -> Any:
     committed = np.zeros(window.shape, np.bool_)
     for i in range(len(window)):

@@ -468,9 +468,11 @@ class Engine:
             reach[rows["start"] + policy.block_length >= rows["end"]] = policy.block_length
         view, status = self._view(), arrays.status[slots]
         planned = Rows(
-            status.copy(), reach.copy(), rows["start"],
-            lambda: requests_at(_opened(self.state[0]), rows["request"], slots),
-        )  # fmt: skip
+            status=status.copy(),
+            reach=reach.copy(),
+            start=rows["start"],
+            requests=requests_at(_opened(self.state[0]), rows["request"], slots),
+        )
         window = array_of(policy.granularity.select(view, planned))
         source = f"policy {policy.name}: {type(policy.granularity).__name__}.select returned"
         if window.shape != status.shape or window.dtype != np.bool_:

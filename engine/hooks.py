@@ -53,9 +53,7 @@ def paged_ahead(replica: Replica, policy: AnyPolicy) -> int:
 
 
 @rule
-def leap(
-    replica: Replica, policy: AnyPolicy, draws: Any, cost: "Cost", journal: "Journal", horizon: float
-) -> None:  # fmt: skip
+def leap(replica: Replica, policy: AnyPolicy, draws: Any, cost: "Cost", journal: "Journal", horizon: float) -> None:
     """Run at once the steps before the horizon that differ only by counts."""
 
 
@@ -230,6 +228,4 @@ def held(prompt: int, length: int, state: int, fields: Any) -> int:
 
 
 # Placeholders that would decide nothing or cost nothing.
-NEEDED = (
-    decide, plan_rows, commit_rows, draw_rows, select, settle, pages_to_admit, next_tokens, begin_row, work,
-)  # fmt: skip
+NEEDED = (decide, plan_rows, commit_rows, draw_rows, select, settle, pages_to_admit, next_tokens, begin_row, work)

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .jit import outer, plain, rule
+from .jit import plain, rule
 from .plain import Share
 from .records import F8, I8, Bool, Record, Table, columns_of, table
 from .state import COUNTERS, DECODE_STEP, MASKED, Counters, Marks, Replica, Status, step_slots
@@ -461,7 +461,7 @@ def price(replica: Replica, cost: Cost) -> float:
     return latency
 
 
-@outer
+@rule
 def _price_each(cost: Cost, steps: Table[Counters], times: npt.NDArray[np.float64]) -> None:
     for i in range(len(times)):
         times[i] = step_seconds(cost, steps[i])

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from .engine import Engine
 from .step import StepOutcome, StepPlan
 
-Told = Callable[[StepPlan, StepOutcome, npt.NDArray[np.int32], float], object]
+StepCallback = Callable[[StepPlan, StepOutcome, npt.NDArray[np.int32], float], object]
 
 
 class Executor(Protocol):
@@ -24,14 +24,14 @@ def serve(
     *,
     deliver: Callable[[float], bool],
     wait: Callable[[float], float | None],
-    told: Told,
+    on_step: StepCallback,
     clock: Callable[[], float] | None = None,
     now: float = 0.0,
 ) -> None:
     """Run steps from `now` (s) on until nothing more comes.
 
     deliver: submits the requests that are due; False ends the run. wait: called when idle; returns the time of the next
-    call, or None. told: called after each step with its plan, outcome, finished requests and end. clock: measures
+    call, or None. on_step: called after each step with its plan, outcome, finished requests and end. clock: measures
     latency (s) including host work; without it the outcome's latency counts.
     """
     while deliver(now):
@@ -46,4 +46,4 @@ def serve(
         if clock is not None:
             outcome = replace(outcome, latency=max(0.0, clock() - now))
         now += outcome.latency  # as the journal has it
-        told(plan, outcome, engine.commit(outcome, now), now)
+        on_step(plan, outcome, engine.commit(outcome, now), now)

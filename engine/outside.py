@@ -88,9 +88,7 @@ def _is_one(value: Any, kinds: type | tuple[type, ...], module: types.ModuleType
 def _module(path: str, stamp: int) -> types.ModuleType:
     """Run a file, once per version; its exceptions pass through."""
     name = f"{NAMED}{hashlib.sha256(f'{path} {stamp}'.encode()).hexdigest()[:12]}_{Path(path).stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
+    spec: Any = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
     try:

@@ -16,7 +16,7 @@ from .hooks import leap
 from .jit import is_ours
 from .plain import Choice as Choice  # for policies' files
 from .plain import Range as Range
-from .plain import bounds_of
+from .plain import bounds_of, words_of
 from .policies import DEFAULTS
 from .rows import blocks
 from .rows.kind import Kind
@@ -174,12 +174,7 @@ class Rows:
     status: npt.NDArray[np.uint8]  # [rows, width] MASKED, PENDING or CACHED
     reach: npt.NDArray[np.int64]  # [rows] leftmost positions that may be computed
     start: npt.NDArray[np.int32]  # [rows] absolute position of column 0
-    _requests: Callable[[], "RequestView"]
-
-    @property
-    def requests(self) -> "RequestView":
-        """Arrays [rows]."""
-        return self._requests()
+    requests: "RequestView"  # arrays [rows]
 
 
 class Granularity(Part):
@@ -265,11 +260,15 @@ def _default(axis: str) -> Callable[[], Any]:
     return component
 
 
-AXES = ("batching", "granularity", "eviction", "cache", "unmasking", "memory")
 KINDS: Mapping[str, type[Part]] = {
-    "batching": Scheduler, "granularity": Granularity, "eviction": Eviction, "cache": Cache, "unmasking": Part,
+    "batching": Scheduler,
+    "granularity": Granularity,
+    "eviction": Eviction,
+    "cache": Cache,
+    "unmasking": Part,
     "memory": PagedMemory,
-}  # fmt: skip
+}
+AXES = tuple(KINDS)
 # A part wraps the answers of those before it.
 ANSWERING = ("unmasking", "granularity", "eviction", "cache", "batching", "memory")
 
@@ -300,18 +299,13 @@ class Policy:
                 )
         homes: dict[str, str] = {}
         for piece in (getattr(self, axis) for axis in KINDS):
-            owner: Any = type(piece)
-            for name in _own_fields(owner):
-                if any(callable(vars(base).get(name)) for base in owner.__mro__ if is_ours(base)):
-                    raise PolicyError(f"{self.name}: {owner.__name__} {TAKEN.format(name)}")
             for f in dataclasses.fields(piece):
                 if (other := homes.setdefault(f.name, type(piece).__name__)) != type(piece).__name__:
                     pair = f"{other} and {type(piece).__name__}"
                     raise PolicyError(f"{self.name}: {pair} both have a field {f.name}, expected another name in one")
         if self.family not in self.batching.families:
-            needs = "static or phase-multiplexed" if self.cache.family else "continuous or synchronous"
-            kinds = type(self.cache).__name__, type(self.batching).__name__
-            raise PolicyError(f"{self.name}: {kinds[0]} needs {needs} batching, and batching is {kinds[1]}")
+            batching, families = type(self.batching).__name__, ", ".join(self.batching.families)
+            raise PolicyError(f"{self.name}: {batching} schedules {families} models, and this one is {self.family}")
         self.unmasking.check(self)
         self.cache.check(self)
         if self.cache.family:  # blocks only order its unmasking
@@ -397,29 +391,18 @@ class Preset:
 # In a space: values at which the profile's commit models were fitted.
 FITTED = "fitted"
 # Default search space of continuous batching.
-BATCHING_SPACE: Mapping[str, Any] = {
-    "max_batch": ["none", 16, 32, 64, 128], "max_prefill_tokens": [2048, 4096, 8192]
-}  # fmt: skip
+BATCHING_SPACE: Mapping[str, Any] = {"max_batch": ["none", 16, 32, 64, 128], "max_prefill_tokens": [2048, 4096, 8192]}
 
 
 def fields_of(piece: Any) -> list[FieldInfo]:
     hints = typing.get_type_hints(type(piece), include_extras=True)
     infos = []
     for f in dataclasses.fields(piece):
-        extras = getattr(hints[f.name], "__metadata__", ())
-        bounds = " ".join(str(e) for e in extras if isinstance(e, Range | Choice))
-        meaning = " ".join(e for e in extras if isinstance(e, str))
-        infos.append(FieldInfo(f.name, getattr(piece, f.name), bounds or _kind(hints[f.name]), meaning))
+        kind, *extras = typing.get_args(typing.Annotated[hints[f.name], ""])
+        bounds = " ".join(str(extra) for extra in extras if isinstance(extra, Range | Choice))
+        meaning = "".join(extra for extra in extras if isinstance(extra, str))
+        infos.append(FieldInfo(f.name, getattr(piece, f.name), bounds or words_of(kind), meaning))
     return infos
-
-
-def _kind(hint: Any) -> str:
-    kind = typing.get_args(hint)[0] if hasattr(hint, "__metadata__") else hint
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
-    return names.get(kind, "whole numbers such as 2/8/32" if typing.get_origin(kind) is tuple else "a number or none")
-
-
-TAKEN = "has a field {}, which the engine uses: expected another name"
 
 
 @cache
@@ -449,7 +432,9 @@ def numbers_of(policy: "Policy") -> np.ndarray[Any, np.dtype[Any]]:
         for name in (f.name for f in dataclasses.fields(kind)):
             value, (bounds, _) = getattr(piece, name), bounds_of(kind).get(name, (None, False))
             if name in used & _own_fields(kind):
-                raise PolicyError(f"{policy.name}: {kind.__name__} {TAKEN.format(name)}")
+                raise PolicyError(
+                    f"{policy.name}: {kind.__name__} has a field {name}, which the engine uses: expected another name"
+                )
             if isinstance(value, str) and isinstance(bounds, Choice):
                 value = bounds.words.index(value)
             if value is None or isinstance(value, bool | int | float):

@@ -16,6 +16,7 @@ WORDS: dict[Any, str] = {
     bool: "true or false",
     types.NoneType: "null",
 }
+FIELD_WORDS = WORDS | {str: "a word"}
 MOST = {int: 2**63 - 1, float: 1e300}  # more fits no array, or overflows float sums
 
 
@@ -28,24 +29,23 @@ class Range:
     above: bool = False  # excludes `low`
 
     def __contains__(self, value: object) -> bool:
-        if not isinstance(value, Real) or (not isinstance(value, int) and not math.isfinite(value)):
+        number: Any = value
+        if not isinstance(value, Real) or not -math.inf < number < math.inf:  # nor NaN
             return False
-        return self.holds(value)
-
-    def holds(self, number: Any) -> bool:
-        """Whether a finite number is in the range."""
         if self.low is not None and (number < self.low or (self.above and number == self.low)):
             return False
         return self.high is None or bool(number <= self.high)
 
     def __str__(self) -> str:
-        if self.above:
-            return f"more than {self.low:g}" + ("" if self.high is None else f" and at most {self.high:g}")
         if self.low is None and self.high is None:
             return "any number"
+        if self.above and self.high is None:
+            return f"more than {self.low:g}"
+        if self.above:
+            return f"more than {self.low:g} and at most {self.high:g}"
         if self.high is None:
             return f"at least {self.low}"
-        return f"{self.low} to {self.high}" if self.low is not None else f"at most {self.high}"
+        return f"{self.low} to {self.high}"
 
     @property
     def wanted(self) -> str:
@@ -60,9 +60,6 @@ class Choice:
 
     def __contains__(self, value: object) -> bool:
         return value in self.words
-
-    def holds(self, word: object) -> bool:
-        return word in self.words
 
     def __str__(self) -> str:
         return ", ".join(self.words)
@@ -89,6 +86,13 @@ def bounds_of(kind: type) -> Mapping[str, tuple[Range | Choice, bool]]:
     return bounds
 
 
+def words_of(kind: Any) -> str:
+    """The kind of a policy's field, in words."""
+    if typing.get_origin(kind) is tuple:
+        return "whole numbers such as 2/8/32"
+    return FIELD_WORDS.get(kind, "a number or none")
+
+
 def plain(value: object, kind: Any, bounds: Range | Choice | None = None) -> Any:
     """The value as `kind`; ValueError says what is expected.
 
@@ -100,7 +104,7 @@ def plain(value: object, kind: Any, bounds: Range | Choice | None = None) -> Any
     number: Any = value
     if kind is float and not abs(number) < MOST[float]:
         raise ValueError("a finite number")
-    if bounds is not None and not bounds.holds(value):
+    if bounds is not None and value not in bounds:
         raise ValueError(bounds.wanted)
     if kind is int and abs(number) > MOST[int]:
         raise ValueError(f"at most {MOST[int]}")

@@ -2,10 +2,12 @@
 
 import dataclasses
 import difflib
+import json
 import re
+import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import cache
 from importlib import import_module
@@ -14,16 +16,15 @@ from typing import Any
 
 from .allowed_code import NO_CODE, AllowedCode
 from .core import answers_of
-from .errors import SHOWN, PolicyError, cut, quoted
+from .errors import PolicyError, cut, quoted
 from .outside import check_names_object, from_file, is_file
 from .part import AXES as AXES
 from .part import Eviction, Granularity
 from .part import PagedMemory as PagedMemory
 from .part import Policy as Policy
 from .part import Preset as Preset
-from .plain import WORDS, plain
+from .plain import plain, words_of
 from .policies import SHIPPED
-from .toml import toml_of
 
 
 def _presets() -> Iterator[tuple[str, Preset]]:
@@ -42,27 +43,25 @@ def parse(spec: str, allow_code: AllowedCode = NO_CODE) -> Policy:
     A name is a preset's, or `path/to/file.py:NAME` of a Preset or Policy. CodeError if that file is not in
     `allow_code`; PolicyError lists what is known for an unknown name, field or value.
     """
-    if spec.endswith(".toml"):
-        return _from_toml(spec, allow_code)
     preset = preset_of(name_of(spec), spec, allow_code)
-    return _with_settings(preset.policy, spec, _written(spec, preset))
+    return _with_settings(preset.policy, spec, _settings(spec, preset))
 
 
 def named_fields(spec: str, allow_code: AllowedCode = NO_CODE) -> set[str]:
     """Fields that a SPEC or its TOML file sets."""
+    return set(_settings(spec, preset_of(name_of(spec), spec, allow_code)))
+
+
+def _settings(spec: str, preset: Preset) -> dict[str, Any]:
     if spec.endswith(".toml"):
-        return set(_named_in_toml(spec)[1])
-    return set(_written(spec, preset_of(name_of(spec), spec, allow_code)))
-
-
-def _written(spec: str, preset: Preset) -> dict[str, str]:
+        return _named_in_toml(spec)[1]
     head, *items = spec.split(",")
     _, value = _name_and_value(head)
-    settings: dict[str, str] = {}
     if value is not None:
         if not preset.main:
             raise PolicyError(f"policy {_said(spec)}: the preset has no main field for {quoted(value)}")
-        settings[preset.main] = value
+        items = [f"{preset.main}={value}", *items]
+    settings: dict[str, Any] = {}
     for item in items:
         key, equals, value = item.partition("=")
         if not equals:
@@ -102,14 +101,18 @@ def named_file(spec: str) -> str | None:
     """The code file in a SPEC itself; a TOML file's word is not the user's."""
     if spec.endswith(".toml"):
         return None
-    path, colon, _ = _name_and_value(spec.split(",")[0])[0].rpartition(":")
-    return path if colon and path.endswith(".py") else None
+    name = _name_and_value(spec.split(",")[0])[0]
+    if is_file(name):
+        return name.rpartition(":")[0]
+    return None
 
 
 def with_file(spec: str, resolve: Callable[[str], str]) -> str:
     """The SPEC with its file's path, if any, replaced by `resolve(path)`."""
     path = named_file(spec)
-    return spec if path is None else resolve(path) + spec[len(path) :]
+    if path is None:
+        return spec
+    return resolve(path) + spec[len(path) :]
 
 
 def _name_and_value(head: str) -> tuple[str, str | None]:
@@ -121,7 +124,9 @@ def _name_and_value(head: str) -> tuple[str, str | None]:
 
 def _said(spec: str) -> str:
     """A SPEC for a message; one with a file is not cut."""
-    return repr(spec) if spec.endswith(".toml") or ".py:" in spec else quoted(spec)
+    if spec.endswith(".toml") or ".py:" in spec:
+        return repr(spec)
+    return quoted(spec)
 
 
 def settings_of(policy: Policy) -> dict[str, Any]:
@@ -135,7 +140,9 @@ def to_toml(policy: Policy, preset: str, allow_code: AllowedCode = NO_CODE) -> s
     lines = [f'policy = "{preset}"']
     for name, value in settings_of(policy).items():
         if value != base.get(name):
-            lines.append(f"{name} = {_toml_value(value)}")
+            if value is None or value == "":
+                value = "none"
+            lines.append(f"{name} = {json.dumps(value)}")
     return "\n".join(lines) + "\n"
 
 
@@ -150,32 +157,28 @@ def preset_of(name: str, spec: str = "", allow_code: AllowedCode = NO_CODE) -> P
     asker = f"policy {_said(spec)}"
     if is_file(name):
         value = from_file(name, (Preset, Policy), "policies", asker, allow_code)
-        return _as_preset(value, name, spec)
+        if isinstance(value, Policy):
+            value = Preset(value)
+        if not isinstance(value, Preset):
+            raise PolicyError(f"{asker}: {name} is a {type(value).__name__}, expected a Preset or a Policy")
+        return value
     check_names_object(name, asker, "policy", "POLICY")
-    close = difflib.get_close_matches(name, PRESETS, n=1)
-    hint = f" (did you mean {close[0]}?)" if close else ""
-    raise PolicyError(f"{asker}: no preset is named {quoted(name)}{hint}; there are {', '.join(PRESETS)}")
+    raise PolicyError(
+        f"{asker}: no preset is named {quoted(name)}{_hint(name, PRESETS)}; there are {', '.join(PRESETS)}"
+    )
 
 
-def _as_preset(value: Any, name: str, spec: str) -> Preset:
-    if isinstance(value, Policy):
-        value = Preset(value)
-    if not isinstance(value, Preset):
-        raise PolicyError(f"policy {_said(spec)}: {name} is a {type(value).__name__}, expected a Preset or a Policy")
-    return value
-
-
-def _from_toml(path: str, allow_code: AllowedCode) -> Policy:
-    name, table = _named_in_toml(path)
-    return _with_settings(preset_of(name, path, allow_code).policy, path, table)
+def _hint(name: str, names: Iterable[str]) -> str:
+    """The nearest of these names, as the words after a wrong one."""
+    return "".join(f" (did you mean {close}?)" for close in difflib.get_close_matches(name, names, n=1))
 
 
 def _named_in_toml(path: str) -> tuple[str, dict[str, Any]]:
     if not Path(path).is_file():  # reading a pipe may never end
         raise PolicyError(f"{path}: no such policy file")
     try:
-        table = toml_of(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as e:
         raise PolicyError(f"{path}: cannot be read as TOML: {cut(e)}") from None
     table.pop("replicas", None)  # results/world.py reads it
     name = table.pop("policy", None)
@@ -189,9 +192,7 @@ def _with_settings(policy: Policy, spec: str, settings: dict[str, Any]) -> Polic
     axes: dict[str, dict[str, Any]] = {}
     for name, value in settings.items():
         if name not in homes:
-            close = difflib.get_close_matches(name, homes, n=1)
-            hint = f" (did you mean {close[0]}?)" if close else ""
-            names = ", ".join(homes)
+            hint, names = _hint(name, homes), ", ".join(homes)
             raise PolicyError(f"policy {_said(spec)}: there is no field {quoted(name)}{hint}; its fields are {names}")
         axis = homes[name]
         axes.setdefault(axis, {})[name] = _convert(spec, type(getattr(policy, axis)), name, value)
@@ -218,35 +219,27 @@ def _convert(spec: str, owner: type, name: str, value: Any) -> Any:
             return None
         kind = next(k for k in typing.get_args(kind) if k is not type(None))
     try:
+        converted = _converted(kind, value)
+    except (ValueError, TypeError, OverflowError, KeyError):
+        raise PolicyError(f"policy {_said(spec)}: {name} is {quoted(value)}, expected {words_of(kind)}") from None
+    if isinstance(converted, int | float) and abs(converted) > MAX_NUMBER:
+        raise PolicyError(f"policy {_said(spec)}: {name} is {cut(value)}, expected at most {MAX_NUMBER}")
+    return converted
+
+
+def _converted(kind: Any, value: Any) -> Any:
+    if typing.get_origin(kind) is tuple:
+        if isinstance(value, str):
+            value = value.split("/")
+        return tuple(min(int(v), MAX_NUMBER) for v in value)
+    if isinstance(value, str):
         if kind is bool:
-            return plain({"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else value, bool)
-        if typing.get_origin(kind) is tuple:
-            return tuple(min(int(v), MAX_NUMBER) for v in (value.split("/") if isinstance(value, str) else value))
-        if kind is str:
-            if len(plain(value, str)) <= SHOWN:  # no word is longer
-                return value
-        else:
-            number = kind(value) if isinstance(value, str) else plain(value, kind)
-            if abs(number) > MAX_NUMBER:
-                raise PolicyError(f"policy {_said(spec)}: {name} is {cut(value)}, expected at most {MAX_NUMBER}")
-            return number
-    except (ValueError, TypeError, OverflowError):
-        pass
-    expected = (WORDS | {str: "a word"}).get(kind, "whole numbers such as 2/8/32")
-    raise PolicyError(f"policy {_said(spec)}: {name} is {quoted(value)}, expected {expected}")
+            return {"true": True, "false": False}[value.lower()]
+        value = kind(value)
+    return plain(value, kind)
 
 
 _kinds = cache(typing.get_type_hints)
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str) or value is None:
-        return f'"{value or "none"}"'
-    if isinstance(value, tuple):
-        return "[" + ", ".join(str(v) for v in value) + "]"
-    return repr(value)
 
 
 def describe(policy: Policy) -> dict[str, Any]:

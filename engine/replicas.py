@@ -14,7 +14,7 @@ from .journal import NO_JOURNAL, StepRecorder, StepTotals
 from .latency import Cost
 from .numba_parts import states
 from .route import Choosing, nothing_sent
-from .state import COUNTERS, GAP_BINS, STEP_BINS, Inbox, read_only
+from .state import COUNTERS, GAP_BINS, NO_INBOX, STEP_BINS, Inbox, read_only
 
 FIGURES = 2  # padded to this number, so that routers of one or two figures share a compiled loop
 
@@ -32,24 +32,21 @@ class Replicas:
         self._zeros: npt.NDArray[Any] = np.zeros(0, COUNTERS)
         self._bins: npt.NDArray[np.int64] = np.zeros((2, NUM_BINS), np.int64)  # as Replica.bins
         self._states: Any = states(0)
-        # Places, how one is chosen, inbox, cursor (core._serve); at first the driver hands over each request.
-        no_places, no_choice = np.zeros(0, np.int64), Choosing(memory=nothing_sent())
-        inbox = Inbox(np.zeros(0, np.int32), np.zeros(0), np.zeros(0, np.bool_))
-        self._source: tuple[npt.NDArray[np.int64], Choosing, Inbox, npt.NDArray[np.int64]]
-        self._source = no_places, no_choice, Inbox(*map(read_only, inbox)), np.array([0, -1], np.int64)
+        self._places = np.zeros(0, np.int64)  # that take requests; at first the driver hands over each
+        self._choosing = Choosing(memory=nothing_sent())
+        self._inbox = NO_INBOX
+        self._cursor = np.array([0, -1], np.int64)  # core._serve
         self._run: Any = None  # compiled core.serve; below core.keep_state
         self._keep: Any = None
 
     def add(self, engine: Engine) -> int:
         """Add an engine; returns its place."""
-        if None in self.engines:
-            place = self.engines.index(None)
-            self.engines[place] = engine
-        else:
-            place = len(self.engines)
-            self.engines.append(engine)
-            if place == len(self.due):
-                self._make_places(max(16, 2 * place))
+        if None not in self.engines:
+            self.engines.append(None)
+        place = self.engines.index(None)
+        self.engines[place] = engine
+        if place == len(self.due):
+            self._make_places(max(16, 2 * place))
         self._join(place, engine)
         return place
 
@@ -65,25 +62,25 @@ class Replicas:
 
         choosing: with which `route.choose` chooses the replica.
         """
-        places = self.places([engine for engine in self.engines if engine is not None])
-        cursor = np.array([0, -1], np.int64)
-        choosing = choosing._replace(memory=choosing.memory or nothing_sent())
-        self._source = places, choosing, Inbox(*(read_only(column) for column in inbox)), cursor
+        self.take_by([engine for engine in self.engines if engine is not None])
+        self._choosing = choosing._replace(memory=choosing.memory or nothing_sent())
+        self._inbox = Inbox(*(read_only(column) for column in inbox))
+        self._cursor[:] = 0, -1
         self._run = None  # compiled for another way to choose
 
     def take_by(self, engines: Sequence[Engine]) -> None:
         """Have these replicas take requests from now on, in this order."""
-        self._source = self.places(engines), *self._source[1:]
+        self._places = self.places(engines)
 
     @property
     def num_taken(self) -> int:
         """Requests taken so far."""
-        return int(self._source[-1][0])
+        return int(self._cursor[0])
 
     @property
     def more_come(self) -> bool:
         """Whether requests are still to come or wait."""
-        return self.num_taken < len(self._source[-2].times)
+        return self.num_taken < len(self._inbox.times)
 
     def run(
         self, now: float, horizon: float, draws: Draws | tuple[Draws, ...], cost: Cost, recorder: StepRecorder | None
@@ -95,20 +92,21 @@ class Replicas:
         first = next((engine for engine in self.engines if engine is not None), None)
         if first is None:
             return True
-        places, choosing, inbox, cursor = self._source
-        if not len(places):
-            inbox = Inbox(inbox.requests[:0], inbox.times[:0], inbox.fits[:0])
+        inbox, choosing = self._inbox, self._choosing
+        if not len(self._places):
+            inbox = NO_INBOX
         columns = [self.counters[figure] for figure in choosing.figures]
         columns += [self._zeros["expected_tokens"]] * (FIGURES - len(choosing.figures))
         queues = self.counters["num_waiting"], self.counters["num_running"]
-        source = places, tuple(columns), queues, choosing.memory, inbox, cursor
-        journal = NO_JOURNAL if recorder is None else recorder.journal
+        source = self._places, tuple(columns), queues, choosing.memory, inbox, self._cursor
         arguments = self._states, self.due, *source, *first.state, draws, cost
         if self._run is None:
-            self._run = first.core.entry("serve", *arguments, journal, 0.0, 0.0, 0)
+            self._run = first.core.entry("serve", *arguments, NO_JOURNAL, 0.0, 0.0, 0)
         limit = self.num_taken + STEPS_A_CALL
         while True:
-            journal = NO_JOURNAL if recorder is None else recorder.journal
+            journal = NO_JOURNAL
+            if recorder is not None:
+                journal = recorder.journal
             code = self._run(*arguments, journal, now, horizon, limit - self.num_taken)
             if code < 0:
                 return True

@@ -4,19 +4,20 @@ Questions about a replica are asked with a `View`; questions about values keep t
 checked here.
 """
 
-from dataclasses import dataclass, field
-from functools import cache, cached_property
+from collections.abc import Callable
+from functools import cache
 from numbers import Real
 from typing import Any, NamedTuple
 from zlib import crc32
 
+import numba
 import numpy as np
+from numba.extending import overload_method
 
 from . import hooks
 from .admission import queued
-from .errors import PolicyError
-from .jit import copied, rule
-from .numba_parts import expecting, making_read_only, making_views, offers, opening_views, shows
+from .errors import PolicyError, cut
+from .jit import F, copied, inlined, plain, rule
 from .state import CACHED, FULL, MASKED, PARTIAL, RUNNING, AnyPolicy, Replica, read_only
 
 
@@ -39,8 +40,7 @@ def class_of(name: str) -> int:
     return crc32(name.encode()) >> 1
 
 
-@dataclass(frozen=True)
-class View:
+class View(NamedTuple):
     """A replica before a step. Only `record` can be written."""
 
     now: float  # s
@@ -52,32 +52,19 @@ class View:
     threshold: int  # place of the last step's in `thresholds`
     fields: Any  # the policy's, as numbers; a word is its index in the Choice
     record: Any  # the policy's memory of the replica (Part.record)
-    _engine: tuple[Any, Any] = field(repr=False)  # replica and policy
-
-    @property
-    def oldest(self) -> float:
-        """Arrival of the request that waits longest (s); now if none waits."""
-        return float(min(self._queue.arrival, default=self.now))
+    engine: Any  # the engine's own state, not for rules
 
     def waiting(self, i: int | None = None) -> RequestView:
         """The ith waiting request in the queue's order; without i all, as arrays, in plain Python only."""
-        return _one(self._queue, i, "waiting")
+        replica = self.engine[0]
+        places = (int(replica.counters.queue_head) + np.arange(self.num_waiting)) % len(replica.queue)
+        return _one(requests_at(replica, replica.queue[places, 0], replica.queue[places, 1]), i, "waiting")
 
     def running(self, i: int | None = None) -> RequestView:
         """The ith running request; without i as in `waiting`."""
-        return _one(self._batch, i, "running")
-
-    @cached_property
-    def _queue(self) -> RequestView:
-        replica, counters = self._engine[0], self._engine[0].counters
-        places = (int(counters.queue_head) + np.arange(self.num_waiting)) % len(replica.queue)
-        return requests_at(replica, replica.queue[places, 0], replica.queue[places, 1])
-
-    @cached_property
-    def _batch(self) -> RequestView:
-        replica = self._engine[0]
+        replica = self.engine[0]
         slots = replica.lists[RUNNING, : self.num_running]
-        return requests_at(replica, replica.sequences["request"][slots], slots)
+        return _one(requests_at(replica, replica.sequences["request"][slots], slots), i, "running")
 
 
 def _one(requests: RequestView, i: int | None, kind: str) -> RequestView:
@@ -93,58 +80,76 @@ def requests_at(replica: Replica, requests: Any, slots: Any) -> RequestView:
     rows: Any = replica.requests
     arrival, deadline = replica.arrival[requests], rows["deadline"][requests]
     return RequestView(
-        requests.copy(), arrival, replica.counters.clock - arrival, rows["slo_class"][requests],
-        np.where(np.isnan(deadline), np.inf, arrival + deadline), rows["priority"][requests],
-        replica.asked.input_length[requests], replica.asked.estimate[requests],
-        np.where(slots >= 0, replica.sequences["emitted"][slots], 0).astype(np.int64),
-    )  # fmt: skip
+        index=requests.astype(np.int64),
+        arrival=arrival,
+        age=replica.counters.clock - arrival,
+        slo_class=rows["slo_class"][requests],
+        deadline=np.where(np.isnan(deadline), np.inf, arrival + deadline),
+        priority=rows["priority"][requests],
+        prompt=replica.asked.input_length[requests],
+        estimate=replica.asked.estimate[requests],
+        emitted=np.where(slots >= 0, replica.sequences["emitted"][slots], 0).astype(np.int64),
+    )
 
 
-def view_in_python(replica: Replica, policy: AnyPolicy) -> View:
-    """A view of copies; replica: with single records (core.opened)."""
-    counters: Any = replica.counters
+# ---- the same for compiled rules -------------------------------------------------------------------------------------
+
+
+def in_python_as(function: Callable[..., Any]) -> Callable[[F], F]:
+    """A decorator of a rule: this function stands for it in Python."""
+
+    def decorate(compiled: F) -> F:
+        compiled.in_python = function  # type: ignore[attr-defined]
+        return compiled
+
+    return decorate
+
+
+@in_python_as(lambda fields: fields.copy())
+@inlined
+def shown(fields: Any) -> Any:
+    """A policy's fields; in Python a copy (compiled rules are checked before they run)."""
+    return fields
+
+
+@in_python_as(read_only)
+@inlined
+def unwritable(array: Any) -> Any:
+    """An array; read-only in Python, where each rule's first steps run."""
+    return array
+
+
+@inlined
+def view_of(replica: Replica, policy: AnyPolicy) -> View:
+    counters = replica.counters
     return View(
-        float(counters.clock), int(counters.num_waiting), int(counters.num_running), int(counters.num_rows),
-        int(counters.pages_held), int(replica.fixed.num_pages), int(counters.threshold), policy.fields.copy(),
-        policy.record, (replica, policy),
-    )  # fmt: skip
+        now=float(counters.clock),
+        num_waiting=int(counters.num_waiting),
+        num_running=int(counters.num_running),
+        num_rows=int(counters.num_rows),
+        pages_held=int(counters.pages_held),
+        num_pages=int(replica.fixed.num_pages),
+        threshold=int(counters.threshold),
+        fields=shown(policy.fields),
+        record=policy.record,
+        engine=(replica, policy),
+    )
 
 
-view_of = making_views(view_in_python)
-inside = opening_views(lambda view: view._engine)
-
-for _name, _read in {
-    "now": lambda view: inside(view)[0].counters.clock,
-    "num_waiting": lambda view: inside(view)[0].counters.num_waiting,
-    "num_running": lambda view: inside(view)[0].counters.num_running,
-    "num_rows": lambda view: inside(view)[0].counters.num_rows,
-    "pages_held": lambda view: inside(view)[0].counters.pages_held,
-    "num_pages": lambda view: inside(view)[0].fixed.num_pages,
-    "threshold": lambda view: inside(view)[0].counters.threshold,
-    "fields": lambda view: inside(view)[1].fields,
-}.items():
-    shows(_name, _read)
+view_in_python = plain(view_of)  # replica: with single records (core.opened)
 
 
-def _oldest(view: Any) -> Any:
-    replica, counters = inside(view)[0], inside(view)[0].counters
-    earliest = counters.clock
-    for i in range(counters.num_waiting):
-        earliest = min(earliest, replica.arrival[queued(replica, i)[0]])
-    return earliest
-
-
-def _waiting(view: Any, i: Any) -> Any:
-    replica = inside(view)[0]
-    if not 0 <= i < replica.counters.num_waiting:
+def _waiting(view, i):  # type: ignore[no-untyped-def]
+    replica = view.engine[0]
+    if not 0 <= i < view.num_waiting:
         raise IndexError("waiting(i) beyond the queue")
     request, slot = queued(replica, i)
     return _request_at(replica, request, slot)
 
 
-def _running(view: Any, i: Any) -> Any:
-    replica = inside(view)[0]
-    if not 0 <= i < replica.counters.num_running:
+def _running(view, i):  # type: ignore[no-untyped-def]
+    replica = view.engine[0]
+    if not 0 <= i < view.num_running:
         raise IndexError("running(i) beyond the batch")
     slot = replica.lists[RUNNING, i]
     return _request_at(replica, replica.sequences[slot].request, slot)
@@ -152,24 +157,35 @@ def _running(view: Any, i: Any) -> Any:
 
 @rule
 def _request_at(replica: Replica, request: int, slot: int) -> RequestView:
-    row, arrival = replica.requests[request], replica.arrival[request]
+    row, arrival, deadline, emitted = replica.requests[request], replica.arrival[request], np.inf, 0
+    if not np.isnan(row.deadline):
+        deadline = arrival + row.deadline
+    if slot >= 0:
+        emitted = replica.sequences[slot].emitted
     return RequestView(
-        request, arrival, replica.counters.clock - arrival, row.slo_class,
-        np.inf if np.isnan(row.deadline) else arrival + row.deadline, row.priority,
-        replica.asked.input_length[request], replica.asked.estimate[request],
-        replica.sequences[slot].emitted if slot >= 0 else 0,
-    )  # fmt: skip
+        index=request,
+        arrival=arrival,
+        age=replica.counters.clock - arrival,
+        slo_class=row.slo_class,
+        deadline=deadline,
+        priority=row.priority,
+        prompt=replica.asked.input_length[request],
+        estimate=replica.asked.estimate[request],
+        emitted=emitted,
+    )
 
 
-shows("oldest", _oldest)
-offers("waiting", _waiting)
-offers("running", _running)
+overload_method(numba.types.NamedTuple, "waiting", inline="always")(
+    lambda view, i: _waiting if view.instance_class is View else None
+)
+overload_method(numba.types.NamedTuple, "running", inline="always")(
+    lambda view, i: _running if view.instance_class is View else None
+)
 
 
 # ---- answers of rules from outside, in the engine's form -------------------------------------------------------------
 
 OF_A_VIEW = frozenset({hooks.choose, hooks.threshold_now, hooks.holds_back})  # one parameter: the view
-unwritable = making_read_only(read_only)
 
 
 @rule
@@ -182,27 +198,56 @@ answer: Any = None  # the rule from outside, in a form's copy
 memory: Any = None  # the rule that answers `held`
 
 
-@rule
-def is_whole(number: Any) -> bool:
-    """Whether an answer is a whole number."""
-    return bool(number == int(number))
-
-
-@rule
-def three_whole(numbers: Any) -> bool:
-    """Whether an answer is three whole numbers."""
-    return len(numbers) == 3 and is_whole(numbers[0]) and is_whole(numbers[1]) and is_whole(numbers[2])
-
-
 def _whole(number: Any) -> bool:
     return isinstance(number, Real | np.bool_) and float(number).is_integer()
 
 
+def _three_whole(numbers: Any) -> bool:
+    return isinstance(numbers, tuple) and len(numbers) == 3 and all(map(_whole, numbers))
+
+
 # In Python an answer may be anything.
-is_whole.in_python = _whole  # type: ignore[attr-defined]
-three_whole.in_python = lambda numbers: (  # type: ignore[attr-defined]
-    isinstance(numbers, tuple) and len(numbers) == 3 and all(map(_whole, numbers))
-)
+@in_python_as(_whole)
+@rule
+def is_whole(number: Any) -> bool:
+    return bool(number == int(number))
+
+
+@in_python_as(_three_whole)
+@rule
+def three_whole(numbers: Any) -> bool:
+    return len(numbers) == 3 and is_whole(numbers[0]) and is_whole(numbers[1]) and is_whole(numbers[2])
+
+
+def expecting(text: str) -> Any:
+    """A check of a condition and two numbers: raises `text` with the numbers, compiled code without them."""
+    message = text.format("", "")
+
+    def in_python(holds: bool, value: Any, limit: Any) -> None:
+        if not holds:
+            raise PolicyError(text.format(f" {cut(value)}", f" {cut(limit)}"))
+
+    @in_python_as(in_python)
+    @rule
+    def check(holds: bool, value: Any, limit: Any) -> None:
+        if not holds:
+            raise PolicyError(message)
+
+    return check
+
+
+_is_a_chunk = expecting("choose answers{}, expected 1 to{}")
+_is_a_threshold = expecting("threshold_now answers place{}, expected below{}")
+_is_yes_or_no = expecting("holds_back answers{}, expected 0 to{}")
+_is_a_pass = expecting("work answers{}, expected{} whole numbers: phase, positions, keys")
+_is_open = expecting("select marks position{}, which is cached or beyond the first{}")
+_is_in_chunk = expecting("select marks{} positions, more than the chunk of{}")
+_keeps = expecting("settle changes more than committed positions to cached ones: masks by{}, cached by{}")
+_is_a_phase = expecting("work answers phase{}, expected a phase of a pass, up to{}")
+_is_computable = expecting("work computes{} positions, expected 1 to the length{}")
+_is_held = expecting("work sees{} keys, more than computed and held:{}")
+_has_rows = expecting("head_rows answers{}, expected 0 to the step's tokens{}")
+_has_tokens = expecting("held answers{}, expected at least{}")
 
 
 def _choose(replica: Replica, policy: AnyPolicy) -> Any:
@@ -269,23 +314,16 @@ def _held(prompt: int, length: int, state: int, fields: Any) -> Any:
     return tokens
 
 
-_is_a_chunk = expecting(PolicyError, "choose answers{}, expected 1 to{}")
-_is_a_threshold = expecting(PolicyError, "threshold_now answers place{}, expected below{}")
-_is_yes_or_no = expecting(PolicyError, "holds_back answers{}, expected 0 to{}")
-_is_a_pass = expecting(PolicyError, "work answers{}, expected{} whole numbers: phase, positions, keys")
-_is_open = expecting(PolicyError, "select marks position{}, which is cached or beyond the first{}")
-_is_in_chunk = expecting(PolicyError, "select marks{} positions, more than the chunk of{}")
-_keeps = expecting(PolicyError, "settle changes more than committed positions to cached ones: masks by{}, cached by{}")
-_is_a_phase = expecting(PolicyError, "work answers phase{}, expected a phase of a pass, up to{}")
-_is_computable = expecting(PolicyError, "work computes{} positions, expected 1 to the length{}")
-_is_held = expecting(PolicyError, "work sees{} keys, more than computed and held:{}")
-_has_rows = expecting(PolicyError, "head_rows answers{}, expected 0 to the step's tokens{}")
-_has_tokens = expecting(PolicyError, "held answers{}, expected at least{}")
-
 FORMS: dict[Any, Any] = {
-    hooks.choose: _choose, hooks.threshold_now: _threshold_now, hooks.holds_back: _holds_back, hooks.select: _select,
-    hooks.settle: _settle, hooks.work: _work, hooks.head_rows: _head_rows, hooks.held: _held,
-}  # fmt: skip
+    hooks.choose: _choose,
+    hooks.threshold_now: _threshold_now,
+    hooks.holds_back: _holds_back,
+    hooks.select: _select,
+    hooks.settle: _settle,
+    hooks.work: _work,
+    hooks.head_rows: _head_rows,
+    hooks.held: _held,
+}
 
 
 @cache
@@ -295,7 +333,7 @@ def engine_form(question: Any, answer: Any, memory: Any) -> Any:
 
 
 def _as_seen(view: Any) -> Any:
-    replica, policy = inside(view)
+    replica, policy = view.engine
     return answer(replica, policy)
 
 

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import stat
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,8 +20,9 @@ from typing import Any
 from ..engine.errors import SHOWN, DsimError, MachineError
 from ..engine.errors import cut as cut
 from ..engine.errors import quoted as quoted
-from ..engine.toml import DEEPEST, TOO_DEEP, toml_of
 
+DEEPEST = 100  # tables, lists and objects within each other
+TOO_DEEP = "it is nested too deeply"
 MOST = 2 << 30  # bytes of a trace, log or journal
 MOST_OF_SETTINGS = 64 << 20  # bytes of a profile, manifest or TOML file
 # User errors: another path fixes them. All others are system errors.
@@ -110,7 +112,9 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def read_toml(path: str | Path, *, kind: ErrorType = DsimError) -> dict[str, Any]:
     text = read_text(path, kind=kind)
     with parsing(path, "TOML", kind):
-        return toml_of(text)
+        table = tomllib.loads(text)
+        _check_depth(table)
+        return table
 
 
 def read_csv(

@@ -6,7 +6,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from ..engine.code_cache import is_private
+from ..engine.jit import is_private
 
 NAME = "TRITON_CACHE_DIR"  # read at each look-up
 
@@ -16,8 +16,9 @@ def keep_private() -> None:
     folder = Path(os.environ.get(NAME) or Path(home) / ".triton" / "cache")
     with suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not is_private(folder):
-        os.environ[NAME] = _temporary().name
+        if is_private(folder):
+            return
+    os.environ[NAME] = _temporary().name
 
 
 @cache

@@ -81,7 +81,7 @@ def serve(
     if meanwhile is not None:
         meanwhile.append(catch_up)
     try:
-        loop.serve(engine, executor.step, deliver=deliver, wait=wait, told=done, clock=since, now=since())
+        loop.serve(engine, executor.step, deliver=deliver, wait=wait, on_step=done, clock=since, now=since())
     finally:
         catch_up()
         if meanwhile is not None:

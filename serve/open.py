@@ -215,7 +215,7 @@ def _warm_up(setting: Setting, model: StepModel) -> None:
     def told(plan: StepPlan, outcome: StepOutcome, done: npt.NDArray[np.int32], _now: float) -> None:
         recorder.record(0, plan, outcome, done)
 
-    serve(engine, model.step, deliver=deliver, wait=lambda now: None, told=told)
+    serve(engine, model.step, deliver=deliver, wait=lambda now: None, on_step=told)
 
 
 def _unknown() -> Trace:

@@ -141,7 +141,7 @@ class Replica:
     def _run(self) -> None:
         try:
             serve(
-                self.engine, self.executor.step, deliver=self.deliver, wait=self._wait, told=self._told,
+                self.engine, self.executor.step, deliver=self.deliver, wait=self._wait, on_step=self._told,
                 clock=None if self.simulates else self.clock, now=self.clock(),
             )  # fmt: skip
         except Exception as error:  # the server writes its journal, then reports this

@@ -199,7 +199,6 @@ def test_a_system_is_named_in_its_own_policy_file_alone(path: Path) -> None:
 
 # Who reads files without files/read.py, and why each may.
 READ_BY_THEMSELVES = {
-    "engine.numba_parts": "our own compiled code",
     "engine.jit": "our own sources",
     "engine.policy": "the engine imports nothing; it asks for a file first",
     "report.html": "our own templates",

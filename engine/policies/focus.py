@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ..draw import Counts, Draws, Indices, Statuses, Windows, delta_row, draw_slot
 from ..errors import PolicyError
 from ..hooks import block_entered, draw_rows, learn, placed, plan_rows, preempted, select, settle
-from ..jit import outer, rule
+from ..jit import rule
 from ..part import MAX_BLOCK, Answers, Choice, Policy, Preset, Range
 from ..records import I4, Record, columns_of
 from ..rows.blocks import BlockFields, plan_block, visible_keys
@@ -106,7 +106,7 @@ class Focus(DelayedCache):
         )  # fmt: skip
 
 
-@outer
+@rule
 def retained_rows(
     status: Statuses, evaluations: Counts, window: Windows, decodable: Windows, start: Indices, requests: Indices,
     num_decoded: Indices, num_steps: Indices, progress: Indices, alpha: float, draws: Draws,
@@ -122,7 +122,7 @@ def retained_rows(
     return keep
 
 
-@outer
+@rule
 def retained_by_growth(
     status: Statuses, window: Windows, delta: npt.NDArray[np.float32], num_decoded: Indices, num_steps: Indices,
     progress: Indices, alpha: float,

@@ -20,7 +20,7 @@ class AgeCap(Granularity):
     sized_by_block = "max_chunk"
 
     def select(self, view: View, rows: Rows) -> npt.NDArray[np.bool_]:
-        halvings = (view.now - view.oldest) // self.patience
+        halvings = (view.now - view.waiting().arrival.min(initial=view.now)) // self.patience
         chunk = max(2, int(self.max_chunk / 2**halvings))
         left = (rows.status != CACHED) & (np.arange(rows.status.shape[1]) < rows.reach[:, None])
         window: npt.NDArray[np.bool_] = left & (left.cumsum(axis=1) <= chunk)

@@ -1,6 +1,7 @@
 """One input at a time: run it, and say what is wrong with how it ended."""
 
 import contextlib
+import os
 import resource
 import shutil
 import signal
@@ -15,7 +16,6 @@ from pathlib import Path
 from random import Random
 from types import FrameType
 
-from dsim.engine import code_cache
 from dsim.engine.errors import DsimError
 
 from .targets import Target
@@ -120,10 +120,8 @@ def _patience() -> Iterator[None]:
 
 
 def _compiles(frame: FrameType | None) -> bool:
-    """Whether rules are compiled, once for all that come after. No frame: the signal had to wait for that."""
-    if frame is None:
-        return True
-    while frame is not None and frame.f_code.co_filename != code_cache.__file__:
+    """Whether rules are compiled, once for all that come after."""
+    while frame is not None and f"{os.sep}numba{os.sep}" not in frame.f_code.co_filename:
         frame = frame.f_back
     return frame is not None
 

@@ -198,7 +198,7 @@ def test_a_step_is_priced_with_the_blocks_that_it_ends() -> None:
         ended.append(blocks_ended(plan.status, outcome.committed, policy.block_length))
 
     engine = Setting(policy, profile).engine(RequestTable(4), limits=run.limits)
-    assert list(replay(engine, 0, run.table.columns, journal.steps, journal.lists, see)) == []
+    assert list(replay(engine, 0, run.table.columns, journal.steps, journal.lists, on_step=see)) == []
     assert sum(ended) == 4 * 4  # from position 32 to 160
     whole = Journal(journal.steps, journal.lists, run.table.columns)
     paid = prices(profile.latency, whole, policy, np.array(ended))

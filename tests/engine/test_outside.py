@@ -234,8 +234,6 @@ def test_an_answer_that_is_missing_or_none_is_one_line(text: str, says: str) -> 
     ("text", "says"),
     [
         ("late: bool = True", "Mine has a field late, which the engine uses: expected another name"),
-        ("group_steps: int = 3", "Mine has a field group_steps, which the engine uses: expected another name"),
-        ("record: int = 3", "Mine has a field record, which the engine uses: expected another name"),
         (
             "def choose(self, view):\n        return 2",
             "Mine has a method choose, which is never asked: expected a rule",
@@ -347,7 +345,7 @@ def test_a_cache_from_outside_has_the_costs_of_the_shipped_one_that_it_names() -
     ("rule", "says"),
     [
         pytest.param("misspelt", "cannot be compiled: there is no field 'no_such_field'", marks=pytest.mark.slow),
-        ("untyped", "rule untyped cannot be compiled: Cannot infer the type of variable "),
+        ("untyped", "leftmost, untyped cannot be compiled: Cannot infer the type of variable "),
     ],
 )
 def test_a_rule_that_cannot_be_compiled_is_named_with_the_reason(rule: str, says: str) -> None:

@@ -195,7 +195,7 @@ def test_a_changed_row_is_named(name: str) -> None:
     values = values.copy()
     values[offsets[4]] ^= 1
     run.lists[name] = (values, offsets)
-    assert run.differences()[0][0].startswith(f"replica 0, step 4: {name} are ")
+    assert run.differences()[0][0].startswith(f"replica 0, step 4: {name} is ")
 
 
 @pytest.mark.parametrize("spec", [SPECS[1], SPECS[2], SPECS[6]])

@@ -103,7 +103,7 @@ def test_each_step_commits_by_the_yield_at_its_own_threshold_in_one_call_and_ste
         i += 1
 
     columns = result.table.columns
-    assert list(replay(engine, 0, columns, journal.steps, journal.lists, check)) == []
+    assert list(replay(engine, 0, columns, journal.steps, journal.lists, on_step=check)) == []
     assert i == len(journal.steps["step"])
 
 

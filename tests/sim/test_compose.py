@@ -14,7 +14,7 @@ from dsim.sim.startup import Startup
 from dsim.sim.twin import RunRecords, simulate
 from dsim.traces import Trace
 
-from ..worlds import Collector, differences, journal_bytes, table_bytes, toy_trace
+from ..worlds import Collector, journal_bytes, table_bytes, toy_trace
 from .test_split import BLOCK4, KV, setting
 
 # Every step takes 1 s, so a prompt is prefilled in 1 s; its whole blocks of 4 tokens travel at 2 tokens a second.
@@ -83,7 +83,7 @@ HOW: list[dict[str, Any]] = [{}, {"concurrency": 5}, {"sessions": True}]
         "ar,max_batch=3",
     ],
 )
-def test_journals_replay_through_moves_and_drains(policy: str, how: dict[str, Any]) -> None:
+def test_runs_with_moves_and_drains_are_the_same_step_by_step(policy: str, how: dict[str, Any]) -> None:
     rng, n = np.random.default_rng(5), 36
     arrival = np.cumsum(rng.exponential(0.8, n))
     trace = toy_trace(arrival - arrival[0], rng.integers(1, 60, n), rng.integers(1, 12, n))
@@ -95,7 +95,6 @@ def test_journals_replay_through_moves_and_drains(policy: str, how: dict[str, An
         same = dict(how, link=link, schedule="0/2+2/10/3+4/25/0+1/40/2+3", startup="load=4+-1", spec=spec, seed=1)
         result = run(trace, (2, 2), append=journal, **same)
         assert (result.table["status"] == 0).all()
-        assert differences(setting(spec), result, journal) == []
         twice = run(trace, (2, 2), append=again, step_by_step=True, **same)
         assert table_bytes(twice.table) == table_bytes(result.table)
         assert journal_bytes(again) == journal_bytes(journal)
