@@ -49,7 +49,7 @@ from .latency import Cost, price
 from .numba_parts import JIT, NumbaError, save, saved
 from .part import Wrapping
 from .prefix import find_ahead, make_room, pin
-from .route import choose
+from .route import least_loaded
 from .state import NOTHING, PREFILL_STEP, AnyPolicy, PolicyState, Replica, step_slots
 from .view import FORMS, OF_A_VIEW, engine_form, wrapping
 
@@ -126,15 +126,12 @@ def commit(replica: Replica, policy: AnyPolicy, now: float) -> None:
     counters.num_done = 0
     committed = account(replica, now)
     commit_rows(replica, policy, now)
-    prompts = 0
     for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         if not sequence.prefilled and sequence.left == 0:
             sequence.prefilled = True
-            counters.outstanding_tokens -= sequence.prompt
             counters.expected_tokens -= sequence.prompt
-            prompts += 1
-    note_progress(replica, committed + counters.num_done, prompts)
+    note_progress(replica, committed + counters.num_done)
     if counters.kind == PREFILL_STEP:
         prefill_over(replica, policy)
     else:
@@ -198,10 +195,11 @@ def run(
             return JOURNAL_FULL
         if counters.stalled:
             return STALLED
-        if counters.num_done == 0:
-            leap(replica, policy, draws, cost, journal, horizon)
-        elif until_finish:
-            return FINISHED
+        if counters.num_done > 0:
+            if until_finish:
+                return FINISHED
+        elif len(journal.steps) == 0:
+            leap(replica, policy, draws, cost, horizon)
     return PAUSED
 
 
@@ -272,14 +270,14 @@ def _run_due(
 
 @rule
 def _serve(
-    states: Any, due: Any, places: Any, figures: Any, queues: Any, memory: Any, inbox: Any, cursor: Any,
+    states: Any, due: Any, places: Any, figures: Any, inbox: Any, cursor: Any,
     replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, now: float, horizon: float, limit: int,
 ) -> int:  # fmt: skip
-    """Run all due replicas, sending each request of the inbox due by the horizon to a replica (`route.choose`).
+    """Run all due replicas, sending each request of the inbox due by the horizon to a replica (`route.least_loaded`).
 
-    due [replicas]: when each runs again, infinity while idle. replica, policy: any of them, for types. cursor [2]:
-    requests taken from the inbox, and the next one's replica or -1. limit: requests, and steps of a replica. Returns
-    -1, or place * REASONS + why of a replica that returned to Python.
+    due [replicas]: when each runs again, infinity while idle. replica, policy: any of them, for types. cursor [1]:
+    requests taken from the inbox. limit: requests, and steps of a replica. Returns -1, or place * REASONS + why of a
+    replica that returned to Python.
     """
     last = min(len(inbox.times), cursor[0] + limit)
     while True:  # `_run_due` is called in one place: each call of it is compiled separately
@@ -292,9 +290,7 @@ def _serve(
         if code >= 0 or not arrives:
             return code
         request = inbox.requests[cursor[0]]
-        if cursor[1] < 0:  # ask a router with memory only once
-            cursor[1] = choose(places, figures, queues, memory, request, replica.asked.input_length[request])
-        place = cursor[1]
+        place = least_loaded(places, figures)
         chosen = opened(saved(states, place, (replica, policy))[0])
         if chosen.counters.num_waiting + len(chosen.sequences) + 1 > len(chosen.queue):
             return int(place * REASONS + NO_QUEUE)
@@ -302,7 +298,6 @@ def _serve(
         if due[place] == np.inf:
             due[place] = time
         cursor[0] += 1
-        cursor[1] = -1
 
 
 @rule

@@ -10,7 +10,6 @@ from .state import NO, AnyPolicy, Evaluations, Marks, Replica, Status, num_arriv
 
 if TYPE_CHECKING:
     from .draw import Draws
-    from .journal import Journal
     from .latency import Cost
 
 # ---- the scheduler -----------------------------------------------------------------------------------------------
@@ -53,10 +52,8 @@ def paged_ahead(replica: Replica, policy: AnyPolicy) -> int:
 
 
 @rule
-def leap(
-    replica: Replica, policy: AnyPolicy, draws: Any, cost: "Cost", journal: "Journal", horizon: float
-) -> None:  # fmt: skip
-    """Run at once the steps before the horizon that differ only by counts."""
+def leap(replica: Replica, policy: AnyPolicy, draws: Any, cost: "Cost", horizon: float) -> None:
+    """Run at once the steps before the horizon that differ only by counts; asked if none is recorded."""
 
 
 @rule

@@ -266,61 +266,12 @@ NO_JOURNAL = _journal(0, 0, 1)
 
 
 @rule
-def has_room(replica: Replica, journal: Journal) -> bool:
-    """Whether a step of the replica's rows can be recorded; without a journal, always."""
-    filled = journal.filled[0]
-    return len(journal.steps) == 0 or (
-        filled.steps < len(journal.steps) and filled.rows + replica.counters.num_rows <= len(journal.rows)
-    )
-
-
-@rule
-def record_again(
-    replica: Replica, journal: Journal, before: int, start: float, waiting: int, submitted: int, commits: bool
-) -> None:  # fmt: skip
-    """Record a step once more at another time and sums (leap.py); it preempted none, and there is room for it.
-
-    before: steps recorded after that one. commits: with its commits; else with none.
-    """
-    if len(journal.steps) == 0:
-        return
-    counters, filled = replica.counters, journal.filled[0]
-    num_rows, words = counters.num_rows, journal.words.shape[2]
-    # The last record, just written field by field, would be slow to read.
-    again = filled.rows - num_rows * (before + 1)
-    for i in range(num_rows):
-        row, like = journal.rows[filled.rows + i], journal.rows[again + i]
-        row.requests = like.requests
-        row.phases = like.phases
-        row.num_tokens = like.num_tokens
-        masks, like_masks = journal.words[filled.rows + i], journal.words[again + i]
-        for word in range(words):
-            masks[WINDOW, word] = like_masks[WINDOW, word]
-            masks[COMMITS, word] = like_masks[COMMITS, word] if commits else 0
-            masks[EVICTIONS, word] = like_masks[EVICTIONS, word]
-    journal.steps[filled.steps] = journal.steps[filled.steps - 1 - before]
-    step = journal.steps[filled.steps]
-    step.step += before + 1
-    step.start = start
-    step.latency = counters.latency
-    step.sum_q_kv = counters.sum_q_kv
-    step.sum_kv = counters.sum_kv
-    step.waiting = waiting
-    step.pages = counters.pages_held
-    step.submitted = submitted
-    if not commits:
-        step.committed = 0
-    filled.steps += 1
-    filled.rows += num_rows
-
-
-@rule
 def record_step(replica: Replica, policy: AnyPolicy, journal: Journal) -> bool:
     """Record the step in flight with its outcome; False, without effect, if the journal is full."""
     if len(journal.steps) == 0:
         return True
     counters, filled = replica.counters, journal.filled[0]
-    if not has_room(replica, journal):
+    if filled.steps == len(journal.steps) or filled.rows + counters.num_rows > len(journal.rows):
         return False
     committed = 0
     for i in range(counters.num_rows):

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from .errors import PolicyError
 from .hooks import give_back, hold, leave_sight, reusable, reuse
 from .jit import rule
-from .part import Answers, PagedMemory, Policy, Range
+from .part import Answers, PagedMemory, Policy
 from .records import I4, I8, Record, Table, columns_of, dtype_of, table
 from .state import AnyPolicy, PolicyState, Replica, num_arrived
 from .windows import num_left, window_groups
@@ -32,7 +32,6 @@ from .windows import num_left, window_groups
 class SharedFields(Protocol):
     hash_ahead: int
     hashes_all: bool
-    retention: int
 
 
 class SharedColumns(Record):
@@ -153,9 +152,8 @@ def empty(num_pages: int, page: int, prefixes: Prefixes) -> Cache:
     pool["block"], pool["per_block"] = prefixes.block, per_block
     pool["oldest"] = pool["newest"] = NONE
     buckets = np.full(1 << (2 * room - 1).bit_length(), NONE, np.int32)
-    return Cache(
-        prefixes.offsets, prefixes.names, prefixes.named, prefixes.cached, table(entries), buckets, table(pool),
-    )  # fmt: skip
+    columns = prefixes.offsets, prefixes.names, prefixes.named, prefixes.cached
+    return Cache(*columns, entries=table(entries), buckets=buckets, pool=table(pool))
 
 
 @dataclass(frozen=True)
@@ -178,41 +176,19 @@ class PrefixMemory(PagedMemory):
     def answers(self, policy: Policy) -> Answers:
         if not self.prefix_caching:
             return {}
-        grouped = {reusable: pages_found_by_groups, leave_sight: let_go_unseen} if policy.batching.hashes_all else {}
-        return {
-            reusable: pages_found, reuse: take_found, hold: share_pages, give_back: let_go, **grouped,
-        }  # fmt: skip
+        answers: dict[Any, Any] = {reusable: pages_found, reuse: take_found, hold: share_pages, give_back: let_go}
+        if policy.batching.hashes_all:
+            answers |= {reusable: pages_found_by_groups, leave_sight: let_go_unseen}
+        return answers
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
         hash_ahead = policy.granularity.numbers(policy).get("hash_ahead", 0)
-        return {"hashes_all": policy.batching.hashes_all, "hash_ahead": hash_ahead, "retention": 0}
+        return {"hashes_all": policy.batching.hashes_all, "hash_ahead": hash_ahead}
 
     def cache(self, num_pages: int, prefixes: Prefixes | None) -> Any:
         if not self.prefix_caching:
             return ()
         return empty(num_pages, self.page_size, prefixes or Prefixes(1, [], []))
-
-
-@dataclass(frozen=True)
-class RetainedMemory(PrefixMemory):
-    """vLLM's prefix cache: layers with a window keep only pages where a later request may begin."""
-
-    prefix_cache_retention_interval: Annotated[
-        int,
-        Range(0),
-        "tokens, a multiple of page_size: layers with a window also keep pages at these distances; 0: none",
-    ] = 0
-
-    def check(self, policy: Policy) -> None:
-        super().check(policy)
-        if self.prefix_cache_retention_interval % self.page_size:
-            raise PolicyError(
-                f"{policy.name}: prefix_cache_retention_interval is {self.prefix_cache_retention_interval}, expected a "
-                f"multiple of page_size, {self.page_size}"
-            )
-
-    def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
-        return {**super().numbers(policy), "retention": self.prefix_cache_retention_interval}
 
 
 def caches_prefixes(policy: Policy) -> bool:
@@ -259,20 +235,33 @@ def _held(policy: AnyPolicy, key: int, group: int, slot: int) -> int:
 @rule
 def _groups(replica: Replica, policy: SharedState) -> int:
     """Groups of layers with a window that share pages (vLLM)."""
-    return window_groups(replica.fixed) if policy.fields.hashes_all else 0
+    if policy.fields.hashes_all:
+        return window_groups(replica.fixed)
+    return 0
+
+
+@rule
+def _first_of_group(replica: Replica, group: int, tokens: int) -> int:
+    """The first page of a prefix of `tokens` that a group needs; group 0 has no window."""
+    if group == 0:
+        return 0
+    return num_left(replica.fixed, tokens)
 
 
 @rule
 def _num_named(policy: AnyPolicy, request: int) -> int:
     """First tokens of a request with names."""
-    return int(policy.cache.named[request]) if request < len(policy.cache.named) else 0
+    if request < len(policy.cache.named):
+        return int(policy.cache.named[request])
+    return 0
 
 
 @rule
 def _shareable(replica: Replica, policy: SharedState, request: int, tokens: int) -> int:
     """Full pages of the first `tokens` that the pool keeps: vLLM keeps all, others named ones."""
-    limit = int(tokens) if policy.fields.hashes_all else min(int(tokens), _num_named(policy, request))
-    return limit // replica.fixed.page
+    if not policy.fields.hashes_all:
+        tokens = min(int(tokens), _num_named(policy, request))
+    return int(tokens) // replica.fixed.page
 
 
 @rule
@@ -312,10 +301,10 @@ def pages_found_by_groups(replica: Replica, policy: SharedState, request: int, t
     while lacking >= 0:
         last = lacking
         lacking = _last_lacking(replica, policy, request, last)
-    policy.cache.pool[0].junction = longest if longest > last else 0
+    policy.cache.pool[0].junction = longest * (longest > last)
     shared = 0
     for group in range(groups + 1):
-        for page in range(num_left(replica.fixed, last * size) if group > 0 else 0, last):
+        for page in range(_first_of_group(replica, group, last * size), last):
             shared += int(policy.cache.entries[_find(policy, _key(replica, policy, request, page), group)].refs > 0)
     return last * size, shared
 
@@ -335,16 +324,14 @@ def _last_lacking(replica: Replica, policy: AnyPolicy, request: int, last: int) 
 def _findable(replica: Replica, policy: SharedState, slot: int, page: int) -> bool:
     """Whether a group with a window keeps a sequence's page for later requests.
 
-    Pages in sight of the prompt's end, of its junction with earlier prompts, and of multiples of the retention
-    interval (vllm/v1/core/single_type_kv_cache_manager.py of 0.32.0, `reachable_block_mask`).
+    Pages in sight of the prompt's end and of its junction with earlier prompts
+    (vllm/v1/core/single_type_kv_cache_manager.py of 0.32.0, `reachable_block_mask`).
     """
     fixed, columns = replica.fixed, policy.columns[slot]
     if page < columns.found:
         return True
     size = fixed.page
-    span, interval = -(-(fixed.keeps - 1) // size), int(policy.fields.retention) // size
-    if interval > 0 and (span >= interval or page % interval >= interval - span):
-        return True
+    span = -(-(fixed.keeps - 1) // size)
     # An equal prompt recomputes its last token.
     end, junction = (int(replica.sequences[slot].prompt) - 1) // size, int(columns.junction)
     return end - span <= page < end or junction - span <= page < junction
@@ -356,23 +343,20 @@ def take_found(replica: Replica, policy: SharedState, slot: int, tokens: int) ->
 
     A request that arrived with KV already holds its pages, and shares those found.
     """
-    counters, sequence, columns, counts = (
-        replica.counters,
-        replica.sequences[slot],
-        policy.columns[slot],
-        policy.cache.pool[0],
-    )
+    counters, sequence = replica.counters, replica.sequences[slot]
+    columns, counts = policy.columns[slot], policy.cache.pool[0]
     row, size = replica.requests[sequence.request], replica.fixed.page
     arrived = num_arrived(replica, int(sequence.request)) > 0
-    pages = (int(row.found) if arrived else int(tokens)) // size
+    pages = int(tokens) // size
     columns.gone = num_left(replica.fixed, tokens)
     if arrived:
+        pages = int(row.found) // size
         counters.pages_held -= row.reserved  # already counted
         row.reserved = 0
         row.found = 0
     else:
         for group in range(_groups(replica, policy) + 1):
-            for page in range(columns.gone if group > 0 else 0, pages):
+            for page in range(_first_of_group(replica, group, tokens), pages):
                 if not _join(policy, _find(policy, _key(replica, policy, int(sequence.request), page), group)):
                     counters.pages_held -= 1  # already counted
     columns.shared = pages
@@ -411,7 +395,9 @@ def share_pages(replica: Replica, policy: SharedState, slot: int, tokens: int) -
     limit = _shareable(replica, policy, int(sequence.request), tokens)
     while pages.shared < limit:
         key = _key(replica, policy, int(sequence.request), int(pages.shared))
-        index = NONE if policy.fields.hashes_all else _find(policy, key, 0)
+        index = NONE
+        if not policy.fields.hashes_all:
+            index = _find(policy, key, 0)
         if index < 0:
             _add(policy, key, 0, slot)
         elif not _join(policy, index):
@@ -433,16 +419,15 @@ def make_room(replica: Replica, policy: AnyPolicy) -> None:
 
 
 @rule
-def find_ahead(replica: Replica, policy: SharedState, request: int, tokens: int, cached: int, entries: Ints) -> int:
+def find_ahead(replica: Replica, policy: SharedState, request: int, tokens: int, entries: Ints) -> int:
     """How many of the first `tokens` the pool has, for a request that will come with KV.
 
-    cached: this number, or -1 to look it up. entries: filled with their pages' entries, then NONE.
+    entries: filled with their pages' entries, then NONE.
     """
-    if cached < 0:
-        cached = int(reusable(replica, policy, request, tokens)[0])
+    cached = int(reusable(replica, policy, request, tokens)[0])
     num = 0
     for group in range(_groups(replica, policy) + 1):
-        for page in range(num_left(replica.fixed, tokens) if group > 0 else 0, cached // replica.fixed.page):
+        for page in range(_first_of_group(replica, group, tokens), cached // replica.fixed.page):
             entries[num] = _find(policy, _key(replica, policy, request, page), group)
             num += 1
     return cached
@@ -459,19 +444,14 @@ def pin(replica: Replica, policy: AnyPolicy, pages: Ints) -> None:
 @rule
 def let_go(replica: Replica, policy: SharedState, slot: int) -> None:
     """Free a sequence's pages; shared ones without holders become idle, the last first."""
-    counters, sequence, pages, groups = (
-        replica.counters,
-        replica.sequences[slot],
-        policy.columns[slot],
-        _groups(replica, policy),
-    )
+    counters, sequence, pages = replica.counters, replica.sequences[slot], policy.columns[slot]
+    groups = _groups(replica, policy)
     counters.pages_held -= (
         sequence.pages - pages.shared + sequence.window_pages - groups * max(0, int(pages.shared) - int(pages.gone))
     )
     for k in range(1, groups + 2):
-        # Models with windows begin with such a layer.
-        group = k if k <= groups else 0
-        _let_go_pages(replica, policy, slot, group, int(pages.gone) if group > 0 else 0, int(pages.shared))
+        group = k % (groups + 1)  # models with windows begin with such a layer
+        _let_go_pages(replica, policy, slot, group, int(pages.gone) * (group > 0), int(pages.shared))
     pages.shared = 0
     pages.gone = 0
     sequence.pages = 0
@@ -481,12 +461,8 @@ def let_go(replica: Replica, policy: SharedState, slot: int) -> None:
 @rule
 def let_go_unseen(replica: Replica, policy: SharedState, slot: int, start: int) -> None:
     """Free a sequence's pages that left the windows, the last first."""
-    counters, sequence, pages, groups = (
-        replica.counters,
-        replica.sequences[slot],
-        policy.columns[slot],
-        _groups(replica, policy),
-    )
+    counters, sequence, pages = replica.counters, replica.sequences[slot], policy.columns[slot]
+    groups = _groups(replica, policy)
     if groups == 0:
         return
     gone = min(num_left(replica.fixed, start), int(sequence.pages))
@@ -508,7 +484,8 @@ def _let_go_pages(replica: Replica, policy: SharedState, slot: int, group: int, 
             continue
         index = _held(policy, _key(replica, policy, int(replica.sequences[slot].request), page), group, slot)
         entry = policy.cache.entries[index]
-        entry.owner = NONE if entry.owner == slot else entry.owner
+        if entry.owner == slot:
+            entry.owner = NONE
         entry.refs -= 1
         if entry.refs == 0:
             replica.counters.pages_held -= 1

@@ -13,7 +13,7 @@ from .histogram import NUM_BINS
 from .journal import NO_JOURNAL, StepRecorder, StepTotals
 from .latency import Cost
 from .numba_parts import states
-from .route import Choosing, nothing_sent
+from .route import Choosing
 from .state import COUNTERS, GAP_BINS, STEP_BINS, Inbox, read_only
 
 FIGURES = 2  # padded to this number, so that routers of one or two figures share a compiled loop
@@ -33,10 +33,10 @@ class Replicas:
         self._bins: npt.NDArray[np.int64] = np.zeros((2, NUM_BINS), np.int64)  # as Replica.bins
         self._states: Any = states(0)
         # Places, how one is chosen, inbox, cursor (core._serve); at first the driver hands over each request.
-        no_places, no_choice = np.zeros(0, np.int64), Choosing(memory=nothing_sent())
+        no_places, no_choice = np.zeros(0, np.int64), Choosing()
         inbox = Inbox(np.zeros(0, np.int32), np.zeros(0), np.zeros(0, np.bool_))
         self._source: tuple[npt.NDArray[np.int64], Choosing, Inbox, npt.NDArray[np.int64]]
-        self._source = no_places, no_choice, Inbox(*map(read_only, inbox)), np.array([0, -1], np.int64)
+        self._source = no_places, no_choice, Inbox(*map(read_only, inbox)), np.zeros(1, np.int64)
         self._run: Any = None  # compiled core.serve; below core.keep_state
         self._keep: Any = None
 
@@ -63,11 +63,10 @@ class Replicas:
     def take(self, inbox: Inbox, choosing: Choosing) -> None:
         """Have `run`, not the driver, hand these requests of the table to replicas as they come.
 
-        choosing: with which `route.choose` chooses the replica.
+        choosing: with which `route.least_loaded` chooses the replica.
         """
         places = self.places([engine for engine in self.engines if engine is not None])
-        cursor = np.array([0, -1], np.int64)
-        choosing = choosing._replace(memory=choosing.memory or nothing_sent())
+        cursor = np.zeros(1, np.int64)
         self._source = places, choosing, Inbox(*(read_only(column) for column in inbox)), cursor
         self._run = None  # compiled for another way to choose
 
@@ -100,8 +99,7 @@ class Replicas:
             inbox = Inbox(inbox.requests[:0], inbox.times[:0], inbox.fits[:0])
         columns = [self.counters[figure] for figure in choosing.figures]
         columns += [self._zeros["expected_tokens"]] * (FIGURES - len(choosing.figures))
-        queues = self.counters["num_waiting"], self.counters["num_running"]
-        source = places, tuple(columns), queues, choosing.memory, inbox, cursor
+        source = places, tuple(columns), inbox, cursor
         journal = NO_JOURNAL if recorder is None else recorder.journal
         arguments = self._states, self.due, *source, *first.state, draws, cost
         if self._run is None:

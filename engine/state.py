@@ -74,17 +74,13 @@ class Counters(Record):
     next_kind: I8  # decided ahead
     loops_left: I8  # steps of the frozen group
     pages_held: I8
-    outstanding_tokens: I8  # still to prefill or return, of unfinished requests
-    expected_tokens: I8  # ... by estimate
+    expected_tokens: I8  # to prefill or expected to be returned, of unfinished requests
     submitted: I8
     entered: I8  # requests taken from the inbox
     num_steps: I8
     completed: I8
     clock: F8  # s, reached
-    # Since the last commit or completion: steps without prefill or with preemption; tokens that others prefilled since
-    # a preemption or a prompt's end.
-    fruitless: I8
-    fruitless_tokens: I8
+    fruitless: I8  # since the last commit or completion: steps without prefill or with preemption
     stalled: Bool  # steps or a row will never make progress
     # The step in flight.
     kind: I8

@@ -241,20 +241,22 @@ def unmask_drawn(
     return _chosen(rule, surety, surety > 1.0, surety >= 0.0)  # of a sub_block's masks, as on a device
 
 
-def array_of(answer: Any) -> npt.NDArray[Any]:
-    """A policy's answer in plain Python; one that is no array has dtype object."""
+def array_of(answer: Any, source: str, kind: type, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """A policy's answer in plain Python; PolicyError names its `source` if type or shape are others."""
     try:
-        return np.asarray(answer)
+        array = np.asarray(answer)
     except ValueError:  # rows of unequal lengths
-        return np.array(None)
+        array = np.array(None)
+    if array.shape != shape or array.dtype.kind != np.dtype(kind).kind:
+        expected = f"{kind.__name__} {list(shape)}"
+        raise PolicyError(f"{source} returned {array.dtype} {list(array.shape)}, expected {expected}")
+    return array
 
 
 def _chosen(rule: Unmasking, surety: Any, sure: Any, masked: Any) -> npt.NDArray[np.bool_]:
-    chosen = array_of(rule.unmask(surety, sure, masked.copy()))
-    source = f"{type(rule).__name__}.unmask returned"
-    if chosen.shape != masked.shape or chosen.dtype != np.bool_:
-        raise PolicyError(f"{source} {chosen.dtype} {list(chosen.shape)}, expected bool {list(masked.shape)}")
+    source = f"{type(rule).__name__}.unmask"
+    chosen = array_of(rule.unmask(surety, sure, masked.copy()), source, np.bool_, masked.shape)
     if (chosen & ~masked).any():
-        row, column = (int(i) for i in np.argwhere(chosen & ~masked)[0])
-        raise PolicyError(f"{source} position {column} of row {row}, which is no computed mask")
+        row, column = np.argwhere(chosen & ~masked)[0].tolist()
+        raise PolicyError(f"{source} returned position {column} of row {row}, which is no computed mask")
     return chosen

@@ -263,7 +263,7 @@ class PlainLoop(ABC):
             now = plan.now + outcome.latency
             self.ended.extend(int(i) for i in engine.commit(outcome, now))
             assert 0 <= engine.pages_held <= self.limits.num_pages
-            assert engine.outstanding_tokens >= 0
+            assert engine.expected_tokens >= 0
             assert engine.expected_tokens >= 0
             assert engine.num_waiting + engine.num_running == next_request - len(self.ended)
             assert len(set(self.ended)) == len(self.ended)

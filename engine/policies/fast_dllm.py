@@ -24,7 +24,9 @@ def first_whole(
     """A full pass as a block begins; then the block, with a prefix cache also all after it."""
     if block_step == 0:
         return FULL, length, length
-    return REUSE, block if fields.dual else length - start, length
+    if fields.dual:
+        return REUSE, block, length
+    return REUSE, length - start, length
 
 
 @rule

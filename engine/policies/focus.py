@@ -9,14 +9,14 @@ import numpy.typing as npt
 
 from ..draw import Counts, Draws, Indices, Statuses, Windows, delta_row, draw_slot
 from ..errors import PolicyError
-from ..hooks import block_entered, draw_rows, learn, placed, plan_rows, preempted, select, settle
+from ..hooks import block_entered, draw_rows, learn, placed, plan_rows, preempted, select
 from ..jit import outer, rule
-from ..part import MAX_BLOCK, Answers, Choice, Policy, Preset, Range
+from ..part import MAX_BLOCK, Answers, Policy, Preset, Range
 from ..records import I4, Record, columns_of
 from ..rows.blocks import BlockFields, plan_block, visible_keys
 from ..state import MASKED, Marks, PolicyState, Replica, Status, step_slots
 from ..step import Evicting, StepPlan
-from .delayed_cache import DelayedCache, settle_delayed
+from .delayed_cache import NeighbourCache
 from .lmdeploy import EVERY_STEP_AHEAD
 from .whole_block import select_pending_first
 
@@ -43,30 +43,19 @@ FocusState = PolicyState[FocusFields, FocusColumns, FocusRecord]
 
 
 @dataclass(frozen=True)
-class Focus(DelayedCache):
+class Focus(NeighbourCache):
     """FOCUS: keeps masks whose importance grows most from the first layer to the second, over DC+ (focus.md 3).
 
     Where published codes differ (3.11), it does as LMDeploy's.
     """
 
-    neighbour_aware: Annotated[bool, "must be true: FOCUS evicts from DC+"] = True
-    prefill_counts: Annotated[bool, "prefill leaves final KV in the prompt's part of the first block"] = False
-    visible: Annotated[
-        str,
-        Choice(("listed", "prefix")),
-        "what a query sees of its block: cached or computed positions, or all up to the last one",
-    ] = "prefix"
-    sample_block: Annotated[bool, "soft-max and sampling run on the whole block (focus.md 3.2)"] = True
     alpha: Annotated[float, Range(1.0), "budget, as a multiple of the block's mean tokens decoded per step"] = 1.5
 
     columns = columns_of(FocusColumns)
     by_importance = True
 
     def check(self, policy: Policy) -> None:
-        if not policy.granularity.whole_block:
-            raise PolicyError(f"{policy.name}: FOCUS evicts from whole blocks, expected no chunk")
-        if not self.neighbour_aware:
-            raise PolicyError(f"{policy.name}: neighbour_aware is false, expected true: FOCUS evicts from DC+")
+        super().check(policy)
         if policy.batching.group_steps(1, 1) != 1:
             raise PolicyError(
                 f"{policy.name}: FOCUS decides every step anew: expected continuous batching with num_loops=1"
@@ -77,16 +66,19 @@ class Focus(DelayedCache):
 
     def answers(self, policy: Policy) -> Answers:
         return {
-            plan_rows: plan_focus, draw_rows: draw_focus, learn: learn_yield, select: select_pending_first,
-            settle: settle_delayed, placed: start_block, preempted: focus_preempted, block_entered: start_block,
-        }  # fmt: skip
+            **super().answers(policy),
+            plan_rows: plan_focus,
+            draw_rows: draw_focus,
+            learn: learn_yield,
+            select: select_pending_first,
+            placed: start_block,
+            preempted: focus_preempted,
+            block_entered: start_block,
+        }
 
     def record(self, policy: Policy) -> Mapping[str, Any]:
-        width = MAX_BLOCK  # one compilation serves all blocks
-        return {
-            "decodable": np.zeros(width, np.uint8), "delta": np.zeros(width, np.float32),
-            "spots": np.zeros(width, np.int64), "selected": np.zeros(width, np.uint8),
-        }  # fmt: skip
+        kinds = {"decodable": np.uint8, "delta": np.float32, "spots": np.int64, "selected": np.uint8}
+        return {name: np.zeros(MAX_BLOCK, kind) for name, kind in kinds.items()}  # one compilation for all blocks
 
     def evicting(self, rows: Any) -> Evicting:
         return Evicting(self, rows["decoded"].copy(), rows["decode_steps"].copy(), rows["progress"].copy())
@@ -139,7 +131,7 @@ def retained_by_growth(
 @rule
 def budget(num_decoded: int, num_steps: int, alpha: float) -> int:
     """Least masks of a sequence to keep; with no more, nothing is evicted."""
-    mean = num_decoded / num_steps if num_steps > 0 else 1.0
+    mean = num_decoded / max(num_steps, 1)
     return max(1, int(np.ceil(max(mean, 1.0) * alpha)))
 
 
@@ -218,7 +210,9 @@ def count_retained(replica: Replica, policy: FocusState) -> None:
     counters.left_tokens = tokens
     counters.left_q_kv = qk_pairs
     counters.left_kv = keys
-    counters.left_sampled = counters.sampled_rows if fields.sample_block else tokens
+    counters.left_sampled = tokens
+    if fields.sample_block:
+        counters.left_sampled = counters.sampled_rows
 
 
 @rule
@@ -285,7 +279,9 @@ def learn_yield(replica: Replica, policy: FocusState, prefill: bool) -> None:
         columns = policy.columns[slot]
         num = 0
         for k in range(replica.window.shape[1]):
-            went_through = replica.retained[slot, k] if counters.evicting else replica.window[slot, k]
+            went_through = replica.window[slot, k]
+            if counters.evicting:
+                went_through = replica.retained[slot, k]
             if went_through and k > columns.progress:
                 columns.progress = k
             if replica.committed[slot, k]:

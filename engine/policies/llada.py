@@ -55,14 +55,16 @@ def decide_static(replica: Replica, policy: AnyPolicy) -> int:
 @rule
 def whole_sequence(
     prompt: int, length: int, start: int, step: int, block_step: int, block: int, fields: PlainFields
-) -> tuple[int, int, int]:  # fmt: skip
+) -> tuple[int, int, int]:
     return FULL, length, length
 
 
 @rule
 def rows_of_logits(prompt: int, length: int, start: int, tokens: int, block: int, fields: PlainFields) -> int:
     """All computed positions, or at most a block."""
-    return tokens if fields.all_logits else min(tokens, block)
+    if fields.all_logits:
+        return tokens
+    return min(tokens, block)
 
 
 @rule

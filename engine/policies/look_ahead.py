@@ -9,6 +9,7 @@ from ..admission import (
     count_rows,
     keep_rows,
     let_in,
+    mark_next,
     move,
     place,
     pop,
@@ -675,9 +676,7 @@ def _reclaim(replica: Replica, policy: LookAheadState, slot: int) -> None:
 def take_in(replica: Replica, policy: LookAheadState) -> None:
     """Free finished rows' pages, and slots that the next step does not compute."""
     counters = replica.counters
-    ahead = counters.num_next if counters.next_kind != NOTHING else 0
-    for i in range(ahead):
-        replica.sequences[replica.lists[NEXT, i]].in_flight = True
+    mark_next(replica, True)
     num = 0
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]
@@ -694,8 +693,7 @@ def take_in(replica: Replica, policy: LookAheadState) -> None:
             replica.lists[FREED, counters.num_freed] = sequence.request
             counters.num_freed += 1
         sequence.lost = False
-    for i in range(ahead):
-        replica.sequences[replica.lists[NEXT, i]].in_flight = False
+    mark_next(replica, False)
     release(replica, policy, SCRATCH, num)
 
 

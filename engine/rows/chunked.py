@@ -7,7 +7,6 @@ from ..draw import Draws, accept_row
 from ..emission import emit, finish
 from ..hooks import begin_row, commit_rows, draw_rows, next_tokens, plan_prompts, plan_rows
 from ..jit import rule
-from ..journal import Journal
 from ..latency import Cost
 from ..records import I4, Bool, Record
 from ..state import DENOISE, EMIT_END, IDLE, PREFILL, ROWS, RUNNING, AnyPolicy, PolicyState, Replica, step_slots
@@ -128,9 +127,7 @@ def commit_chunked(replica: Replica, policy: ChunkState, now: float) -> None:
 
 
 @rule
-def leap_chunked(
-    replica: Replica, policy: ChunkState, draws: Draws, cost: Cost, journal: Journal, horizon: float
-) -> None:  # fmt: skip
+def leap_chunked(replica: Replica, policy: ChunkState, draws: Draws, cost: Cost, horizon: float) -> None:
     """Leap over steps in which all running requests compute the next token, without drafts."""
     counters = replica.counters
     if counters.num_rows != counters.num_running:
@@ -142,7 +139,7 @@ def leap_chunked(
             return
         if columns.computed != sequence.start or columns.goal != columns.computed + 1:
             return
-    steps = take_tokens(replica, policy, cost, journal, horizon, False)
+    steps = take_tokens(replica, policy, cost, horizon, False)
     for slot in step_slots(replica):
         columns = policy.columns[slot]
         columns.computed += steps

@@ -274,10 +274,6 @@ def commit_passes(replica: Replica, policy: PassState, now: float) -> None:
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     for slot in step_slots(replica):
         sequence = replica.sequences[slot]
-        if not sequence.prefilled:
-            sequence.prefilled = True
-            counters.outstanding_tokens -= sequence.prompt
-            counters.expected_tokens -= sequence.prompt
         for k in range(replica.window.shape[1]):
             if replica.window[slot, k] and replica.status[slot, k] == MASKED:
                 replica.evaluations[slot, k] += 1

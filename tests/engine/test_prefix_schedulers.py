@@ -53,7 +53,7 @@ def test_rounds_prefill_only_the_blocks_that_are_not_there() -> None:
     assert steps_of(w, 2) == ["decode 2D4/12", "decode 2F4/12"]
     assert w.engine._own.cache.cached.tolist() == [0, 8, 8]
     assert (w.engine.totals.prefix_queries, w.engine.totals.prefix_hits) == (29, 16)
-    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+    assert (w.engine.pages_held, w.engine.expected_tokens) == (0, 0)
 
 
 def test_a_round_s_newcomers_do_not_find_what_it_has_yet_to_compute() -> None:
@@ -153,7 +153,7 @@ def test_every_scheduler_keeps_account_and_serves_all_and_its_journal_replays(sp
     run_singly(engine, model, trace, StepRecorder(journal, policy.width), check_account)
     assert (engine.table["status"] == 0).all()
     assert (engine.table["num_tokens"] == trace.output_length).all()
-    assert (engine.pages_held, engine.outstanding_tokens) == (0, 0)
+    assert (engine.pages_held, engine.expected_tokens) == (0, 0)
     assert engine.totals.prefix_hits > 300
     assert engine.totals.prefix_queries == trace.input_length.sum()
     again = fresh()

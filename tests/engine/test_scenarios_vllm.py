@@ -34,7 +34,7 @@ def test_a_prompt_takes_what_the_budget_has_left_and_goes_on_beside_decoding() -
     assert w["num_forwards"][:3] == [2, 1, 0]
     totals = w.engine.totals
     assert (totals.prefill_tokens, totals.tokens) == (8 + 7 + 2, 1 + 2)
-    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+    assert (w.engine.pages_held, w.engine.expected_tokens) == (0, 0)
 
 
 def test_without_chunks_a_request_is_rejected_that_could_not_be_prefilled_again_at_its_end() -> None:

@@ -63,4 +63,4 @@ def test_a_request_ends_at_its_first_eos_and_its_journal_replays(spec: str, emit
     assert sum(n < o for n, (_, o) in zip(wanted, LENGTHS, strict=True)) >= 3
     for i, (prompt, _) in enumerate(LENGTHS):
         assert found.texts[i][: prompt + wanted[i]] == texts[i][: prompt + wanted[i]]
-    assert engine.outstanding_tokens == engine.pages_held == 0
+    assert engine.expected_tokens == engine.pages_held == 0

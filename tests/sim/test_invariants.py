@@ -74,7 +74,7 @@ def check_accounts(d: PlainLoop, fits: Any) -> Any:
     assert (t["status"] == np.where(fits, 0, 1)).all()
     assert sorted(d.ended) == list(range(len(trace)))  # each ended once
     assert (t["num_tokens"] == np.where(fits, trace.output_length, 0)).all()
-    assert (engine.pages_held, engine.outstanding_tokens, engine.idle) == (0, 0, True)
+    assert (engine.pages_held, engine.expected_tokens, engine.idle) == (0, 0, True)
     assert (engine.num_waiting, engine.num_running) == (0, 0)
     some = fits & (trace.output_length > 0)
     for early, late in (
