@@ -128,7 +128,7 @@ _QUANTILES = np.array([NormalDist().inv_cdf((i + 0.5) / 1024) for i in range(102
 def _draws(num_requests: int, width: int, block: int) -> Draws:
     return Draws(
         table(np.zeros(num_requests, REQUEST_DRAW)), np.zeros(4, np.uint64), np.zeros(width), np.zeros(block + 1),
-        np.zeros((3, 1024)), np.zeros(5), np.zeros(2, np.int64), np.full(1, width), np.zeros(3),
+        np.zeros((3, 1024)), np.zeros(5), np.zeros(2, np.int64), np.zeros(3),
     )  # fmt: skip
 
 
@@ -263,8 +263,7 @@ class CommitDraws:
     """Draws from a commit model: which masks of a plan commit.
 
     Lengths are [requests]. on_a_grid: blocks begin at multiples of their length, else at the prompt's end. deltas: for
-    eviction by importance. sub_block: length of a block's parts; only the first part with a mask commits. models: by
-    threshold, if steps choose one. unmasking: the policy's, if it chooses.
+    eviction by importance. models: by threshold, if steps choose one. unmasking: the policy's, if it chooses.
     """
 
     def __init__(
@@ -277,7 +276,6 @@ class CommitDraws:
         deltas: ImportanceDeltas | None = None,
         max_tokens: npt.NDArray[np.int64] | None = None,
         on_a_grid: bool = True,
-        sub_block: int | None = None,
         models: Mapping[float, CommitModel] = NO_MODELS,
         unmasking: Unmasking | None = None,
     ) -> None:
@@ -296,12 +294,10 @@ class CommitDraws:
             d.odds[:] = chance / (1.0 - chance)
         d.stage[:] = np.exp(model.stage_gain * np.arange(block + 1) / block)
         d.factors[:] = np.exp(model.block_spread * _QUANTILES), np.exp(model.step_spread * _QUANTILES), _QUANTILES
-        if sub_block is not None:
-            d.sub_block[0] = sub_block
         self._evicts = deltas is not None
         if deltas is not None:
             d.deltas[:] = astuple(deltas)
-        same = seed, input_length, output_length, width, deltas, max_tokens, on_a_grid, sub_block
+        same = seed, input_length, output_length, width, deltas, max_tokens, on_a_grid
         for threshold, other in models.items():
             self._levels[threshold] = self if other == model else CommitDraws(other, *same, unmasking=unmasking)
 

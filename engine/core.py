@@ -476,17 +476,10 @@ def answers_of(policy: "Policy") -> dict[Any, Any]:
         for placeholder, value in component.answers(policy).items():
             wraps_it = isinstance(value, Wrapping)
             answer = value.rule if isinstance(value, Wrapping) else value
-            if placeholder not in PLACEHOLDERS:
-                label = getattr(placeholder, "__name__", placeholder)
-                raise PolicyError(f"{name} answers {label}, expected one of: {_names(PLACEHOLDERS)}")
-            question = placeholder.__name__
-            if not is_rule(answer):
-                raise PolicyError(f"{name} answers {question} with {answer!r}, expected a rule (dsim.policy.rule)")
-            if not is_ours(answer):
-                _check_outside(policy, name, placeholder, answer)
+            _check_answer(policy, name, placeholder, answer)
             other = answering.setdefault(placeholder, component)
             if other is not component and not wraps_it and not (is_ours(type(other)) and is_ours(type(component))):
-                rivals = f"{type(other).__name__} and {type(component).__name__} both answer {question}"
+                rivals = f"{type(other).__name__} and {type(component).__name__} both answer {placeholder.__name__}"
                 raise PolicyError(f"policy {policy.name}: {rivals}, expected one of them, or wraps(rule) in the second")
             if wraps_it:
                 within = _inherited(policy, component, placeholder) or answers.get(placeholder) or _default(placeholder)
@@ -497,20 +490,16 @@ def answers_of(policy: "Policy") -> dict[Any, Any]:
     questions = questions_of(answers)
     for placeholder, component in answering.items():
         if placeholder not in questions:
-            raise PolicyError(_unasked(policy, component, placeholder.__name__, questions))
-    _check_threshold(policy, threshold_now in answering)
-    _check_methods(policy)
-    granularity = policy.granularity
-    if granularity.given and (select not in questions or select in answering):
-        if select not in questions:
-            raise PolicyError(_unasked(policy, granularity, "select", questions))
-        raise PolicyError(
-            f"policy {policy.name}: {type(answering[select]).__name__} answers select by a rule and has it in Python: "
-            "expected one of them"
-        )
-    for needed in NEEDED:
-        if needed in questions and needed not in answers and not (needed is select and granularity.given):
-            raise PolicyError(f"policy {policy.name}: no part answers {needed.__name__}, expected one that does")
+            text = f"{type(component).__name__} answers {placeholder.__name__}, and this policy asks only: "
+            raise PolicyError(f"policy {policy.name}: {text}{', '.join(sorted(_names(questions)))}")
+    in_python = {select: policy.granularity.given, threshold_now: policy.unmasking.given}
+    for placeholder, by_method in in_python.items():
+        if by_method and (placeholder in answering or placeholder not in questions | {threshold_now}):
+            raise PolicyError(f"policy {policy.name}: {placeholder.__name__} in Python is one answer too many")
+    needed = {*NEEDED, *[threshold_now] * policy.unmasking.varies}
+    for placeholder in needed & (questions | {threshold_now}):
+        if placeholder not in answers and not in_python.get(placeholder):
+            raise PolicyError(f"policy {policy.name}: no part answers {placeholder.__name__}, expected one that does")
     return answers
 
 
@@ -534,15 +523,19 @@ def _formed(placeholder: Any, answer: Any, answers: Mapping[Any, Any]) -> Any:
     return engine_form(placeholder, answer, answers.get(hooks.held, hooks.held))
 
 
-def _check_outside(policy: "Policy", name: str, placeholder: Any, answer: Any) -> None:
-    """PolicyError for a rule from outside that asks for the engine's records, or writes others than its own."""
-    question = placeholder.__name__
+def _check_answer(policy: "Policy", name: str, placeholder: Any, answer: Any) -> None:
+    """PolicyError for an answer that is no rule, or one from outside that asks for or writes the engine's records."""
+    question = getattr(placeholder, "__name__", placeholder)
+    if not is_rule(answer):
+        raise PolicyError(f"{name} answers {question} with {answer!r}, expected a rule (dsim.policy.rule)")
+    if is_ours(answer) and placeholder in PLACEHOLDERS:
+        return
     if placeholder not in FORMS:
-        raise PolicyError(
-            f"{name} answers {question}, which is the engine's own: expected one of {_names(FORMS)}, or "
-            "Scheduler.order in Python"
-        )
-    if wrong := wrong_parameters(answer, ["view"] if placeholder in OF_A_VIEW else parameters(placeholder)):
+        raise PolicyError(f"{name} answers {question}, expected one of {', '.join(_names(FORMS))}")
+    expected = parameters(placeholder)
+    if placeholder in OF_A_VIEW:
+        expected = ["view"]
+    if wrong := wrong_parameters(answer, expected):
         raise PolicyError(f"{name} answers {question} with {wrong}")
     record_fields = {field for component in policy.parts() for field in component.record(policy)}
     for callee in (answer, *called_by([answer], {})):
@@ -553,35 +546,8 @@ def _check_outside(policy: "Policy", name: str, placeholder: Any, answer: Any) -
             )
 
 
-def _names(placeholders: Iterable[Any]) -> str:
-    return ", ".join(placeholder.__name__ for placeholder in placeholders)
-
-
-def _unasked(policy: "Policy", component: Any, name: str, questions: frozenset[Any]) -> str:
-    expected = _names(sorted(questions, key=lambda placeholder: placeholder.__name__))
-    return f"policy {policy.name}: {type(component).__name__} answers {name}, and this policy asks only: {expected}"
-
-
-def _check_threshold(policy: "Policy", answered: bool) -> None:
-    """PolicyError unless exactly one of a rule and a Python method chooses among thresholds."""
-    rule, name = policy.unmasking, type(policy.unmasking).__name__
-    if len(rule.thresholds) > 1 and answered == rule.given:
-        manner = "both by a rule and in Python" if answered else "neither by a rule nor in Python"
-        raise PolicyError(f"policy {policy.name}: {name} answers threshold_now {manner}: expected one of them")
-
-
-def _check_methods(policy: "Policy") -> None:
-    """PolicyError for a method from outside with a question's name that its part is not asked."""
-    names = {"order", "unmask", *(placeholder.__name__ for placeholder in FORMS)}
-    for component in policy.parts():
-        kinds = type(component).__mro__
-        methods = {name for kind in kinds if not is_ours(kind) for name in vars(kind)}
-        if unasked := (methods & names).difference(*(vars(kind) for kind in kinds if is_ours(kind))):
-            raise PolicyError(
-                f"policy {policy.name}: {type(component).__name__} has a method {min(unasked)}, which is never asked: "
-                "expected a rule in `answers`, order of a Scheduler, select of a Granularity, or threshold_now or "
-                "unmask of an Unmasking"
-            )
+def _names(placeholders: Iterable[Any]) -> list[str]:
+    return [placeholder.__name__ for placeholder in placeholders]
 
 
 _QUESTIONS: dict[tuple[tuple[Any, Any], ...], frozenset[Any]] = {}

@@ -48,7 +48,6 @@ class Draws(NamedTuple):
     factors: npt.NDArray[np.float64]
     deltas: npt.NDArray[np.float64]  # [5] ImportanceDeltas
     schedule: npt.NDArray[np.int64]  # [steps] masks that commit in each step of a block
-    sub_block: npt.NDArray[np.int64]  # [1] positions of a block's parts; only the first part with a mask commits
     # [3] CanvasLaw's median, drift, least; with a histogram [3 + CELLS], then its forwards.
     law: npt.NDArray[np.float64]
 
@@ -76,17 +75,12 @@ def draw_row(
     best = -1.0
     best_p = -1
     passed = False
-    last = 0  # end of the committing part
     end = 0  # of the block of theta and padding
     theta = 0.0
     padding = False
     for p in range(frontier, width):
         if not (window[p] and status[p] == MASKED):
             continue
-        if last == 0:
-            last = (p // draws.sub_block[0] + 1) * draws.sub_block[0]
-        if p >= last:
-            break
         if p >= end:
             offset = p // block_length * block_length
             end = offset + block_length
@@ -97,9 +91,8 @@ def draw_row(
             drawn = draw64(key64(draws.streams[OF_BLOCKS], request), block, 0)
             theta = factor * draws.factors[BLOCK_FACTORS, pick64(drawn)] * step * draws.stage[done]
             padding = block > last_block - num_padding
-        if padding:
-            score = np.inf
-        else:
+        score = np.inf
+        if not padding:
             u = uniform64(draw64(of_commits, start + p, evaluations[p]))
             score = draws.odds[p - frontier] * theta * ((1.0 - u) / u)
         if len(surety) > 0:
@@ -180,8 +173,7 @@ def steps_left(
 ) -> int:  # fmt: skip
     """Steps until a row's block commits, this one included; 0: no mask in the window."""
     width = len(status)
-    narrow = int(draws.requests[request].canvas_length)
-    block = narrow if 0 < narrow < width else width
+    block = min(int(draws.requests[request].canvas_length) or width, width)
     first = 0
     while first < width and not (window[first] and status[first] == MASKED):
         first += 1
@@ -296,5 +288,6 @@ def delta_row(
         if frontier < 0:
             frontier = p
         normal = draws.factors[NORMAL, pick64(key64(key64(stream, start + p), evaluations[p]))]
-        raw = draws.deltas[0] + draws.deltas[1] * normal if decodable[p] else draws.deltas[2] + draws.deltas[3] * normal
+        kind = 2 * (not decodable[p])
+        raw = draws.deltas[kind] + draws.deltas[kind + 1] * normal
         delta[p] = np.float32(raw - draws.deltas[4] * (p - frontier))

@@ -6,7 +6,6 @@ from .histogram import FIRST_BIN, NUM_BINS, SHIFT
 from .jit import rule
 from .latency import window_pairs
 from .state import (
-    AT_TOKEN,
     BATCHES,
     CHUNKS,
     COMPLETED,
@@ -117,20 +116,11 @@ def publish(replica: Replica, slot: int, now: float) -> float:
 
 @rule
 def has_masks(replica: Replica, slot: int, limit: int) -> bool:
-    """Whether `columns_to_decode` have masks."""
-    for p in range(columns_to_decode(replica, slot, limit)):
+    """Whether the first `limit` columns have masks."""
+    for p in range(limit):
         if replica.status[slot, p] == MASKED:
             return True
     return False
-
-
-@rule
-def columns_to_decode(replica: Replica, slot: int, limit: int) -> int:
-    """The first `limit` columns, or those before an EOS that ends a request at once."""
-    sequence = replica.sequences[slot]
-    if replica.fixed.stops == AT_TOKEN:
-        limit = min(limit, int(sequence.stop) - int(sequence.start))
-    return limit
 
 
 @rule

@@ -440,7 +440,7 @@ class Engine:
     def _threshold_now(self) -> int:
         rule = self.policy.unmasking
         threshold = rule.threshold_now(self._view())
-        if threshold not in rule.thresholds:
+        if not isinstance(threshold, float | int) or threshold not in rule.thresholds:
             source = f"policy {self.policy.name}: {type(rule).__name__}.threshold_now"
             raise PolicyError(f"{source} returned {cut(threshold)}, expected one of {rule.thresholds}")
         return list(rule.thresholds).index(threshold)
@@ -491,8 +491,8 @@ class Engine:
         rows = arrays.sequences[slots]
         if rule.varies:
             draws = draws[int(counters["threshold"])]
-        sources = (array[slots] for array in (arrays.status, arrays.evaluations, arrays.window))
-        arrays.committed[slots] = unmask_drawn(rule, *sources, rows["start"], rows["request"], draws)
+        status, evaluations, window = arrays.status[slots], arrays.evaluations[slots], arrays.window[slots]
+        arrays.committed[slots] = unmask_drawn(rule, status, evaluations, window, rows["start"], rows["request"], draws)
 
     def commit(self, outcome: StepOutcome, now: float) -> Ints:
         """Apply the outcome of the step in flight; returns the requests that finished.

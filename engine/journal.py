@@ -3,8 +3,6 @@
 requests.parquet: a row a request; steps.parquet: a row a step. Times are s since the run's start.
 """
 
-from bisect import bisect_right, insort
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -16,7 +14,7 @@ from .histogram import CountHistogram, TimeHistogram
 from .jit import rule
 from .records import F8, I2, I4, I8, U1, Bool, Record, Table, columns_of, dtype_of, table
 from .request import Request
-from .state import PREFILL_STEP, REJECTED, ROWS, UNFINISHED, AnyPolicy, Asked, Replica, RequestRow, read_only
+from .state import PREFILL_STEP, ROWS, UNFINISHED, AnyPolicy, Asked, Replica, RequestRow, read_only
 from .step import StepOutcome, StepPlan, features_left
 
 STATUSES = ("completed", "rejected", "unfinished", "cancelled")
@@ -88,24 +86,9 @@ class StepRow(Record):
     threshold: F8  # of a decode step that chose it; NaN: did not
 
 
-# In files of runs whose policies choose a threshold each step, or order the queue.
-CHOICE_COLUMNS = {"threshold": "float64"}
-ORDER_COLUMNS = {"passed": "int32"}  # requests that came earlier and still waited when it was first scheduled
+CHOICE_COLUMNS = {"threshold": "float64"}  # in files of runs whose policies choose one each step
 STEP_COLUMNS = {name: kind for name, kind in columns_of(StepRow) if name not in CHOICE_COLUMNS}
-MORE_COLUMNS = CACHED_COLUMNS | MOVE_COLUMNS | SENT_COLUMNS | ORDER_COLUMNS | CHOICE_COLUMNS
-
-
-def passed(requests: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.int32]:
-    """`passed` of each request, [requests], from the other columns; without those that another replica prefilled."""
-    scheduled = requests["scheduled"]
-    departure = np.where(np.isnan(scheduled), requests["finish"], scheduled)  # of the queue, or cancelled in it
-    departure = np.where(requests["status"] == REJECTED, -np.inf, np.where(np.isnan(departure), np.inf, departure))
-    counts, earlier = np.zeros(len(scheduled), np.int32), defaultdict[int, list[float]](list)
-    for i in np.argsort(requests["arrival"], kind="stable").tolist():
-        times = earlier[int(requests["replica"][i])]
-        counts[i] = 0 if np.isnan(scheduled[i]) else len(times) - bisect_right(times, departure[i])
-        insort(times, departure[i])
-    return counts
+MORE_COLUMNS = CACHED_COLUMNS | MOVE_COLUMNS | SENT_COLUMNS | CHOICE_COLUMNS
 
 
 class RowOfStep(Record):

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +29,6 @@ from .state import AnyPolicy, PolicyState, Replica, num_arrived
 from .windows import num_left, window_groups
 
 
-class SharedFields(Protocol):
-    hash_ahead: int
-    hashes_all: bool
-
-
 class SharedColumns(Record):
     shared: I4  # first pages that other requests may also hold
     gone: I4  # first pages of each group with a window that left it or were never taken
@@ -41,7 +36,7 @@ class SharedColumns(Record):
     junction: I4  # ... in layers without a window alone, if more; else 0
 
 
-SharedState = PolicyState[SharedFields, SharedColumns, Any]
+SharedState = PolicyState[Any, SharedColumns, Any]
 
 
 Ints = npt.NDArray[np.int64]

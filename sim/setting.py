@@ -146,7 +146,7 @@ class Setting:
             return ScheduledCommits(policy.block_length, unmasking.denoising_steps, unmasking.quotas(policy))
         return CommitDraws(
             self.commits, seed, requests.input_length, requests.output_length, policy.width, self.deltas,
-            requests.max_tokens, policy.family == "block-diffusion", unmasking.sub_block, self.by_threshold,
+            requests.max_tokens, policy.family == "block-diffusion", self.by_threshold,
             unmasking if unmasking.chooses else None,
         )  # fmt: skip
 

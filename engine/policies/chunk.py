@@ -1,23 +1,16 @@
 """A fixed chunk of the block, which streams as its prefix is cached."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated
 
 from ..errors import PolicyError
 from ..hooks import choose, select
 from ..jit import rule
 from ..part import BATCHING_SPACE, FITTED, MAX_BLOCK, Answers, Granularity, Policy, Preset, Range
-from ..state import PolicyState, Replica
+from ..state import AnyPolicy, Replica
 from .delayed_cache import DelayedCache
 from .lmdeploy import EVERY_STEP
 from .whole_block import select_pending_first
-
-
-class ChunkFields(Protocol):
-    chunk: int
-
-
-ChunkState = PolicyState[ChunkFields, Any, Any]
 
 
 class Streaming(Granularity):
@@ -52,7 +45,7 @@ class FixedChunk(Streaming):
 
 
 @rule
-def fixed_chunk(replica: Replica, policy: ChunkState) -> int:
+def fixed_chunk(replica: Replica, policy: AnyPolicy) -> int:
     return int(policy.fields.chunk)
 
 

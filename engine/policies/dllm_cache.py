@@ -1,7 +1,7 @@
 """dLLM-Cache: prompt and response, each refreshed at its own period."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -10,15 +10,6 @@ from ..jit import rule
 from ..part import Preset, Range
 from ..state import FULL, PARTIAL, REFRESH_PROMPT, REFRESH_RESPONSE
 from .llada import NoCache, script
-
-
-class PeriodicFields(Protocol):
-    all_logits: bool
-    prompt_keys: int
-    prompt_refresh: int
-    response_refresh: int
-    transfer: float
-
 
 RUN = 16  # keys; heads that keep different keys store runs
 
@@ -31,7 +22,7 @@ def runs(tokens: int) -> int:
 
 @rule
 def periodic(
-    prompt: int, length: int, start: int, step: int, block_step: int, block: int, fields: PeriodicFields
+    prompt: int, length: int, start: int, step: int, block_step: int, block: int, fields: Any
 ) -> tuple[int, int, int]:
     """Prompt and response, each whole when due; else the response's most changed tokens."""
     response = length - prompt
@@ -49,7 +40,7 @@ def periodic(
 
 
 @rule
-def rows_of_response(prompt: int, length: int, start: int, tokens: int, block: int, fields: PeriodicFields) -> int:
+def rows_of_response(prompt: int, length: int, start: int, tokens: int, block: int, fields: Any) -> int:
     """All positions in the published code; in MaskKV from the current block on."""
     if fields.all_logits:
         return length
@@ -57,7 +48,7 @@ def rows_of_response(prompt: int, length: int, start: int, tokens: int, block: i
 
 
 @rule
-def outputs_held(prompt: int, length: int, state: int, fields: PeriodicFields) -> int:
+def outputs_held(prompt: int, length: int, state: int, fields: Any) -> int:
     """Keys, values, outputs of attention and feed-forward."""
     return runs(prompt) + runs(length - prompt) + runs(state * length)
 
@@ -81,8 +72,8 @@ class PeriodicCache(NoCache):
     prompt_keys = -1  # prompt keys seen by steps between refreshes; -1: all
 
     def numbers(self, policy: Any) -> dict[str, bool | int | float]:
-        numbers = {"transfer": float(self.transfer), "prompt_keys": self.prompt_keys}
-        return super().numbers(policy) | numbers | {"first_layer_whole": self.first_layer_whole}
+        numbers = {"prompt_keys": self.prompt_keys, "first_layer_whole": self.first_layer_whole}
+        return {**super().numbers(policy), "transfer": float(self.transfer), **numbers}
 
 
 PRESETS = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,25 +18,12 @@ from ..state import (
     ROWS,
     RUNNING,
     SCRATCH,
-    PolicyState,
+    AnyPolicy,
     Replica,
     running_slots,
 )
 from .llada import ONE_A_STEP, PAGES
 from .sparse_dllm import SparseCache
-
-
-class MultiplexedFields(Protocol):
-    look_ahead: float
-    max_batched_tokens: int
-
-
-class MultiplexedRecord(Protocol):
-    loads: npt.NDArray[Any]
-    num_loads: int
-
-
-MultiplexedState = PolicyState[MultiplexedFields, Any, MultiplexedRecord]
 
 
 @dataclass(frozen=True)
@@ -71,7 +58,7 @@ class PhaseMultiplexed(PassScheduler):
 
 
 @rule
-def decide_multiplexed(replica: Replica, policy: MultiplexedState) -> int:
+def decide_multiplexed(replica: Replica, policy: AnyPolicy) -> int:
     """Select the next step's rows under the token budget (dLLM-Serve, section 4)."""
     counters = replica.counters
     budget = policy.fields.max_batched_tokens
@@ -108,7 +95,7 @@ def length_of_head(replica: Replica) -> int:
 
 
 @rule
-def _let_in(replica: Replica, policy: MultiplexedState, num: int, used: int, budget: int, limit: int) -> int:
+def _let_in(replica: Replica, policy: AnyPolicy, num: int, used: int, budget: int, limit: int) -> int:
     """Admit waiting requests after `num` rows of `used` tokens; lists them in SCRATCH."""
     counters, fields, record = replica.counters, policy.fields, policy.record
     loads = record.loads[: record.num_loads]
@@ -129,7 +116,7 @@ def _let_in(replica: Replica, policy: MultiplexedState, num: int, used: int, bud
 
 
 @rule
-def _count_loads(replica: Replica, policy: MultiplexedState, loads: npt.NDArray[np.int64]) -> None:
+def _count_loads(replica: Replica, policy: AnyPolicy, loads: npt.NDArray[np.int64]) -> None:
     """Running requests' query tokens in each step of the next block, if none stalls."""
     block, steps = replica.fixed.block, len(loads)
     loads[:] = 0
@@ -147,7 +134,7 @@ def _count_loads(replica: Replica, policy: MultiplexedState, loads: npt.NDArray[
 
 @rule
 def _has_room(
-    replica: Replica, policy: MultiplexedState, request: int, length: int, budget: int, loads: npt.NDArray[np.int64]
+    replica: Replica, policy: AnyPolicy, request: int, length: int, budget: int, loads: npt.NDArray[np.int64]
 ) -> bool:
     """Whether every step has room for a request admitted now; if so, adds its tokens to the loads."""
     prompt = int(replica.asked.input_length[request])

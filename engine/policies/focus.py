@@ -1,8 +1,7 @@
 """FOCUS: DC+, and after the second layer only masks whose importance grew most."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,16 +12,12 @@ from ..hooks import block_entered, draw_rows, learn, placed, plan_rows, preempte
 from ..jit import outer, rule
 from ..part import MAX_BLOCK, Answers, Policy, Preset, Range
 from ..records import I4, Record, columns_of
-from ..rows.blocks import BlockFields, plan_block, visible_keys
+from ..rows.blocks import plan_block, visible_keys
 from ..state import MASKED, Marks, PolicyState, Replica, Status, step_slots
 from ..step import Evicting, StepPlan
 from .delayed_cache import NeighbourCache
 from .lmdeploy import EVERY_STEP_AHEAD
 from .whole_block import select_pending_first
-
-
-class FocusFields(BlockFields, Protocol):
-    alpha: float
 
 
 class FocusColumns(Record):
@@ -32,14 +27,7 @@ class FocusColumns(Record):
     budget: I4  # least masks to keep in this step
 
 
-class FocusRecord(Protocol):
-    decodable: npt.NDArray[Any]
-    delta: npt.NDArray[Any]
-    selected: npt.NDArray[Any]
-    spots: npt.NDArray[Any]
-
-
-FocusState = PolicyState[FocusFields, FocusColumns, FocusRecord]
+FocusState = PolicyState[Any, FocusColumns, Any]
 
 
 @dataclass(frozen=True)
@@ -61,7 +49,7 @@ class Focus(NeighbourCache):
                 f"{policy.name}: FOCUS decides every step anew: expected continuous batching with num_loops=1"
             )
 
-    def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
+    def numbers(self, policy: Policy) -> dict[str, bool | int | float]:
         return {**super().numbers(policy), "alpha": float(self.alpha)}
 
     def answers(self, policy: Policy) -> Answers:
@@ -76,7 +64,7 @@ class Focus(NeighbourCache):
             block_entered: start_block,
         }
 
-    def record(self, policy: Policy) -> Mapping[str, Any]:
+    def record(self, policy: Policy) -> dict[str, Any]:
         kinds = {"decodable": np.uint8, "delta": np.float32, "spots": np.int64, "selected": np.uint8}
         return {name: np.zeros(MAX_BLOCK, kind) for name, kind in kinds.items()}  # one compilation for all blocks
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from ..admission import (
     canvas,
@@ -48,22 +48,11 @@ from ..state import (
     UNTIL_A_REQUEST,
     WHATEVER,
     AnyPolicy,
-    PolicyState,
     Replica,
     num_arrived,
     running_slots,
     step_slots,
 )
-
-
-class GroupFields(Protocol):
-    decide_ahead: bool
-    group_steps: int
-    prealloc: int
-
-
-GroupState = PolicyState[GroupFields, Any, Any]
-
 
 UNBOUNDED = 1 << 40  # tokens
 PREFILL_INTERVAL = 16  # LMDeploy's setting; bounds the steps of a group and the pages it reserves
@@ -129,7 +118,7 @@ class Continuous(Scheduler):
 
 
 @rule
-def decide_continuous(replica: Replica, policy: GroupState) -> int:
+def decide_continuous(replica: Replica, policy: AnyPolicy) -> int:
     """Continue the frozen group, run the step decided ahead, or decide; then decide ahead if configured."""
     counters, fields = replica.counters, policy.fields
     if counters.num_group >= 0:
@@ -155,7 +144,7 @@ def decide_continuous(replica: Replica, policy: GroupState) -> int:
 
 
 @rule
-def _decide(replica: Replica, policy: GroupState, target: int, in_flight: int) -> int:
+def _decide(replica: Replica, policy: AnyPolicy, target: int, in_flight: int) -> int:
     """Choose prefill or decode and its sequences, without rows of a step `in_flight`."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     if in_flight != NOTHING:
@@ -298,7 +287,7 @@ def _make_room(replica: Replica, policy: AnyPolicy, target: int) -> int:
 
 
 @rule
-def _pages_needed(replica: Replica, policy: GroupState, slot: int) -> int:
+def _pages_needed(replica: Replica, policy: AnyPolicy, slot: int) -> int:
     """Pages for a sequence's tokens and the next group's growth; at least those it holds."""
     sequence, fixed = replica.sequences[slot], replica.fixed
     tokens = int(sequence.start) + fixed.width + policy.fields.prealloc
@@ -340,7 +329,7 @@ def steady_batch(replica: Replica, policy: AnyPolicy) -> int:
 
 
 @rule
-def paged_ahead_of_batch(replica: Replica, policy: GroupState) -> int:
+def paged_ahead_of_batch(replica: Replica, policy: AnyPolicy) -> int:
     """As in `_pages_needed`."""
     return replica.fixed.width + int(policy.fields.prealloc)
 

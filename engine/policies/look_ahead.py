@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from ..admission import (
     copy_list,
     count_rows,
@@ -15,7 +18,6 @@ from ..admission import (
     pop,
     prefill_length,
     put,
-    queue_row,
     queued,
     release,
     suspend,
@@ -62,15 +64,6 @@ from ..unmasking import Unmasking
 from .lmdeploy import FLAGS
 
 
-class LookAheadFields(Protocol):
-    aging: float
-    opt_ttft_policy: int
-    opt_ttft_short_turns: int
-    prealloc: int
-    prefill_interval: int
-    shares: bool
-
-
 class LookAheadColumns(Record):
     updated: F8  # s, end of its last step with an outcome
     turn: I8  # the replica's preemptions before its own last
@@ -87,15 +80,17 @@ class LookAheadRecord(Protocol):
     streak: int  # decode steps with requests waiting
 
 
-LookAheadState = PolicyState[LookAheadFields, LookAheadColumns, LookAheadRecord]
+LookAheadState = PolicyState[Any, LookAheadColumns, LookAheadRecord]
 
+
+Ints = npt.NDArray[np.int64]
 
 ORDERS = ("size", "fifo")
 BY_SIZE = ORDERS.index("size")
 
 # A prefill's order (_PrefillTurnPolicy): arrival; shortest first, no long prompts; one long, then shortest first.
 FIRST_COME, SHORT, LONG, NO_TURN = range(4)
-SHORTS, LONGS = 1 << 28, 1 << 30  # first sort keys: int32
+SHORTS, LONGS = 1 << 28, 1 << 30  # first sort keys
 TAKEN = -2  # in place of a slot
 
 
@@ -151,8 +146,15 @@ class LookAhead(Scheduler):
         return min(self.prefill_interval // 2, policy.memory.page_size // block) * block
 
     def answers(self, policy: Policy) -> Answers:
-        rules = {decide: decide_look_ahead, prefill_over: take_in, step_over: take_in, plan_prompts: plan_chunks}
-        return rules | ({idle_pages: count_idle, put_back: refresh_found} if caches_prefixes(policy) else {})
+        answers: dict[Any, Any] = {
+            decide: decide_look_ahead,
+            prefill_over: take_in,
+            step_over: take_in,
+            plan_prompts: plan_chunks,
+        }
+        if caches_prefixes(policy):
+            answers |= {idle_pages: count_idle, put_back: refresh_found}
+        return answers
 
 
 @rule
@@ -164,7 +166,10 @@ def decide_look_ahead(replica: Replica, policy: AnyPolicy) -> int:
         ahead = kind != NOTHING
         if kind == PREFILL_STEP:  # before the next chunk may be decided
             _note_prompts(replica, policy)
-        decision = _look(replica, policy, NEXT if ahead else ROWS)
+        target = ROWS
+        if ahead:
+            target = NEXT
+        decision = _look(replica, policy, target)
         if ahead:
             counters.next_kind = decision
             keep_rows(replica)
@@ -198,7 +203,9 @@ def _look(replica: Replica, policy: LookAheadState, target: int) -> int:
     elif long < 0 and prefers_prompts:
         first = FIRST_COME
         if _some_long(replica, policy):
-            first, then = (LONG, SHORT) if due else (SHORT, LONG)
+            first, then = SHORT, LONG
+            if due:
+                first, then = LONG, SHORT
     num = 0
     prefills = False
     for grows in (put_off, not put_off):
@@ -293,14 +300,19 @@ def _half_prefilled(replica: Replica, policy: LookAheadState) -> int:
 def _length(replica: Replica, policy: LookAheadState, index: int) -> int:
     """Positions of the prefill at a place."""
     request, slot = queued(replica, index)
-    return prefill_length(replica, request, slot) - (int(policy.columns[slot].computed) if slot >= 0 else 0)
+    length = prefill_length(replica, request, slot)
+    if slot >= 0:
+        length -= int(policy.columns[slot].computed)
+    return length
 
 
 @rule
 def _updated(replica: Replica, policy: LookAheadState, index: int) -> float:
     """A place's arrival or last outcome (s)."""
     request, slot = queued(replica, index)
-    return float(policy.columns[slot].updated) if slot >= 0 else float(replica.arrival[request])
+    if slot >= 0:
+        return float(policy.columns[slot].updated)
+    return float(replica.arrival[request])
 
 
 @rule
@@ -347,48 +359,29 @@ def _take(replica: Replica, num: int) -> None:
 
 
 @rule
-def _sort(replica: Replica, policy: LookAheadState, turn: int) -> None:
-    """Set the queue's sort keys (_PrefillReorderer)."""
-    if turn == FIRST_COME:
-        return
+def _order(replica: Replica, policy: LookAheadState, turn: int) -> Ints:
+    """Places of the queue in a prefill's order (_PrefillReorderer); ties go to the first."""
+    num = replica.counters.num_waiting
+    keys = np.zeros(num, np.int64)
     first = -1
-    for index in range(replica.counters.num_waiting):
+    for index in range(num):
+        if turn == FIRST_COME:
+            continue
         length = _length(replica, policy, index)
-        key = SHORTS + length
+        keys[index] = SHORTS + length
         if _is_long(replica, policy, length):
-            key = LONGS
+            keys[index] = LONGS
             if turn == LONG:
                 if policy.fields.opt_ttft_policy == BY_SIZE:
                     chunks = min(-(-length // _chunk(replica)), 8191)
                     age = max(0.0, replica.counters.clock - _updated(replica, policy, index))
                     credit = int(min(age // policy.fields.aging, 4096.0 + chunks))
-                    key += (chunks - credit + 4096 << 13) + chunks
-                if first < 0 or key < _key(replica, first, turn):
+                    keys[index] += (chunks - credit + 4096 << 13) + chunks
+                if first < 0 or keys[index] < keys[first]:
                     first = index
-        replica.queue[queue_row(replica, index), 2] = key
     if first >= 0:
-        replica.queue[queue_row(replica, first), 2] = 0
-
-
-@rule
-def _key(replica: Replica, index: int, turn: int) -> int:
-    """A place's sort key; ties go to the first."""
-    return 0 if turn == FIRST_COME else int(replica.queue[queue_row(replica, index), 2])
-
-
-@rule
-def _after(replica: Replica, index: int, turn: int) -> int:
-    """The place after `index` by keys (-1: the first); -1 at the end."""
-    num = replica.counters.num_waiting
-    if turn == FIRST_COME:
-        return index + 1 if index + 1 < num else -1
-    key = _key(replica, index, turn) if index >= 0 else -1
-    best = -1
-    for i in range(num):
-        other = _key(replica, i, turn)
-        if (other > key or (other == key and i > index)) and (best < 0 or other < _key(replica, best, turn)):
-            best = i
-    return best
+        keys[first] = 0
+    return np.argsort(keys, kind="mergesort")
 
 
 # ---- admission ---------------------------------------------------------------------------------------------------
@@ -398,26 +391,25 @@ def _after(replica: Replica, index: int, turn: int) -> int:
 def _admit(replica: Replica, policy: LookAheadState, target: int, turn: int) -> int:
     """Admit the next prefill's requests; returns their number (_PrefillScheduler.schedule)."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
-    num_waiting = counters.num_waiting
-    if num_waiting == 0 or counters.num_running >= fixed.max_batch:
-        return 0
-    _sort(replica, policy, turn)
     num = 0
     tokens = 0
-    following = _after(replica, -1, turn)
-    while following >= 0 and counters.num_running < fixed.max_batch:
-        index = following
-        following = _after(replica, index, turn)
+    order = _order(replica, policy, turn)
+    for index in order:
+        if counters.num_running >= fixed.max_batch:
+            break
         request, slot = queued(replica, index)
         length = prefill_length(replica, request, slot)
         has_pages = slot >= 0 and replica.sequences[slot].pages > 0
-        before = int(policy.columns[slot].computed) if has_pages else 0
+        before, cached = 0, 0
         num_known = _num_known(replica, request, slot)
-        cached = 0
-        if not has_pages:
+        if has_pages:
+            before = int(policy.columns[slot].computed)
+        else:
             cached = reusable(replica, policy, request, num_known - 1)[0]
         remaining = length - before - cached
-        cost = min(remaining, _chunk(replica)) if _is_long(replica, policy, remaining) else remaining
+        cost = remaining
+        if _is_long(replica, policy, remaining):
+            cost = min(remaining, _chunk(replica))
         # A turn of short prompts skips those that do not fit; other turns end there.
         if turn == SHORT and _is_long(replica, policy, remaining):
             put_back(replica, policy, request, cached)
@@ -429,8 +421,8 @@ def _admit(replica: Replica, policy: LookAheadState, target: int, turn: int) -> 
             if turn == SHORT and fields.shares:  # a longer one may be mostly cached
                 continue
             break
-        pages = -(-(before + cached + cost + (fields.prealloc if cost == remaining else 0)) // fixed.page)
-        if not _make_room_for(replica, policy, request, slot, pages, cached, turn):
+        pages = -(-(before + cached + cost + fields.prealloc * (cost == remaining)) // fixed.page)
+        if not _make_room_for(replica, policy, request, slot, pages, cached, order):
             if has_pages and fields.shares:
                 _reclaim(replica, policy, slot)
             fitted = num > 0 and tokens + length - before > fixed.max_prefill
@@ -453,7 +445,7 @@ def _admit(replica: Replica, policy: LookAheadState, target: int, turn: int) -> 
         columns.computed = before + cached + cost
         hold(replica, policy, slot, min(num_known, int(columns.computed)))
         let_in(replica, slot)
-        replica.queue[queue_row(replica, index), 1] = TAKEN
+        put(replica, index, request, TAKEN)
         replica.lists[target, num] = slot
         num += 1
         tokens += cost
@@ -478,7 +470,8 @@ def _seat_arrived(replica: Replica, policy: LookAheadState) -> None:
         length = prefill_length(replica, request, slot)
         cached = reusable(replica, policy, request, length - fixed.block)[0]
         pages = -(-(length + int(policy.fields.prealloc)) // fixed.page)
-        if not _make_room_for(replica, policy, request, slot, pages, cached, FIRST_COME):
+        order = _order(replica, policy, FIRST_COME)
+        if not _make_room_for(replica, policy, request, slot, pages, cached, order):
             return
         pop(replica)
         slot = place(replica, request, slot, length, pages)
@@ -528,7 +521,7 @@ def _next_chunk(replica: Replica, policy: LookAheadState, target: int, slot: int
     counters, sequence, columns = replica.counters, replica.sequences[slot], policy.columns[slot]
     tokens = min(_chunk(replica), int(columns.goal) - int(columns.computed))
     last = columns.computed + tokens == columns.goal
-    pages = -(-(int(columns.computed) + tokens + (policy.fields.prealloc if last else 0)) // replica.fixed.page)
+    pages = -(-(int(columns.computed) + tokens + policy.fields.prealloc * last) // replica.fixed.page)
     if not _make_room(replica, policy, pages - int(sequence.pages)):
         return 0
     _add_pages(replica, slot, pages)
@@ -621,24 +614,23 @@ def _make_room(replica: Replica, policy: LookAheadState, needed: int) -> bool:
 
 @rule
 def _make_room_for(
-    replica: Replica, policy: AnyPolicy, request: int, slot: int, pages: int, cached: int, turn: int
+    replica: Replica, policy: AnyPolicy, request: int, slot: int, pages: int, cached: int, order: Ints
 ) -> bool:
     """`_make_room` for an admission: other waiting sequences lose pages, the last in order first."""
     counters, fixed = replica.counters, replica.fixed
-    current = int(replica.sequences[slot].pages) if slot >= 0 else 0
-    needed = pages - current - cached // fixed.page
+    needed = pages - cached // fixed.page
+    if slot >= 0:
+        needed -= int(replica.sequences[slot].pages)
     if fixed.num_pages - counters.pages_held - idle_pages(replica, policy) >= needed:
         return True
     while True:
         last = -1
-        for index in range(counters.num_waiting):
+        for index in order:
             other = queued(replica, index)[1]
-            if other < 0 or other == slot or replica.sequences[other].pages == 0:
-                continue
-            if last < 0 or _key(replica, index, turn) >= _key(replica, last, turn):
-                last = index
+            if other >= 0 and other != slot and replica.sequences[other].pages > 0:
+                last = other
         if last >= 0:
-            _reclaim(replica, policy, queued(replica, last)[1])
+            _reclaim(replica, policy, last)
         # Idle pages that the request would reuse are not free.
         touched = cached // fixed.page - reusable(replica, policy, request, cached)[1]
         if fixed.num_pages - counters.pages_held - touched >= needed:

@@ -1,7 +1,7 @@
 """MaskKV: dLLM-Cache with the prompt keys that masks vote for."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,17 +12,12 @@ from ..part import Preset, Range
 from .dllm_cache import RUN, PeriodicCache, runs
 from .llada import script
 
-
-class VotingFields(Protocol):
-    budget: int
-
-
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
 @rule
-def voted_held(prompt: int, length: int, state: int, fields: VotingFields) -> int:
+def voted_held(prompt: int, length: int, state: int, fields: Any) -> int:
     """Kept prompt keys of heads, last runs partly filled, and the whole response."""
     prompt_keys = fields.budget + RUN - 1
     if prompt <= fields.budget:

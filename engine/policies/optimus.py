@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,31 +13,10 @@ from ..jit import rule
 from ..latency import seconds
 from ..part import BATCHING_SPACE, FITTED, MAX_BLOCK, Answers, Policy, Preset, Range
 from ..rows.blocks import count_prefixes
-from ..state import PolicyState, Replica, step_slots
+from ..state import AnyPolicy, Replica, step_slots
 from .chunk import Streaming
 from .delayed_cache import DelayedCache
 from .lmdeploy import EVERY_STEP
-
-
-class ElasticFields(Protocol):
-    cold_start: int
-    memory: int
-
-
-class ElasticRecord(Protocol):
-    counts: npt.NDArray[Any]
-    curve: npt.NDArray[Any]
-    latency: npt.NDArray[Any]
-    latency_batch: int
-    num_chunks: int
-    observed: int
-    slots: npt.NDArray[Any]
-    sums: npt.NDArray[Any]
-    width: int
-
-
-ElasticState = PolicyState[ElasticFields, Any, ElasticRecord]
-
 
 TINY = 1e-12
 
@@ -90,7 +69,7 @@ class ElasticChunk(Streaming):
 
 
 @rule
-def elastic_chunk(replica: Replica, policy: ElasticState) -> int:
+def elastic_chunk(replica: Replica, policy: AnyPolicy) -> int:
     """The even chunk with most commits per second; ties go to the smallest."""
     counters, record = replica.counters, policy.record
     batch = counters.num_rows
@@ -101,7 +80,7 @@ def elastic_chunk(replica: Replica, policy: ElasticState) -> int:
 
 
 @rule
-def _latencies(replica: Replica, policy: ElasticState, batch: int) -> None:
+def _latencies(replica: Replica, policy: AnyPolicy, batch: int) -> None:
     """T(c, b) of each chunk without attention (section 5.1); every token is a head row."""
     counters, record = replica.counters, policy.record
     # The planned step's features are not set yet: these use their place.
@@ -120,7 +99,7 @@ def _latencies(replica: Replica, policy: ElasticState, batch: int) -> None:
 
 
 @rule
-def _best(fields: ElasticFields, record: ElasticRecord) -> int:
+def _best(fields: Any, record: Any) -> int:
     curve, slots, size = record.curve, record.slots, record.width
     if record.observed < fields.cold_start:
         return 2 * int(record.num_chunks)
@@ -145,7 +124,7 @@ def _best(fields: ElasticFields, record: ElasticRecord) -> int:
 
 
 @rule
-def learn_curve(replica: Replica, policy: ElasticState, prefill: bool) -> None:
+def learn_curve(replica: Replica, policy: AnyPolicy, prefill: bool) -> None:
     """Update the curve with a step; a prefill's block counts at the largest chunk (6.4 h)."""
     record = policy.record
     for k in range(record.width + 1):

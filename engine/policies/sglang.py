@@ -61,13 +61,6 @@ from .canvas import BY_LAW, Canvas
 from .lmdeploy import UNBOUNDED, end_group
 
 
-class RoundFields(Protocol):
-    dllm_fdfo: bool
-    grid: bool
-    ignore_eos: bool
-    late: bool
-
-
 class RoundColumns(Record):
     computed: I4  # prompt tokens with KV after this step
     goal: I4  # prompt tokens to prefill
@@ -90,7 +83,7 @@ class RoundRecord(Protocol):
     window_room: int  # free tokens of their pool beyond all promises
 
 
-RoundState = PolicyState[RoundFields, RoundColumns, RoundRecord]
+RoundState = PolicyState[Any, RoundColumns, RoundRecord]
 
 
 SOURCE = "SGLang 0.5.23 (production-dllm-serving.md 3)"

@@ -1,7 +1,7 @@
 """Sparse-dLLM: full passes of each block, the last of which chooses keys; then the block against them."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -14,13 +14,8 @@ from ..state import FULL, PACK, REUSE
 from .llada import NoCache, script
 
 
-class SparseFields(Protocol):
-    at_least: int
-    retention: float
-
-
 @rule
-def kept(length: int, block: int, fields: SparseFields) -> int:
+def kept(length: int, block: int, fields: Any) -> int:
     """Keys outside the block seen by reuse steps."""
     outside = length - block
     return min(outside, max(int(fields.at_least), int(np.floor(outside * fields.retention))))
@@ -28,7 +23,7 @@ def kept(length: int, block: int, fields: SparseFields) -> int:
 
 @rule
 def delayed_then_kept(
-    prompt: int, length: int, start: int, step: int, block_step: int, block: int, fields: SparseFields
+    prompt: int, length: int, start: int, step: int, block_step: int, block: int, fields: Any
 ) -> tuple[int, int, int]:
     """A full pass, a packing one, then the block against the kept keys."""
     if block_step == 0:
@@ -39,7 +34,7 @@ def delayed_then_kept(
 
 
 @rule
-def kept_held(prompt: int, length: int, state: int, fields: SparseFields) -> int:
+def kept_held(prompt: int, length: int, state: int, fields: Any) -> int:
     """The share of keys kept for the first block, the largest."""
     return max(max(1, int(fields.at_least)), int(np.ceil(length * fields.retention)))
 

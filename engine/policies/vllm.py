@@ -6,7 +6,7 @@ forward (production-dllm-serving.md 2.3; vllm/v1/core/sched/scheduler.py of 0.32
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Protocol, Self
+from typing import Annotated, Any, Self
 
 from ..admission import count_rows, head, keep_rows, leave, let_in, place, pop, push_front, take_next, unseat
 from ..errors import PolicyError
@@ -51,20 +51,7 @@ from ..windows import in_sight, most_in_sight
 from .ar import Autoregressive
 from .canvas import BY_LAW, Canvas
 
-
-class BudgetFields(Protocol):
-    async_scheduling: bool
-    canvases: bool
-    drafts: int
-    enable_chunked_prefill: bool
-    hash_ahead: int
-    long_prefill_token_threshold: int
-    look_ahead: int
-    max_num_batched_tokens: int
-    slots: int
-
-
-BudgetState = PolicyState[BudgetFields, ChunkColumns, object]
+BudgetState = PolicyState[Any, ChunkColumns, object]
 
 
 DRAFTERS = ("ngram", "eagle", "draft_model")
@@ -346,7 +333,7 @@ def _fill(replica: Replica, policy: BudgetState, target: int) -> int:
 
 
 @rule
-def _pages_to(fixed: Fixed, fields: BudgetFields, end: int) -> int:
+def _pages_to(fixed: Fixed, fields: Any, end: int) -> int:
     """Pages of the tokens up to `end` and a drafter's behind them."""
     return -(-min(end + fields.look_ahead, fixed.context_limit) // fixed.page)
 
@@ -361,7 +348,7 @@ def _known_of_head(replica: Replica, policy: BudgetState) -> int:
 
 
 @rule
-def _pages_of_known(fixed: Fixed, fields: BudgetFields, num_known: int, cached: int) -> int:
+def _pages_of_known(fixed: Fixed, fields: Any, num_known: int, cached: int) -> int:
     """Pages of `num_known` tokens, of which the first `cached` are in the pool."""
     at_once = fields.max_num_batched_tokens * (1 + fields.async_scheduling)
     # Windows hold only the part of a cached prefix in sight.

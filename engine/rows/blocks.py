@@ -4,7 +4,7 @@ A row is a running sequence, a column a position of its current block (with `obs
 which positions a step computes and when their KV is final.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,26 +36,12 @@ from ..state import (
     PREFILL_STEP,
     AnyPolicy,
     Marks,
-    PolicyState,
     Replica,
     Status,
     step_slots,
 )
 from .kind import Kind
 from .step import add_row, no_rows, note_row, set_features
-
-
-class BlockFields(Protocol):
-    final: bool
-    given: bool
-    head: int
-    late: bool
-    listed: bool
-    sample_block: bool
-
-
-BlockState = PolicyState[BlockFields, Any, Any]
-
 
 HEADS = ("all", "masks")  # computed rows that go through the LM head
 MASKS = HEADS.index("masks")
@@ -169,7 +155,7 @@ def count_prefixes(
 
 
 @rule
-def plan_block(replica: Replica, policy: BlockState) -> None:
+def plan_block(replica: Replica, policy: AnyPolicy) -> None:
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     block, width = fixed.block, fixed.width
     counters.chunk = choose(replica, policy)
@@ -200,7 +186,7 @@ def plan_block(replica: Replica, policy: BlockState) -> None:
 
 
 @rule
-def commit_block(replica: Replica, policy: BlockState, now: float) -> None:
+def commit_block(replica: Replica, policy: AnyPolicy, now: float) -> None:
     """Update the step's rows: settle, return complete blocks, open next ones."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     block, width = fixed.block, fixed.width
@@ -237,7 +223,7 @@ def commit_block(replica: Replica, policy: BlockState, now: float) -> None:
 
 
 @rule
-def _advance(replica: Replica, policy: BlockState, now: float) -> bool:
+def _advance(replica: Replica, policy: AnyPolicy, now: float) -> bool:
     """Return complete blocks; open the next block of rows with final KV. True if any row moved on."""
     counters, fixed = replica.counters, replica.fixed
     block, width = fixed.block, fixed.width

@@ -1,6 +1,6 @@
 """Rows of a canvas model under a token budget: prompt chunks, denoising steps, committing passes."""
 
-from typing import Protocol
+from typing import Any
 
 from ..admission import canvas_width, knows_limit, reads_only
 from ..draw import draw_by_law
@@ -23,12 +23,7 @@ from .chunked import ChunkColumns
 from .kind import Kind
 from .step import add_row, no_rows, note_row, set_features
 
-
-class CanvasFields(Protocol):
-    late: bool
-
-
-CanvasState = PolicyState[CanvasFields, ChunkColumns, object]
+CanvasState = PolicyState[Any, ChunkColumns, object]
 
 
 @rule

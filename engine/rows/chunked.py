@@ -1,6 +1,6 @@
 """Rows of an autoregressive model under a token budget: prompt chunks, next tokens, drafts to verify."""
 
-from typing import Protocol
+from typing import Any
 
 from ..admission import knows_limit
 from ..draw import Draws, accept_row
@@ -15,11 +15,6 @@ from .leap import take_tokens
 from .step import add_row, no_rows, note_row, set_features
 
 
-class ChunkFields(Protocol):
-    canvases: bool
-    drafts: int
-
-
 class ChunkColumns(Record):
     """A sequence's columns under a token budget."""
 
@@ -32,11 +27,11 @@ class ChunkColumns(Record):
     sampled: Bool  # its last row was sampled: a token and its drafts come next
 
 
-ChunkState = PolicyState[ChunkFields, ChunkColumns, object]
+ChunkState = PolicyState[Any, ChunkColumns, object]
 
 
 @rule
-def prefills(columns: ChunkColumns, fields: ChunkFields) -> bool:
+def prefills(columns: ChunkColumns, fields: Any) -> bool:
     """Whether the next positions are prompt tokens, or tokens whose KV is lost."""
     return columns.goal > columns.computed if fields.canvases else not columns.sampled
 

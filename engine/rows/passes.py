@@ -6,7 +6,7 @@ refreshed by full passes (full-sequence-diffusion.md 1 to 4).
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,6 @@ from ..state import (
     PENDING,
     ROWS,
     AnyPolicy,
-    PolicyState,
     Replica,
     Sequence,
     step_slots,
@@ -44,16 +43,6 @@ from ..view import engine_form
 from .blocks import next_block
 from .kind import Kind
 from .step import add_row, no_rows, note_row, set_features
-
-
-class PassFields(Protocol):
-    first_layer_whole: bool
-    once_more: bool
-    pads: bool
-
-
-PassState = PolicyState[PassFields, Any, Any]
-
 
 Ints = npt.NDArray[np.int64]
 LOGITS = ("block", "all")
@@ -179,7 +168,7 @@ def first_layers(policy: Policy, prompt: npt.NDArray[Any], end: npt.NDArray[Any]
 
 
 @rule
-def pages_of_canvas(replica: Replica, policy: PassState, request: int, slot: int, length: int) -> int:
+def pages_of_canvas(replica: Replica, policy: AnyPolicy, request: int, slot: int, length: int) -> int:
     """A request's pages for its whole stay."""
     fixed, prompt = replica.fixed, int(replica.asked.input_length[request])
     tokens = held(
@@ -240,7 +229,7 @@ def _longest(replica: Replica) -> tuple[int, int, int]:
 
 
 @rule
-def plan_passes(replica: Replica, policy: PassState) -> None:
+def plan_passes(replica: Replica, policy: AnyPolicy) -> None:
     """Plan each row's next step; a static batch is padded to its longest prompt and output."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     block = fixed.block
@@ -269,7 +258,7 @@ def plan_passes(replica: Replica, policy: PassState) -> None:
 
 
 @rule
-def commit_passes(replica: Replica, policy: PassState, now: float) -> None:
+def commit_passes(replica: Replica, policy: AnyPolicy, now: float) -> None:
     """Apply rows' commits; return complete blocks, or a static batch's answers at its end."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     for slot in step_slots(replica):
@@ -307,7 +296,7 @@ def commit_passes(replica: Replica, policy: PassState, now: float) -> None:
 
 
 @rule
-def _end_together(replica: Replica, policy: PassState, now: float) -> None:
+def _end_together(replica: Replica, policy: AnyPolicy, now: float) -> None:
     """Move a static batch to its next block; return answers when its longest request is done."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     for slot in step_slots(replica):
@@ -340,7 +329,7 @@ def _end_together(replica: Replica, policy: PassState, now: float) -> None:
 
 
 @rule
-def _once_more(block_steps: int, fields: PassFields) -> bool:
+def _once_more(block_steps: int, fields: Any) -> bool:
     """Whether a block finished by its first pass is computed again (Fast-dLLM's loop with a threshold)."""
     return fields.once_more and block_steps == 1
 
