@@ -155,7 +155,7 @@ def place(replica: Replica, request: int, slot: int, length: int, pages: int) ->
         if replica.fixed.stops == IGNORED:
             sequence.stop = sequence.end
         sequence.start = length - block
-        sequence.block = canvas_width(replica, sequence)
+        sequence.block = block
         num_pending = prompt - (length - block)
         for p in range(replica.status.shape[1]):
             replica.status[slot, p] = p < num_pending  # PENDING or MASKED
@@ -174,19 +174,6 @@ def place(replica: Replica, request: int, slot: int, length: int, pages: int) ->
     replica.sequences[slot].pages = pages
     counters.pages_held += pages
     return slot
-
-
-@rule
-def canvas_width(replica: Replica, sequence: Sequence) -> int:
-    """Positions of a sequence's canvas: the policy's, or fewer if requested."""
-    narrower, block = abs(int(replica.requests[sequence.request].canvas_length)), replica.fixed.block
-    return min(narrower or block, block)
-
-
-@rule
-def reads_only(replica: Replica, sequence: Sequence) -> bool:
-    """Whether a request reads one denoising step of a canvas and commits nothing."""
-    return replica.requests[sequence.request].canvas_length < 0
 
 
 @rule

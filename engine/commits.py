@@ -214,14 +214,10 @@ class ScheduledCommits:
 class LawDraws:
     """Draws from a law of steps per block: all masks commit in the last step.
 
-    cap: most steps of a block, [requests] or a number. canvas_length [requests]: requested, or 0; narrower canvases
-    take the same number of steps.
+    cap: most steps of a block, [requests] or a number.
     """
 
-    def __init__(
-        self, law: CanvasLaw, seed: int, num_requests: int, cap: npt.ArrayLike | None = None,
-        canvas_length: npt.ArrayLike = 0,
-    ) -> None:  # fmt: skip
+    def __init__(self, law: CanvasLaw, seed: int, num_requests: int, cap: npt.ArrayLike | None = None) -> None:
         d = self.arrays = _draws(num_requests, 1, 1)
         pick = (key(seed, REQUEST_FACTOR, np.arange(num_requests)) >> np.uint64(54)).astype(np.intp)
         factor, canvas = law.request_spread * _QUANTILES[pick], law.canvas_spread * _QUANTILES
@@ -229,7 +225,6 @@ class LawDraws:
         d.factors[0] = canvas if law.histogram else np.exp(canvas)
         d.streams[:] = [key(seed, purpose)[0] for purpose in (COMMIT, STEP_FACTOR, BLOCK_FACTOR, IMPORTANCE)]
         d.requests["most"] = law.most if cap is None else np.minimum(law.most, cap)
-        d.requests["canvas_length"] = canvas_length
         d.law[:] = law.median, law.drift, law.least
         if law.histogram:
             self.arrays = d._replace(law=np.append(d.law, law.forwards()), stage=np.array(law.by_canvas or (0.0,)))

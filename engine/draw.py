@@ -23,7 +23,6 @@ class RequestDraw(Record):
     last_block: I4  # from the start of the prompt
     num_padding: I4  # last blocks of padding
     most: I4  # by a law: steps of a block
-    canvas_length: I4  # by a law: positions of its blocks; 0: the policy's
 
 
 # A plan's arrays, [rows] or [rows, width].
@@ -173,13 +172,12 @@ def steps_left(
 ) -> int:  # fmt: skip
     """Steps until a row's block commits, this one included; 0: no mask in the window."""
     width = len(status)
-    block = min(int(draws.requests[request].canvas_length) or width, width)
     first = 0
     while first < width and not (window[first] and status[first] == MASKED):
         first += 1
     if first == width:
         return 0
-    index = max(0, (start - prompt + block - 1) // block)
+    index = max(0, (start - prompt + width - 1) // width)
     return max(1, steps_of_law(draws, request, index) - int(evaluations[first]))
 
 

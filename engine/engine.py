@@ -11,13 +11,13 @@ import numpy.typing as npt
 from . import core
 from .admission import withdraw
 from .draw import Draws
-from .errors import DsimError, PolicyError, TraceError, cut
+from .errors import DsimError, PolicyError, cut
 from .histogram import NO_COUNTS, CountHistogram, TimeHistogram
 from .jit import plain
 from .journal import NO_JOURNAL, RequestTable, StepRecorder, StepTotals
 from .latency import Continued, Cost, Features, LatencyModel
-from .part import Policy, Rows, numbers_of, with_canvas
-from .prefix import Prefixes, caches_prefixes
+from .part import Policy, Rows, numbers_of
+from .prefix import Prefixes
 from .records import table as rows_of
 from .request import Request
 from .state import (
@@ -116,18 +116,15 @@ class Engine:
         self.replica = replica
         self.num_pages, self.page_size = limits.num_pages, policy.memory.page_size
         self.emit = emit
-        self.narrows = policy.batching.narrows_canvases
         self._given_threshold = policy.unmasking.given
         self.asks_python = (
             policy.granularity.given or policy.batching.orders or self._given_threshold or policy.unmasking.chooses
         )
         self._prefixes = prefixes
-        window_bytes = limits.window_bytes
-        if caches_prefixes(policy):  # shared pages are whole
-            window_bytes = -(-window_bytes // limits.kv_bytes) * limits.kv_bytes
+        assert not (limits.window and policy.memory.shares_pages), "shared pages are of all layers"
         num_pages, window_pool = limits.num_pages, 0
         if limits.window:
-            num_pages, window_pool = policy.memory.pools(num_pages, window_bytes, limits.kv_bytes)
+            num_pages, window_pool = policy.memory.pools(num_pages, limits.window_bytes, limits.kv_bytes)
         values = {
             "block": policy.block_length,
             "width": policy.width,
@@ -141,7 +138,7 @@ class Engine:
             "eos": eos,
             "window": (latency or _FREE).window,
             "keeps": limits.window,
-            "window_bytes": window_bytes,
+            "window_bytes": limits.window_bytes,
             "kv_bytes": limits.kv_bytes,
             "window_pool": window_pool,
             "stops": EOS.index(policy.unmasking.eos),
@@ -251,8 +248,6 @@ class Engine:
         row.limited = request.max_tokens > 0
         row.priority = request.priority
         row.arrived = request.arrived
-        if self.narrows:
-            row.canvas_length = self.canvas_of(request)
         if request.deadline < math.inf:
             row.deadline = request.deadline
         if request.arrived:
@@ -372,23 +367,10 @@ class Engine:
             return False
         return bool(_have_room(self._fixed, *self.most_pages(request)))
 
-    def canvas_of(self, request: Request) -> int:
-        """The table's `canvas_length` for a request."""
-        if not request.read_only:
-            return request.canvas_length
-        width = min(request.canvas_length or self.policy.block_length, self.policy.block_length)
-        if request.limit > width:
-            raise TraceError(
-                f"request {request.index} is read-only and may return {request.limit} tokens, expected at most the "
-                f"{width} of its canvas"
-            )
-        return -width
-
     def most_pages(self, request: Request) -> tuple[int, int]:
         """Most pages of a request, in layers without and with a window."""
         policy, prompt, page = self.policy, request.input_length, self.policy.memory.page_size
-        narrowed = with_canvas(policy, request.canvas_length * self.narrows)
-        tokens = int(policy.batching.reserved(narrowed, prompt, request.limit, self.limits.state_tokens))
+        tokens = int(policy.batching.reserved(policy, prompt, request.limit, self.limits.state_tokens))
         at_once = policy.batching.at_once(policy, prompt, request.limit)
         return -(-tokens // page), int(_most_in_sight(self._fixed, tokens, at_once))
 

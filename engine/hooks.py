@@ -116,11 +116,6 @@ def hold(replica: Replica, policy: AnyPolicy, slot: int, tokens: int) -> None:
 
 
 @rule
-def leave_sight(replica: Replica, policy: AnyPolicy, slot: int, start: int) -> None:
-    """A sequence's next step begins at `start`: shared pages out of the window may be freed."""
-
-
-@rule
 def give_back(replica: Replica, policy: AnyPolicy, slot: int) -> None:
     counters, sequence = replica.counters, replica.sequences[slot]
     counters.pages_held -= sequence.pages + sequence.window_pages

@@ -2,13 +2,8 @@
 
 A page is identified by all tokens up to its end (vLLM chains block hashes; SGLang and LMDeploy keep a tree). A held
 page counts once. A page without holders is idle: reusable, and the longest idle is evicted first. A request's
-last page becomes idle first, so that prefixes outlive extensions; pages of layers with a window before the others, as
-in vLLM.
-
-In vLLM each group of layers with a window shares its own pages of the same tokens (windows.py). A prefix is found as
-far as all groups have it: layers without a window need all its pages, a group with a window those in sight of its end.
-Such a group keeps only pages in sight of places where later requests may begin (`_findable`); others are free when no
-one holds them.
+last page becomes idle first, so that prefixes outlive extensions. Layers with a window keep all pages, as in vLLM
+with --disable-hybrid-kv-cache-manager.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,19 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import PolicyError
-from .hooks import give_back, hold, leave_sight, reusable, reuse
+from .hooks import give_back, hold, reusable, reuse
 from .jit import rule
 from .part import Answers, PagedMemory, Policy
 from .records import I4, I8, Record, Table, columns_of, dtype_of, table
 from .state import AnyPolicy, PolicyState, Replica, num_arrived
-from .windows import num_left, window_groups
 
 
 class SharedColumns(Record):
     shared: I4  # first pages that other requests may also hold
-    gone: I4  # first pages of each group with a window that left it or were never taken
-    found: I4  # first pages found at admission
-    junction: I4  # ... in layers without a window alone, if more; else 0
 
 
 SharedState = PolicyState[Any, SharedColumns, Any]
@@ -53,7 +44,6 @@ class Entry(Record):
     next: I4  # in its bucket's chain, or among unused entries
     older: I4  # idle page before it
     newer: I4  # ... and after it
-    group: I4  # 0: layers without a window; from 1: with one
 
 
 class Pool(Record):
@@ -63,7 +53,6 @@ class Pool(Record):
     oldest: I8  # idle page
     newest: I8  # idle page
     idle: I8  # idle pages
-    junction: I8  # pages found in layers without a window at the last lookup, if others lacked some; else 0
     queries: I8  # prompt tokens looked up
     hits: I8  # ... found
 
@@ -161,6 +150,10 @@ class PrefixMemory(PagedMemory):
 
     columns = columns_of(SharedColumns)
 
+    @property
+    def shares_pages(self) -> bool:  # type: ignore[override]
+        return self.prefix_caching
+
     def check(self, policy: Policy) -> None:
         if self.prefix_caching and not policy.batching.shares_prefixes(policy):
             kinds = type(policy.batching).__name__, type(policy.granularity).__name__
@@ -171,10 +164,7 @@ class PrefixMemory(PagedMemory):
     def answers(self, policy: Policy) -> Answers:
         if not self.prefix_caching:
             return {}
-        answers: dict[Any, Any] = {reusable: pages_found, reuse: take_found, hold: share_pages, give_back: let_go}
-        if policy.batching.hashes_all:
-            answers |= {reusable: pages_found_by_groups, leave_sight: let_go_unseen}
-        return answers
+        return {reusable: pages_found, reuse: take_found, hold: share_pages, give_back: let_go}
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
         hash_ahead = policy.granularity.numbers(policy).get("hash_ahead", 0)
@@ -187,7 +177,7 @@ class PrefixMemory(PagedMemory):
 
 
 def caches_prefixes(policy: Policy) -> bool:
-    return isinstance(policy.memory, PrefixMemory) and policy.memory.prefix_caching
+    return policy.memory.shares_pages
 
 
 @rule
@@ -207,40 +197,24 @@ def _key(replica: Replica, policy: SharedState, request: int, page: int) -> int:
 
 
 @rule
-def _find(policy: AnyPolicy, key: int, group: int) -> int:
-    """A group's page, or NONE."""
-    index = int(policy.cache.buckets[(key + group) & (len(policy.cache.buckets) - 1)])
-    while index >= 0 and (policy.cache.entries[index].key != key or policy.cache.entries[index].group != group):
+def _find(policy: AnyPolicy, key: int) -> int:
+    """The oldest page with this key, or NONE."""
+    index = int(policy.cache.buckets[key & (len(policy.cache.buckets) - 1)])
+    while index >= 0 and policy.cache.entries[index].key != key:
         index = int(policy.cache.entries[index].next)
     return index
 
 
 @rule
-def _held(policy: AnyPolicy, key: int, group: int, slot: int) -> int:
+def _page_of(policy: AnyPolicy, key: int, slot: int) -> int:
     """The page held by a sequence: the one it computed, else the oldest."""
-    index = int(policy.cache.buckets[(key + group) & (len(policy.cache.buckets) - 1)])
+    index = int(policy.cache.buckets[key & (len(policy.cache.buckets) - 1)])
     while index >= 0:
         entry = policy.cache.entries[index]
-        if entry.key == key and entry.group == group and entry.owner == slot:
+        if entry.key == key and entry.owner == slot:
             return index
         index = int(entry.next)
-    return _find(policy, key, group)
-
-
-@rule
-def _groups(replica: Replica, policy: SharedState) -> int:
-    """Groups of layers with a window that share pages (vLLM)."""
-    if policy.fields.hashes_all:
-        return window_groups(replica.fixed)
-    return 0
-
-
-@rule
-def _first_of_group(replica: Replica, group: int, tokens: int) -> int:
-    """The first page of a prefix of `tokens` that a group needs; group 0 has no window."""
-    if group == 0:
-        return 0
-    return num_left(replica.fixed, tokens)
+    return _find(policy, key)
 
 
 @rule
@@ -271,65 +245,13 @@ def pages_found(replica: Replica, policy: AnyPolicy, request: int, tokens: int) 
     shared = 0
     limit = _shareable(replica, policy, request, tokens)
     while num < limit:
-        index = _find(policy, _key(replica, policy, request, num), 0)
+        index = _find(policy, _key(replica, policy, request, num))
         if index < 0:
             break
         if policy.cache.entries[index].refs > 0:
             shared += 1
         num += 1
     return num * replica.fixed.page, shared
-
-
-@rule
-def pages_found_by_groups(replica: Replica, policy: SharedState, request: int, tokens: int) -> tuple[int, int]:
-    """`pages_found` for vLLM with windows.
-
-    vllm/v1/core/kv_cache_coordinator.py of 0.32.0, `find_longest_cache_hit`.
-    """
-    size, groups = replica.fixed.page, _groups(replica, policy)
-    cached, shared = pages_found(replica, policy, request, tokens)
-    if groups == 0 or num_arrived(replica, request) > 0:
-        policy.cache.pool[0].junction = 0  # layers with a window receive only the prompt's end
-        return cached, shared
-    last = longest = cached // size
-    lacking = _last_lacking(replica, policy, request, last)
-    while lacking >= 0:
-        last = lacking
-        lacking = _last_lacking(replica, policy, request, last)
-    policy.cache.pool[0].junction = longest * (longest > last)
-    shared = 0
-    for group in range(groups + 1):
-        for page in range(_first_of_group(replica, group, last * size), last):
-            shared += int(policy.cache.entries[_find(policy, _key(replica, policy, request, page), group)].refs > 0)
-    return last * size, shared
-
-
-@rule
-def _last_lacking(replica: Replica, policy: AnyPolicy, request: int, last: int) -> int:
-    """The last page in sight of a prefix's end that a group with a window lacks, or NONE."""
-    first = num_left(replica.fixed, last * replica.fixed.page)
-    for page in range(last - 1, first - 1, -1):
-        for group in range(1, _groups(replica, policy) + 1):
-            if _find(policy, _key(replica, policy, request, page), group) < 0:
-                return page
-    return NONE
-
-
-@rule
-def _findable(replica: Replica, policy: SharedState, slot: int, page: int) -> bool:
-    """Whether a group with a window keeps a sequence's page for later requests.
-
-    Pages in sight of the prompt's end and of its junction with earlier prompts
-    (vllm/v1/core/single_type_kv_cache_manager.py of 0.32.0, `reachable_block_mask`).
-    """
-    fixed, columns = replica.fixed, policy.columns[slot]
-    if page < columns.found:
-        return True
-    size = fixed.page
-    span = -(-(fixed.keeps - 1) // size)
-    # An equal prompt recomputes its last token.
-    end, junction = (int(replica.sequences[slot].prompt) - 1) // size, int(columns.junction)
-    return end - span <= page < end or junction - span <= page < junction
 
 
 @rule
@@ -343,20 +265,16 @@ def take_found(replica: Replica, policy: SharedState, slot: int, tokens: int) ->
     row, size = replica.requests[sequence.request], replica.fixed.page
     arrived = num_arrived(replica, int(sequence.request)) > 0
     pages = int(tokens) // size
-    columns.gone = num_left(replica.fixed, tokens)
     if arrived:
         pages = int(row.found) // size
         counters.pages_held -= row.reserved  # already counted
         row.reserved = 0
         row.found = 0
     else:
-        for group in range(_groups(replica, policy) + 1):
-            for page in range(_first_of_group(replica, group, tokens), pages):
-                if not _join(policy, _find(policy, _key(replica, policy, int(sequence.request), page), group)):
-                    counters.pages_held -= 1  # already counted
+        for page in range(pages):
+            if not _join(policy, _find(policy, _key(replica, policy, int(sequence.request), page))):
+                counters.pages_held -= 1  # already counted
     columns.shared = pages
-    columns.found = pages
-    columns.junction = counts.junction
     if row.num_preemptions == 0 and not arrived:
         counts.queries += sequence.prompt
         counts.hits += tokens
@@ -368,7 +286,7 @@ def take_found(replica: Replica, policy: SharedState, slot: int, tokens: int) ->
 def refresh_found(replica: Replica, policy: AnyPolicy, request: int, tokens: int) -> None:
     """Make found but unused idle pages the newest, the last page first."""
     for i in range(int(tokens) // replica.fixed.page - 1, -1, -1):
-        index = _find(policy, _key(replica, policy, request, i), 0)
+        index = _find(policy, _key(replica, policy, request, i))
         if index >= 0 and policy.cache.entries[index].refs == 0:  # arrived pages have no entry yet
             _unlink(policy, index)
             _link(policy, index)
@@ -392,16 +310,11 @@ def share_pages(replica: Replica, policy: SharedState, slot: int, tokens: int) -
         key = _key(replica, policy, int(sequence.request), int(pages.shared))
         index = NONE
         if not policy.fields.hashes_all:
-            index = _find(policy, key, 0)
+            index = _find(policy, key)
         if index < 0:
-            _add(policy, key, 0, slot)
+            _add(policy, key, slot)
         elif not _join(policy, index):
             counters.pages_held -= 1
-        if pages.shared >= pages.gone:
-            groups = _groups(replica, policy)
-            if groups > 0 and _findable(replica, policy, slot, int(pages.shared)):
-                for group in range(1, groups + 1):
-                    _add(policy, key, group, slot)
         pages.shared += 1
 
 
@@ -420,11 +333,8 @@ def find_ahead(replica: Replica, policy: SharedState, request: int, tokens: int,
     entries: filled with their pages' entries, then NONE.
     """
     cached = int(reusable(replica, policy, request, tokens)[0])
-    num = 0
-    for group in range(_groups(replica, policy) + 1):
-        for page in range(_first_of_group(replica, group, tokens), cached // replica.fixed.page):
-            entries[num] = _find(policy, _key(replica, policy, request, page), group)
-            num += 1
+    for page in range(cached // replica.fixed.page):
+        entries[page] = _find(policy, _key(replica, policy, request, page))
     return cached
 
 
@@ -440,51 +350,18 @@ def pin(replica: Replica, policy: AnyPolicy, pages: Ints) -> None:
 def let_go(replica: Replica, policy: SharedState, slot: int) -> None:
     """Free a sequence's pages; shared ones without holders become idle, the last first."""
     counters, sequence, pages = replica.counters, replica.sequences[slot], policy.columns[slot]
-    groups = _groups(replica, policy)
-    counters.pages_held -= (
-        sequence.pages - pages.shared + sequence.window_pages - groups * max(0, int(pages.shared) - int(pages.gone))
-    )
-    for k in range(1, groups + 2):
-        group = k % (groups + 1)  # models with windows begin with such a layer
-        _let_go_pages(replica, policy, slot, group, int(pages.gone) * (group > 0), int(pages.shared))
-    pages.shared = 0
-    pages.gone = 0
-    sequence.pages = 0
-    sequence.window_pages = 0
-
-
-@rule
-def let_go_unseen(replica: Replica, policy: SharedState, slot: int, start: int) -> None:
-    """Free a sequence's pages that left the windows, the last first."""
-    counters, sequence, pages = replica.counters, replica.sequences[slot], policy.columns[slot]
-    groups = _groups(replica, policy)
-    if groups == 0:
-        return
-    gone = min(num_left(replica.fixed, start), int(sequence.pages))
-    if gone <= pages.gone:
-        return
-    counters.pages_held -= groups * (gone - max(int(pages.gone), min(gone, int(pages.shared))))
-    for group in range(1, groups + 1):
-        _let_go_pages(replica, policy, slot, group, int(pages.gone), min(gone, int(pages.shared)))
-    sequence.window_pages -= groups * (gone - pages.gone)
-    pages.gone = gone
-
-
-@rule
-def _let_go_pages(replica: Replica, policy: SharedState, slot: int, group: int, first: int, end: int) -> None:
-    """Release a group's shared pages `first` to `end`, the last first."""
-    for page in range(end - 1, first - 1, -1):
-        if group > 0 and not _findable(replica, policy, slot, page):
-            replica.counters.pages_held -= 1
-            continue
-        index = _held(policy, _key(replica, policy, int(replica.sequences[slot].request), page), group, slot)
+    counters.pages_held -= sequence.pages - pages.shared
+    for page in range(pages.shared - 1, -1, -1):
+        index = _page_of(policy, _key(replica, policy, int(sequence.request), page), slot)
         entry = policy.cache.entries[index]
         if entry.owner == slot:
             entry.owner = NONE
         entry.refs -= 1
         if entry.refs == 0:
-            replica.counters.pages_held -= 1
+            counters.pages_held -= 1
             _link(policy, index)
+    pages.shared = 0
+    sequence.pages = 0
 
 
 @rule
@@ -498,14 +375,13 @@ def _join(policy: AnyPolicy, index: int) -> bool:
 
 
 @rule
-def _add(policy: AnyPolicy, key: int, group: int, slot: int) -> None:
+def _add(policy: AnyPolicy, key: int, slot: int) -> None:
     """Add a page with one holder, after older copies."""
-    counts, bucket = policy.cache.pool[0], (key + group) & (len(policy.cache.buckets) - 1)
+    counts, bucket = policy.cache.pool[0], key & (len(policy.cache.buckets) - 1)
     index = int(counts.unused)
     entry = policy.cache.entries[index]
     counts.unused = entry.next
     entry.key = key
-    entry.group = group
     entry.refs = 1
     entry.owner = slot
     entry.next = NONE
@@ -525,7 +401,7 @@ def _evict(policy: AnyPolicy) -> None:
     index = int(counts.oldest)
     _unlink(policy, index)
     entry = policy.cache.entries[index]
-    bucket = (int(entry.key) + int(entry.group)) & (len(policy.cache.buckets) - 1)
+    bucket = int(entry.key) & (len(policy.cache.buckets) - 1)
     before = int(policy.cache.buckets[bucket])
     if before == index:
         policy.cache.buckets[bucket] = entry.next

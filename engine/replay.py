@@ -258,7 +258,7 @@ class Moved:
 def _prefills(requests: Columns) -> Columns:
     """Requests as a prefill pool had them: of no tokens."""
     none = np.zeros(len(requests["request"]), np.int32)
-    without = ("output_length", "max_tokens", "estimate", "canvas_length", "num_tokens", "arrived")
+    without = ("output_length", "max_tokens", "estimate", "num_tokens", "arrived")
     finish = requests["prefill_finish"]
     return {
         **requests,

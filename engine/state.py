@@ -37,7 +37,7 @@ class Sequence(Record):
     answer: I4  # prompt + tokens of the true answer
     stop: I4  # the answer's end, or the limit if an EOS is ignored
     start: I4  # first position of the current block; all before have KV
-    block: I4  # positions: the policy's, or of a narrower canvas
+    block: I4  # positions; fewer in a cut pass that commits a canvas
     pages: I4  # KV pages held
     window_pages: I4  # ... of layers with a window (windows.py)
     emitted: I4  # tokens returned
@@ -180,7 +180,6 @@ class RequestRow(Record):
     limited: Bool  # the request sets max_tokens; else it is the true length, hidden from schedulers
     estimate: I4  # answer tokens, for routers and users' policies
     slo_class: I4  # view.class_of its name
-    canvas_length: I4  # if narrower than the policy's; 0: the policy's; -N: reads one canvas of N
     priority: I4  # lower first
     deadline: F8  # s after arrival; NaN: none
     scheduled: F8  # start of its first prefill

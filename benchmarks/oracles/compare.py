@@ -111,7 +111,7 @@ def play(scenario: dict[str, Any]) -> dict[str, Any]:
             accepted = engine.submit(
                 Request(
                     submitted, request["arrival"], len(request["prompt"]), request["output"],
-                    max_tokens=request["max_tokens"], canvas_length=request.get("canvas_length", 0),
+                    max_tokens=request["max_tokens"],
                 )
             )  # fmt: skip
             if not accepted:

@@ -15,7 +15,6 @@ from ..hooks import (
     decide,
     hold,
     leap,
-    leave_sight,
     next_tokens,
     paged_ahead,
     placed,
@@ -85,7 +84,6 @@ class TokenBudget(Scheduler):
 
     pieces = True
     idles_finished = True
-    narrows_canvases = True
     frees_windows = True
     hashes_all = True
     columns = columns_of(ChunkColumns)
@@ -261,7 +259,6 @@ def _fill(replica: Replica, policy: BudgetState, target: int) -> int:
         end = before + n
         needed = max(int(sequence.pages), _pages_to(fixed, fields, end))
         window_pages = in_sight(fixed, columns.settled, needed * fixed.page)
-        leave_sight(replica, policy, slot, int(columns.settled))
         extra = needed - sequence.pages + window_pages - sequence.window_pages
         is_preempted = False
         while not is_preempted and extra > fixed.num_pages - counters.pages_held:

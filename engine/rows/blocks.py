@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..admission import reads_only
 from ..emission import emit, emit_prefixes, finish, has_masks, publish
 from ..hooks import (
     block_entered,
@@ -204,8 +203,7 @@ def commit_block(replica: Replica, policy: AnyPolicy, now: float) -> None:
         for p in range(width):
             replica.status[slot, p] = PENDING if replica.committed[slot, p] else replica.status[slot, p]
         sequence = replica.sequences[slot]
-        final = fields.final or reads_only(replica, sequence)
-        if final and sequence.phase == DENOISE and not _any(replica.status[slot], int(sequence.block), MASKED):
+        if fields.final and sequence.phase == DENOISE and not _any(replica.status[slot], int(sequence.block), MASKED):
             for p in range(block):
                 replica.status[slot, p] = CACHED
     if not prefill and holds_back(replica, policy):

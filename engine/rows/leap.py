@@ -5,7 +5,7 @@ one that ends a row or its block, computes something else, needs pages that are 
 that might be let in.
 """
 
-from ..admission import canvas_width, enter, reads_only
+from ..admission import enter
 from ..draw import Draws, steps_left
 from ..emission import count_decode_steps, count_gaps
 from ..hooks import hold, paged_ahead, steady
@@ -199,9 +199,9 @@ def _steps_without_commits(replica: Replica, draws: Draws) -> int:
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
-        if slot != replica.lists[RUNNING, i] or sequence.phase != DENOISE or reads_only(replica, sequence):
+        if slot != replica.lists[RUNNING, i] or sequence.phase != DENOISE:
             return 0
-        if sequence.num_tokens != canvas_width(replica, sequence) or replica.evaluations[slot, 0] == 0:
+        if sequence.num_tokens != replica.fixed.block or replica.evaluations[slot, 0] == 0:
             return 0  # cut by a budget; a new canvas
         limit = min(limit, replica.fixed.most_fruitless - 1 - sequence.fruitless)
         remaining = steps_left(
