@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from . import core
 from .admission import withdraw
-from .draw import Draws
+from .draw import Draws, Masks
 from .errors import DsimError, PolicyError, cut
 from .histogram import NO_COUNTS, CountHistogram, TimeHistogram
 from .jit import plain
@@ -473,8 +473,15 @@ class Engine:
         rows = arrays.sequences[slots]
         if rule.varies:
             draws = draws[int(counters["threshold"])]
-        status, evaluations, window = arrays.status[slots], arrays.evaluations[slots], arrays.window[slots]
-        arrays.committed[slots] = unmask_drawn(rule, status, evaluations, window, rows["start"], rows["request"], draws)
+        masks = Masks(
+            status=arrays.status[slots],
+            evaluations=arrays.evaluations[slots],
+            window=arrays.window[slots],
+            start=rows["start"],
+            prompt=rows["prompt"],
+            request=rows["request"],
+        )
+        arrays.committed[slots] = unmask_drawn(rule, masks, draws)
 
     def commit(self, outcome: StepOutcome, now: float) -> Ints:
         """Apply the outcome of the step in flight; returns the requests that finished.

@@ -19,6 +19,14 @@ from .step import StepOutcome, StepPlan, features_left
 
 STATUSES = ("completed", "rejected", "unfinished", "cancelled")
 
+# Sums of a step and the columns of their evicted part.
+EVICTED = {
+    "tokens": "evicted",
+    "sum_q_kv": "evicted_q_kv",
+    "sum_kv": "evicted_kv",
+    "sampled_rows": "evicted_sampled",
+}
+
 # In no journal, or only in those of runs where requests move.
 _APART = ("slo_class", "arrived", "reserved", "found")
 REQUEST_COLUMNS = {name: kind for name, kind in columns_of(RequestRow) if name not in _APART}
@@ -319,22 +327,31 @@ class StepRecorder:
         self.journal = _journal(batch, 16 * batch, self._words)
 
     def record(self, replica: int, plan: StepPlan, outcome: StepOutcome, done: npt.NDArray[np.int32]) -> None:
-        f, n = plan.features, len(plan.requests)
+        n = len(plan.requests)
         self.make_room(n)
         j: Any = self.journal
         i, first = (int(n) for n in j.filled[0])
-        dropped, evicted = (0, 0, 0, 0), np.zeros_like(plan.window)
+        values = plan.features._asdict() | {name: getattr(plan, name) for name in STEP_COLUMNS if hasattr(plan, name)}
+        values |= {
+            "replica": replica,
+            "start": plan.now,
+            "latency": outcome.latency,
+            "device": outcome.device,
+            "committed": outcome.committed.sum(),
+            "finished": len(done),
+            "preempted": len(plan.preempted),
+            "evicting": plan.evicting is not None,
+            "threshold": np.nan,
+        }
+        evicted = np.zeros_like(plan.window)
         if outcome.retained is not None:
             late, evicted = features_left(plan, outcome.retained), plan.window & ~outcome.retained
-            dropped = tuple(getattr(f, c) - getattr(late, c) for c in ("tokens", "sum_q_kv", "sum_kv", "sampled_rows"))
-        j.steps[i] = (
-            replica, plan.step, plan.now, outcome.latency, outcome.device, plan.prefill,
-            f.batch, plan.chunk, f.tokens, f.sum_q_kv,
-            f.sum_kv, f.head_rows, f.sampled_rows, f.num_forwards, outcome.committed.sum(), plan.waiting, plan.running,
-            plan.pages, plan.submitted, len(done), len(plan.preempted),
-            plan.evicting is not None, *dropped, f.window_q_kv, f.window_kv,
-            np.nan if plan.prefill or plan.threshold is None else plan.threshold,
-        )  # fmt: skip
+            for name, column in EVICTED.items():
+                values[column] = values[name] - getattr(late, name)
+        if plan.threshold is not None and not plan.prefill:
+            values["threshold"] = plan.threshold
+        for name in STEP.names or ():
+            j.steps[name][i] = values.get(name, 0)
         rows = slice(first, first + n)
         for name in ROW.names or ():
             j.rows[name][rows] = getattr(plan, name)

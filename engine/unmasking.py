@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from .draw import Draws, draw_block, draw_by_law, draw_plan, draw_scheduled, draws_at_threshold, keep_commits
+from .draw import Draws, Masks, draw_block, draw_by_law, draw_plan, draw_scheduled, draws_at_threshold, keep_commits
 from .errors import PolicyError
 from .hooks import draw_rows, draws_of_step
 from .part import Answers, Choice, Part, Policy, Range
@@ -205,12 +205,10 @@ def unmask(
     return certain
 
 
-def unmask_drawn(
-    rule: Unmasking, status: Any, evaluations: Any, window: Any, start: Any, requests: Any, draws: Draws
-) -> npt.NDArray[np.bool_]:
-    """The commits of `rule.unmask` in the twin, from a plan's arrays: the odds of draws stand for confidences."""
-    surety = np.full(window.shape, -1.0)
-    draw_plan(status, evaluations, window, start, requests, draws, surety)
+def unmask_drawn(rule: Unmasking, masks: Masks, draws: Draws) -> npt.NDArray[np.bool_]:
+    """The commits of `rule.unmask` in the twin: the odds of draws stand for confidences."""
+    surety = np.full(masks.window.shape, -1.0)
+    draw_plan(masks, draws, surety)
     return _chosen(rule, surety, surety > 1.0, surety >= 0.0)
 
 

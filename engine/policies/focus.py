@@ -6,10 +6,10 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..draw import Counts, Draws, Indices, Statuses, Windows, delta_row, draw_slot
+from ..draw import Draws, Masks, delta_row, draw_slot, masks_of, row_of
 from ..errors import PolicyError
 from ..hooks import block_entered, draw_rows, learn, placed, plan_rows, preempted, select
-from ..jit import outer, rule
+from ..jit import outer, plain, rule
 from ..part import MAX_BLOCK, Answers, Policy, Preset, Range
 from ..records import I4, Record, columns_of
 from ..rows.blocks import plan_block, visible_keys
@@ -71,48 +71,36 @@ class Focus(NeighbourCache):
     def evicting(self, rows: Any) -> Evicting:
         return Evicting(self, rows["decoded"].copy(), rows["decode_steps"].copy(), rows["progress"].copy())
 
-    def retained(self, evicting: Evicting, status: Statuses, window: Windows, delta: npt.NDArray[np.float32]) -> Any:
+    def retained(self, evicting: Evicting, status: Any, window: Any, delta: npt.NDArray[np.float32]) -> Any:
         """Retained positions of a window by masks' growth of importance, [rows, width] bool."""
-        e = evicting
-        return retained_by_growth(status, window, delta, e.num_decoded, e.num_steps, e.progress, float(self.alpha))
+        counts = zip(evicting.num_decoded.tolist(), evicting.num_steps.tolist(), strict=True)
+        budgets = np.array([_budget(decoded, steps, float(self.alpha)) for decoded, steps in counts], np.int64)
+        return retained_by_growth(status, window, delta, evicting.progress, budgets)
 
-    def draw_retained(self, plan: StepPlan, draws: Draws, decodable: Windows) -> Any:
+    def draw_retained(self, plan: StepPlan, draws: Draws, decodable: npt.NDArray[np.bool_]) -> Any:
         """Retained positions of a plan's window, [rows, width] bool."""
         assert plan.evicting is not None
-        e = plan.evicting
-        return retained_rows(
-            plan.status, plan.evaluations, plan.window, decodable, plan.block_start, plan.requests, e.num_decoded,
-            e.num_steps, e.progress, float(self.alpha), draws,
-        )  # fmt: skip
+        return self.retained(plan.evicting, plan.status, plan.window, drawn_growth(plan.masks, decodable, draws))
 
 
 @outer
-def retained_rows(
-    status: Statuses, evaluations: Counts, window: Windows, decodable: Windows, start: Indices, requests: Indices,
-    num_decoded: Indices, num_steps: Indices, progress: Indices, alpha: float, draws: Draws,
-) -> Any:  # fmt: skip
-    """Positions retained by a plan's rows, [rows, width] bool."""
-    keep = np.zeros(window.shape, np.bool_)
-    width = window.shape[1]
-    delta, spots, selected = np.zeros(width, np.float32), np.zeros(width, np.int64), np.zeros(width, np.uint8)
-    for i in range(len(window)):
-        delta_row(status[i], evaluations[i], window[i], decodable[i], int(start[i]), int(requests[i]), draws, delta)
-        budgeted = budget(num_decoded[i], num_steps[i], alpha)
-        retain(status[i], window[i], delta, budgeted, progress[i], keep[i], spots, selected)
-    return keep
+def drawn_growth(masks: Masks, decodable: npt.NDArray[np.bool_], draws: Draws) -> Any:
+    """Growth of importance of a plan's masks, [rows, width], by whether each is decodable."""
+    delta = np.zeros(masks.window.shape, np.float32)
+    for i in range(len(delta)):
+        delta_row(row_of(masks, i), decodable[i], draws, delta[i])
+    return delta
 
 
 @outer
 def retained_by_growth(
-    status: Statuses, window: Windows, delta: npt.NDArray[np.float32], num_decoded: Indices, num_steps: Indices,
-    progress: Indices, alpha: float,
-) -> Any:  # fmt: skip
+    status: Any, window: Any, delta: npt.NDArray[np.float32], progress: Any, budgets: npt.NDArray[np.int64]
+) -> Any:
     """Positions retained by rows whose growth of importance is known, [rows, width] bool."""
-    keep = np.zeros(window.shape, np.bool_)
+    keep = window.copy()
     spots, selected = np.zeros(window.shape[1], np.int64), np.zeros(window.shape[1], np.uint8)
     for i in range(len(window)):
-        budgeted = budget(num_decoded[i], num_steps[i], alpha)
-        retain(status[i], window[i], delta[i], budgeted, progress[i], keep[i], spots, selected)
+        retain(status[i], delta[i], int(budgets[i]), int(progress[i]), keep[i], spots, selected)
     return keep
 
 
@@ -121,6 +109,9 @@ def budget(num_decoded: int, num_steps: int, alpha: float) -> int:
     """Least masks of a sequence to keep; with no more, nothing is evicted."""
     mean = num_decoded / max(num_steps, 1)
     return max(1, int(np.ceil(max(mean, 1.0) * alpha)))
+
+
+_budget = plain(budget)
 
 
 @rule
@@ -154,28 +145,12 @@ def draw_focus(replica: Replica, policy: FocusState, draws: Draws) -> None:
     record = policy.record
     decodable, delta = record.decodable, record.delta
     for slot in step_slots(replica):
-        sequence, columns = replica.sequences[slot], policy.columns[slot]
+        columns = policy.columns[slot]
         draw_slot(replica, slot, replica.window[slot], decodable, draws)
-        delta_row(
-            replica.status[slot],
-            replica.evaluations[slot],
-            replica.window[slot],
-            decodable,
-            int(sequence.start),
-            int(sequence.request),
-            draws,
-            delta,
-        )
-        retain(
-            replica.status[slot],
-            replica.window[slot],
-            delta,
-            columns.budget,
-            columns.progress,
-            replica.retained[slot],
-            record.spots,
-            record.selected,
-        )
+        delta_row(masks_of(replica, slot, replica.window[slot]), decodable, draws, delta)
+        keep = replica.retained[slot]
+        keep[:] = replica.window[slot]
+        retain(replica.status[slot], delta, columns.budget, columns.progress, keep, record.spots, record.selected)
         draw_slot(replica, slot, replica.retained[slot], replica.committed[slot], draws)
     count_retained(replica, policy)
 
@@ -204,22 +179,17 @@ def count_retained(replica: Replica, policy: FocusState) -> None:
 
 
 @rule
-def retain(
-    status: Status, window: Marks, delta: npt.NDArray[np.float32], budgeted: int, progress: int,
-    keep: Marks, spots: npt.NDArray[np.int64], selected: npt.NDArray[np.uint8],
-) -> None:  # fmt: skip
-    """Mark the positions of a row's `window` that go on, [width] (focus.md 3.4).
+def retain(status: Status, delta: Any, budgeted: int, progress: int, keep: Marks, spots: Any, selected: Any) -> None:
+    """Unmark the positions of a row's window, `keep` [width], that do not go on (focus.md 3.4).
 
     delta: importance in the second layer minus the first. progress: rightmost position retained in this block, or -1.
     Kept: tokens a standard deviation above the mean, or if fewer the budget's most important (ties: lower index); each
     one's left neighbour; all between progress and the rightmost kept one, whose keys were never computed. Sums in
     double precision from the left agree bit for bit across implementations. spots, selected: [width], scratch.
     """
-    width = len(window)
     num = 0
-    for k in range(width):
-        keep[k] = window[k]
-        if window[k] and status[k] == MASKED:
+    for k in range(len(keep)):
+        if keep[k] and status[k] == MASKED:
             spots[num] = k
             num += 1
     if num <= budgeted:

@@ -284,7 +284,9 @@ def _fill(replica: Replica, policy: BudgetState, target: int) -> int:
     num_ran = num
     while not some_preempted and counters.num_waiting > 0 and budget > 0 and counters.num_running < fixed.max_batch:
         request, slot = head(replica)
-        num_known = _known_of_head(replica, policy)
+        num_known = max(1, int(replica.asked.input_length[request]))
+        if slot >= 0:  # all that it had when preempted
+            num_known = int(policy.columns[slot].goal)
         # The last token is always computed: the next is sampled from it.
         cached, shared_pages = reusable(replica, policy, request, num_known - 1)
         tokens = num_known - cached
@@ -336,15 +338,6 @@ def _pages_to(fixed: Fixed, fields: Any, end: int) -> int:
 
 
 @rule
-def _known_of_head(replica: Replica, policy: BudgetState) -> int:
-    """The first waiting request's known tokens: its prompt, or all it had when preempted."""
-    request, slot = head(replica)
-    if slot >= 0:
-        return int(policy.columns[slot].goal)
-    return max(1, int(replica.asked.input_length[request]))
-
-
-@rule
 def _pages_of_known(fixed: Fixed, fields: Any, num_known: int, cached: int) -> int:
     """Pages of `num_known` tokens, of which the first `cached` are in the pool."""
     at_once = fields.max_num_batched_tokens * (1 + fields.async_scheduling)
@@ -355,21 +348,8 @@ def _pages_of_known(fixed: Fixed, fields: Any, num_known: int, cached: int) -> i
 
 
 @rule
-def _head_waits(replica: Replica, policy: BudgetState) -> bool:
-    """Whether the first waiting request lacks pages for all steps like the last one.
-
-    Running sequences only take more; each may fill one page taken before, which the request shares.
-    """
-    counters, fixed = replica.counters, replica.fixed
-    num_known = _known_of_head(replica, policy)
-    cached, shared_pages = reusable(replica, policy, head(replica)[0], num_known - 1)
-    free = fixed.num_pages - counters.pages_held + shared_pages + counters.num_running
-    return _pages_of_known(fixed, policy.fields, num_known, cached) > free
-
-
-@rule
 def steady_budget(replica: Replica, policy: BudgetState) -> int:
-    """A step is decided again if the step decided ahead is like it, and no waiting request has tokens or pages."""
+    """A step is decided again if the step decided ahead is like it, and no waiting request can join."""
     counters, fields = replica.counters, policy.fields
     if counters.num_preempted > 0:
         return NO
@@ -385,9 +365,6 @@ def steady_budget(replica: Replica, policy: BudgetState) -> int:
         return WHATEVER
     if counters.num_waiting == 0:
         return UNTIL_A_REQUEST
-    # A prompt may fill pages that the waiting request shares.
-    if counters.prefill_tokens == 0 and _head_waits(replica, policy):
-        return WHATEVER
     return NO
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..admission import knows_limit
-from ..draw import Draws, accept_row
+from ..draw import Draws, accept_row, masks_of
 from ..emission import emit, finish
 from ..hooks import begin_row, commit_rows, draw_rows, next_tokens, plan_prompts, plan_rows
 from ..jit import rule
@@ -88,8 +88,7 @@ def plan_chunked(replica: Replica, policy: AnyPolicy) -> None:
 def draw_chunked(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
     """Commit each sampled row's token, and drafts up to the first rejected one."""
     for slot in step_slots(replica):
-        sequence = replica.sequences[slot]
-        accept_row(replica.window[slot], replica.committed[slot], int(sequence.start), int(sequence.request), draws)
+        accept_row(masks_of(replica, slot, replica.window[slot]), replica.committed[slot], draws)
 
 
 @rule

@@ -6,7 +6,7 @@ that might be let in.
 """
 
 from ..admission import enter
-from ..draw import Draws, steps_left
+from ..draw import Draws, masks_of, steps_left
 from ..emission import count_decode_steps, count_gaps
 from ..hooks import hold, paged_ahead, steady
 from ..jit import rule
@@ -204,14 +204,6 @@ def _steps_without_commits(replica: Replica, draws: Draws) -> int:
         if sequence.num_tokens != replica.fixed.block or replica.evaluations[slot, 0] == 0:
             return 0  # cut by a budget; a new canvas
         limit = min(limit, replica.fixed.most_fruitless - 1 - sequence.fruitless)
-        remaining = steps_left(
-            replica.status[slot],
-            replica.evaluations[slot],
-            replica.window[slot],
-            int(sequence.start),
-            int(sequence.prompt),
-            int(sequence.request),
-            draws,
-        )
+        remaining = steps_left(masks_of(replica, slot, replica.window[slot]), draws)
         limit = min(limit, remaining - 1)
     return int(limit)

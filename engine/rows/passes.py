@@ -107,19 +107,14 @@ class ApproximateCache(Cache):
         steps, block = policy.unmasking.denoising_steps, policy.block_length
         if steps is not None and steps > block:
             raise PolicyError(f"{policy.name}: denoising_steps is {steps}, expected at most the block length {block}")
-        for kind in type(self).__mro__:
-            rules = vars(kind).get("rules", {})
-            if work not in rules:
-                continue
-            text = f"{policy.name}: {kind.__name__} answers work"
-            if held not in rules:  # an inherited `held` suits other work
-                raise PolicyError(f"{text} and not held, the memory of a request: expected an answer to both")
-            if self.overhead is None and not is_ours(rules[work]):
-                raise PolicyError(
-                    f"{text} and does not declare overhead: expected the shipped cache whose measured overhead it has, "
-                    'such as "SparseCache", or "none"'
-                )
-            return
+        kind = next(kind for kind in type(self).__mro__ if work in vars(kind).get("rules", {}))
+        text = f"{policy.name}: {kind.__name__} answers work"
+        if held not in vars(kind)["rules"]:  # an inherited `held` suits other work
+            raise PolicyError(f"{text} and not held, the memory of a request: expected an answer to both")
+        if self.overhead is None and not is_ours(vars(kind)["rules"][work]):
+            raise PolicyError(
+                f'{text} and does not declare overhead: expected a shipped cache such as "SparseCache", or "none"'
+            )
 
     def answers(self, policy: Any) -> dict[Any, Any]:
         return self._rules()
@@ -171,12 +166,8 @@ def first_layers(policy: Policy, prompt: npt.NDArray[Any], end: npt.NDArray[Any]
 def pages_of_canvas(replica: Replica, policy: AnyPolicy, request: int, slot: int, length: int) -> int:
     """A request's pages for its whole stay."""
     fixed, prompt = replica.fixed, int(replica.asked.input_length[request])
-    tokens = held(
-        prompt,
-        prompt + canvas(int(replica.asked.max_tokens[request]), fixed.block),
-        fixed.state_tokens,
-        policy.fields,
-    )
+    length = prompt + canvas(int(replica.asked.max_tokens[request]), fixed.block)
+    tokens = held(prompt, length, fixed.state_tokens, policy.fields)
     return -(-tokens // fixed.page)
 
 
