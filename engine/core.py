@@ -176,7 +176,8 @@ def run(
     counters = replica.counters
     counters.clock = now
     for _ in range(limit):
-        if counters.kind == NOTHING:
+        goes_on = counters.kind != NOTHING  # a step of an earlier call ends in any case
+        if not goes_on:
             now = counters.clock
             enter(replica, now)
             if counters.num_free < min(counters.num_waiting, replica.fixed.max_batch):
@@ -187,10 +188,13 @@ def run(
                 counters.clock = replica.inbox.times[counters.entered]
                 continue
             predict(replica, policy, draws, cost)
-            if not now + counters.latency < horizon:
-                enter(replica, horizon)
-                return IN_FLIGHT
-        enter(replica, counters.now + counters.latency)
+        end = counters.now + counters.latency
+        goes_on = goes_on or end < horizon
+        if not goes_on:
+            end = horizon
+        enter(replica, end)
+        if not goes_on:
+            return IN_FLIGHT
         if not end_step(replica, policy, journal):
             return JOURNAL_FULL
         if counters.stalled:

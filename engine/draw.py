@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from .chance import draw64, key64, pick64, uniform64
 from .hooks import threshold_now
-from .jit import outer, rule
+from .jit import inlined, outer, rule
 from .records import F8, I4, Record, Table, columns_of
 from .state import MASKED, AnyPolicy, Marks, Replica, step_slots
 
@@ -39,7 +39,7 @@ class Masks(NamedTuple):
     request: Any
 
 
-@rule
+@inlined
 def row_of(masks: Masks, i: int) -> Masks:
     return Masks(
         status=masks.status[i],
@@ -51,7 +51,7 @@ def row_of(masks: Masks, i: int) -> Masks:
     )
 
 
-@rule
+@inlined
 def masks_of(replica: Replica, slot: int, window: Marks) -> Masks:
     sequence = replica.sequences[slot]
     return Masks(

@@ -512,7 +512,6 @@ class Engine:
                 "an end before what is handed out"
             )
             answer = np.minimum(rows["answer"], ends)
-            counters["outstanding_tokens"] -= int((rows["answer"] - answer).sum())
             arrays.sequences["end"][slots], arrays.sequences["answer"][slots] = ends, answer
             arrays.sequences["stop"][slots] = np.minimum(rows["stop"], ends)
         counters["latency"] = outcome.latency

@@ -37,9 +37,11 @@ class Focus(NeighbourCache):
     Where published codes differ (3.11), it does as LMDeploy's.
     """
 
+    sample_block: Annotated[bool, "soft-max and sampling run on the whole block (focus.md 3.2)"] = True
     alpha: Annotated[float, Range(1.0), "budget, as a multiple of the block's mean tokens decoded per step"] = 1.5
 
     columns = columns_of(FocusColumns)
+    neutral = frozenset({"sample_block"})
     by_importance = True
 
     def check(self, policy: Policy) -> None:

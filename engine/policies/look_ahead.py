@@ -4,9 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from ..admission import (
     copy_list,
     count_rows,
@@ -18,6 +15,7 @@ from ..admission import (
     pop,
     prefill_length,
     put,
+    queue_row,
     queued,
     release,
     suspend,
@@ -82,8 +80,6 @@ class LookAheadRecord(Protocol):
 
 LookAheadState = PolicyState[Any, LookAheadColumns, LookAheadRecord]
 
-
-Ints = npt.NDArray[np.int64]
 
 ORDERS = ("size", "fifo")
 BY_SIZE = ORDERS.index("size")
@@ -359,29 +355,52 @@ def _take(replica: Replica, num: int) -> None:
 
 
 @rule
-def _order(replica: Replica, policy: LookAheadState, turn: int) -> Ints:
-    """Places of the queue in a prefill's order (_PrefillReorderer); ties go to the first."""
-    num = replica.counters.num_waiting
-    keys = np.zeros(num, np.int64)
+def _sort(replica: Replica, policy: LookAheadState, turn: int) -> None:
+    """Set the queue's sort keys (_PrefillReorderer)."""
+    if turn == FIRST_COME:
+        return
     first = -1
-    for index in range(num):
-        if turn == FIRST_COME:
-            continue
+    for index in range(replica.counters.num_waiting):
         length = _length(replica, policy, index)
-        keys[index] = SHORTS + length
+        key = SHORTS + length
         if _is_long(replica, policy, length):
-            keys[index] = LONGS
+            key = LONGS
             if turn == LONG:
                 if policy.fields.opt_ttft_policy == BY_SIZE:
                     chunks = min(-(-length // _chunk(replica)), 8191)
                     age = max(0.0, replica.counters.clock - _updated(replica, policy, index))
                     credit = int(min(age // policy.fields.aging, 4096.0 + chunks))
-                    keys[index] += (chunks - credit + 4096 << 13) + chunks
-                if first < 0 or keys[index] < keys[first]:
+                    key += (chunks - credit + 4096 << 13) + chunks
+                if first < 0 or key < _key(replica, first, turn):
                     first = index
+        replica.queue[queue_row(replica, index), 2] = key
     if first >= 0:
-        keys[first] = 0
-    return np.argsort(keys, kind="mergesort")
+        replica.queue[queue_row(replica, first), 2] = 0
+
+
+@rule
+def _key(replica: Replica, index: int, turn: int) -> int:
+    """A place's sort key; ties go to the first."""
+    if turn == FIRST_COME:
+        return 0
+    return int(replica.queue[queue_row(replica, index), 2])
+
+
+@rule
+def _after(replica: Replica, index: int, turn: int) -> int:
+    """The place after `index` by keys (-1: the first); -1 at the end."""
+    num = replica.counters.num_waiting
+    key = -1
+    if index >= 0:
+        key = _key(replica, index, turn)
+    if turn == FIRST_COME and index + 1 < num:
+        return index + 1
+    best = -1
+    for i in range(num):
+        other = _key(replica, i, turn)
+        if (other > key or (other == key and i > index)) and (best < 0 or other < _key(replica, best, turn)):
+            best = i
+    return best
 
 
 # ---- admission ---------------------------------------------------------------------------------------------------
@@ -393,10 +412,11 @@ def _admit(replica: Replica, policy: LookAheadState, target: int, turn: int) -> 
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     num = 0
     tokens = 0
-    order = _order(replica, policy, turn)
-    for index in order:
-        if counters.num_running >= fixed.max_batch:
-            break
+    _sort(replica, policy, turn)
+    following = _after(replica, -1, turn)
+    while following >= 0 and counters.num_running < fixed.max_batch:
+        index = following
+        following = _after(replica, index, turn)
         request, slot = queued(replica, index)
         length = prefill_length(replica, request, slot)
         has_pages = slot >= 0 and replica.sequences[slot].pages > 0
@@ -422,7 +442,7 @@ def _admit(replica: Replica, policy: LookAheadState, target: int, turn: int) -> 
                 continue
             break
         pages = -(-(before + cached + cost + fields.prealloc * (cost == remaining)) // fixed.page)
-        if not _make_room_for(replica, policy, request, slot, pages, cached, order):
+        if not _make_room_for(replica, policy, request, slot, pages, cached, turn):
             if has_pages and fields.shares:
                 _reclaim(replica, policy, slot)
             fitted = num > 0 and tokens + length - before > fixed.max_prefill
@@ -470,8 +490,7 @@ def _seat_arrived(replica: Replica, policy: LookAheadState) -> None:
         length = prefill_length(replica, request, slot)
         cached = reusable(replica, policy, request, length - fixed.block)[0]
         pages = -(-(length + int(policy.fields.prealloc)) // fixed.page)
-        order = _order(replica, policy, FIRST_COME)
-        if not _make_room_for(replica, policy, request, slot, pages, cached, order):
+        if not _make_room_for(replica, policy, request, slot, pages, cached, FIRST_COME):
             return
         pop(replica)
         slot = place(replica, request, slot, length, pages)
@@ -614,7 +633,7 @@ def _make_room(replica: Replica, policy: LookAheadState, needed: int) -> bool:
 
 @rule
 def _make_room_for(
-    replica: Replica, policy: AnyPolicy, request: int, slot: int, pages: int, cached: int, order: Ints
+    replica: Replica, policy: AnyPolicy, request: int, slot: int, pages: int, cached: int, turn: int
 ) -> bool:
     """`_make_room` for an admission: other waiting sequences lose pages, the last in order first."""
     counters, fixed = replica.counters, replica.fixed
@@ -625,12 +644,14 @@ def _make_room_for(
         return True
     while True:
         last = -1
-        for index in order:
+        for index in range(counters.num_waiting):
             other = queued(replica, index)[1]
-            if other >= 0 and other != slot and replica.sequences[other].pages > 0:
-                last = other
+            if other < 0 or other == slot or replica.sequences[other].pages == 0:
+                continue
+            if last < 0 or _key(replica, index, turn) >= _key(replica, last, turn):
+                last = index
         if last >= 0:
-            _reclaim(replica, policy, last)
+            _reclaim(replica, policy, queued(replica, last)[1])
         # Idle pages that the request would reuse are not free.
         touched = cached // fixed.page - reusable(replica, policy, request, cached)[1]
         if fixed.num_pages - counters.pages_held - touched >= needed:

@@ -309,11 +309,11 @@ def block(**parts):
         ("full(Free())", "full: Free answers work and not held, the memory of a request: expected an answer to both"),
         (
             "full(Unpriced())",
-            "full: Unpriced answers work and does not declare overhead: expected the shipped cache whose measured "
-            'overhead it has, such as "SparseCache", or "none"',
+            "full: Unpriced answers work and does not declare overhead: expected a shipped cache such as "
+            '"SparseCache", or "none"',
         ),
         ("full(granularity=Huge())", "Huge answers choose, and this policy asks only: block_entered, commit_rows, "),
-        ("block(granularity=Both())", "block: select in Python is one answer too many"),
+        ("block(granularity=Both())", "select in Python is one answer too many"),
         ("block(batching=Unpaged())", "no part answers pages_to_admit, expected one that does"),
     ],
 )

@@ -131,18 +131,16 @@ def test_eagle_shares_a_page_only_if_the_next_token_is_equal_too() -> None:
         "sglang-fdfo,block_length=4,page_size=8,max_running_requests=4,num_pages=32",
         "sglang-sync,block_length=4,page_size=8,max_running_requests=4,num_pages=32",
         "sglang-joint,block_length=4,page_size=8,max_running_requests=4,num_pages=32",
-        "sglang-fdfo,block_length=4,page_size=8,prefill_blocks_per_round=3,num_pages=40",
+        "sglang-fdfo,block_length=4,page_size=8,num_pages=40",
         "lmdeploy-0.18:4,page_size=8,max_batch=4,num_pages=30,max_prefill_tokens=64",
         "vllm-diffusion,canvas_length=4,page_size=8,max_num_seqs=4,max_num_batched_tokens=64,num_pages=30",
         "vllm-ar-spec,page_size=8,max_num_seqs=4,max_num_batched_tokens=64,num_pages=26",
-        "vllm-ar,page_size=8,max_num_seqs=4,max_num_batched_tokens=64,num_pages=90",  # with a window
     ],
 )
 def test_every_scheduler_keeps_account_and_serves_all_and_its_journal_replays(spec: str) -> None:
     trace, policy = conversations(30), parse(spec + ",prefix_caching=true")
     num_pages = policy.memory.num_pages or 0
-    windows = {"window": 12, "window_bytes": 3, "kv_bytes": 2} if num_pages == 90 else {}
-    limits = Limits(num_pages, 4096, policy.batching.max_batch or 4, **windows)
+    limits = Limits(num_pages, 4096, policy.batching.max_batch or 4)
 
     def fresh() -> Engine:
         table = RequestTable(len(trace))
