@@ -214,17 +214,6 @@ def cell(run: Loop) -> str:
     return f"{run.throughput:,.0f} ({run.ttft():,.2f} s)"
 
 
-def prefill() -> None:
-    """The cost of one block a round to prompts of 4,096 tokens, and the gain of more."""
-    print(f"`sglang-fdfo` on `{SDAR}` (estimated, host 1 ms), prompts of 4,096, ShareGPT's outputs: tok/s (ttft p50)\n")
-    rows = []
-    for n in (1, 16, 64):
-        requests = chats(n, 4096)
-        policies = (f"sglang-fdfo:{n},prefill_blocks_per_round={blocks}" for blocks in (1, 2, 4, 8, 128))
-        rows.append([str(n), *(cell(loop(SDAR, policy, n, requests)) for policy in policies)])
-    table(("clients", "1 block a round", "2", "4", "8", "128 (all)"), rows)
-
-
 # ---- DiffusionGemma on one card ------------------------------------------------------------------------------------
 
 CANVAS = 256  # tokens
@@ -308,12 +297,12 @@ def thrash() -> None:
     most, rows = 8 * (160 + 10 * 97), []
     for share in (1.0, 0.75, 0.5, 0.25):
         cells = [f"{share * most:,.0f}"]
-        for field in ("watermark=0", "watermark=0.1", "watermark=0.2", "watermark=0.4", "async_scheduling=false"):
+        for field in ("async_scheduling=true", "async_scheduling=false"):
             policy = f"vllm-diffusion:8,num_pages={share * most:.0f},{field}"
             run = loop(FP8, policy, 8, alike(32, 1024, 1024), LAW)
             cells.append(f"{run.throughput:,.0f} ({run.result.totals.preemptions / 32:.1f})")
         rows.append(cells)
-    table(("pages", "as it is", "watermark 0.1", "0.2", "0.4", "not looking ahead"), rows)
+    table(("pages", "as it is", "not looking ahead"), rows)
 
 
 AR_ALONE = 1 / 197  # s a token: AR Gemma 4 26B-A4B in FP8 on an H100, no drafts (6.1)
@@ -396,7 +385,7 @@ def best_of(clients: int, threshold: float) -> list[str]:
 
 
 ANSWERS: dict[str, Callable[[], None]] = {
-    "calibration": calibration, "fdfo": fdfo, "prefill": prefill, "memory": memory,
+    "calibration": calibration, "fdfo": fdfo, "memory": memory,
     "thrash": thrash, "overtake": overtake, "settings": settings,
 }  # fmt: skip
 

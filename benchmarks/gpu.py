@@ -126,7 +126,7 @@ def pytest(*arguments: object) -> list[str]:
 
 # ---- the stages -----------------------------------------------------------------------------------------------
 
-BLOCKS = ("lmdeploy-bd32", "sglang-bd32", "sglang-fdfo", "chunk:8", "delayed-cache-plus", "focus")
+BLOCKS = ("lmdeploy-bd32", "sglang-fdfo", "chunk:8", "delayed-cache-plus", "focus")
 WHOLE = ("vanilla", "fast-dllm", "sparse-dllm", "maskkv", "dllm-serve")
 LATE = """
 import json, sys

@@ -236,7 +236,7 @@ def main() -> None:
         return
     which = given.which
     if "azure" in which:
-        for policy in ("optimus", "chunk:8", "lmdeploy-bd32", "sglang-bd32", "ar", "vllm-ar"):
+        for policy in ("optimus", "chunk:8", "lmdeploy-bd32", "ar", "vllm-ar"):
             timed("azure", load_trace("azure-conv"), policy, 2)
     if "ar" in which:
         timed("ar", synth("poisson", 1.0, lengths="normal:512,256", num_requests=20_000), "ar", 1)

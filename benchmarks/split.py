@@ -14,7 +14,6 @@ GPUS, OUTPUT, REQUESTS = 4, 256, 600
 LINK = "450GB/s,10us"
 ENGINES = {  # policy, profile
     "SGLang": ("sglang-fdfo,block_length={}", "h100-sdar-8b"),
-    "SGLang, 16 blocks a round": ("sglang-fdfo,block_length={},prefill_blocks_per_round=16", "h100-sdar-8b"),
     "LMDeploy": ("lmdeploy-0.18,block_length={}", "h100-sdar-8b"),
     "vLLM, next tokens": ("vllm-ar", "h100-qwen3-8b-ar"),
 }

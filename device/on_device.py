@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..engine.engine import Limits
-from ..engine.errors import DsimError, PolicyError, TraceError
+from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import Policy
 from ..files.read import cut
 from ..profiler.profile import Profile
@@ -16,7 +16,6 @@ from ..results.world import World
 from ..sim.setting import Setting, limits_on
 from ..sim.twin import Append, Progress, RunRecords, check_fit
 from ..traces import Trace
-from ..traces.trace import READ_ONLY
 
 if TYPE_CHECKING:
     from ..live.canvas_model import CanvasConfig
@@ -126,7 +125,6 @@ class LiveSetting:
 
         loaded, policy = self.loaded, world.parsed_policy()
         self.check(world)
-        check_canvases(requests, policy, loaded.model.config.name)
         check_fit(requests, self.setting(world)[1], policy)
         if world.ends_at_eos:  # the weights say where an answer ends early
             limit = requests.limit
@@ -182,23 +180,6 @@ class LiveSetting:
             return fields if self.profile is not None else fields | {"profiles": {}, "notes": ()}
 
         return about
-
-
-def check_canvases(requests: Trace, policy: Policy, model: str) -> None:
-    """TraceError for canvases narrower than the trained ones, or only read."""
-    widths = requests.canvas_length
-    narrow = int(((widths > 0) & (widths < policy.block_length)).sum())
-    if policy.batching.narrows_canvases and narrow:
-        raise TraceError(
-            f"{requests.name}: {narrow} of {len(requests)} requests ask for narrower canvases "
-            f"(diffusion_canvas_length), and {model} was trained with {policy.block_length}: expected none"
-        )
-    reads = int(requests.numbers(READ_ONLY).sum())
-    if policy.batching.narrows_canvases and reads:
-        raise TraceError(
-            f"{requests.name}: {reads} of {len(requests)} requests read a canvas (diffusion_read_only): "
-            "expected none on a device"
-        )
 
 
 def check_eos(policy: Policy, config: ModelConfig | CanvasConfig, commits: str) -> None:

@@ -14,7 +14,6 @@ from .state import (
     GROUP,
     IDLE,
     IGNORED,
-    MASKED,
     NEXT,
     NOTHING,
     PENDING,
@@ -89,7 +88,6 @@ def submit(replica: Replica, request: int, fits: bool) -> None:
     if fits:
         push(replica, request, -1)
         prompt = replica.asked.input_length[request]
-        counters.outstanding_tokens += prompt + replica.asked.output_length[request]
         counters.expected_tokens += prompt + replica.asked.estimate[request]
     else:
         replica.requests[request].status = REJECTED
@@ -147,21 +145,20 @@ def place(replica: Replica, request: int, slot: int, length: int, pages: int) ->
     if slot < 0:
         counters.num_free -= 1
         slot = int(replica.lists[FREE, counters.num_free])
-        sequence, block, prompt = (
-            replica.sequences[slot],
-            replica.fixed.block,
-            int(replica.asked.input_length[request]),
-        )
+        sequence, block = replica.sequences[slot], replica.fixed.block
+        prompt = int(replica.asked.input_length[request])
         sequence.request = request
         sequence.prompt = prompt
         sequence.end = prompt + replica.asked.max_tokens[request]
         sequence.answer = prompt + replica.asked.output_length[request]
-        sequence.stop = sequence.end if replica.fixed.stops == IGNORED else sequence.answer
+        sequence.stop = sequence.answer
+        if replica.fixed.stops == IGNORED:
+            sequence.stop = sequence.end
         sequence.start = length - block
-        sequence.block = canvas_width(replica, sequence)
+        sequence.block = block
         num_pending = prompt - (length - block)
         for p in range(replica.status.shape[1]):
-            replica.status[slot, p] = PENDING if p < num_pending else MASKED
+            replica.status[slot, p] = p < num_pending  # PENDING or MASKED
             replica.evaluations[slot, p] = 0
         sequence.emitted = 0
         sequence.expected = replica.asked.estimate[request]
@@ -177,19 +174,6 @@ def place(replica: Replica, request: int, slot: int, length: int, pages: int) ->
     replica.sequences[slot].pages = pages
     counters.pages_held += pages
     return slot
-
-
-@rule
-def canvas_width(replica: Replica, sequence: Sequence) -> int:
-    """Positions of a sequence's canvas: the policy's, or fewer if requested."""
-    narrower, block = abs(int(replica.requests[sequence.request].canvas_length)), replica.fixed.block
-    return narrower if 0 < narrower < block else block
-
-
-@rule
-def reads_only(replica: Replica, sequence: Sequence) -> bool:
-    """Whether a request reads one denoising step of a canvas and commits nothing."""
-    return replica.requests[sequence.request].canvas_length < 0
 
 
 @rule
@@ -266,9 +250,7 @@ def leave(replica: Replica, policy: AnyPolicy) -> None:
     A row of a next step that is already decided keeps its slot; its pages are free: it writes them before a new owner.
     """
     counters = replica.counters
-    ahead = counters.num_next if counters.next_kind != NOTHING else 0
-    for i in range(ahead):
-        replica.sequences[replica.lists[NEXT, i]].in_flight = True
+    mark_next(replica, True)
     num = 0
     for slot in step_slots(replica):
         sequence = replica.sequences[slot]
@@ -283,9 +265,16 @@ def leave(replica: Replica, policy: AnyPolicy) -> None:
         elif sequence.pages == 0:
             replica.lists[FREED, counters.num_freed] = sequence.request
             counters.num_freed += 1
-    for i in range(ahead):
-        replica.sequences[replica.lists[NEXT, i]].in_flight = False
+    mark_next(replica, False)
     release(replica, policy, SCRATCH, num)
+
+
+@rule
+def mark_next(replica: Replica, in_flight: bool) -> None:
+    """Set `in_flight` of the rows of a step that is decided ahead."""
+    if replica.counters.next_kind != NOTHING:
+        for i in range(replica.counters.num_next):
+            replica.sequences[replica.lists[NEXT, i]].in_flight = in_flight
 
 
 @rule
@@ -353,10 +342,8 @@ def withdraw(arrays: Any, request: int, idles_finished: bool, give: Callable[[in
     counters = arrays.counters[0]
     waiting = (int(counters["queue_head"]) + np.arange(int(counters["num_waiting"]))) % len(arrays.queue)
     running = arrays.lists[RUNNING, : int(counters["num_running"])]
-    place, row = (
-        np.flatnonzero(arrays.queue[waiting, 0] == request),
-        np.flatnonzero(arrays.sequences["request"][running] == request),
-    )
+    place = np.flatnonzero(arrays.queue[waiting, 0] == request)
+    row = np.flatnonzero(arrays.sequences["request"][running] == request)
     if len(place):
         index = int(place[0])
         slot = int(arrays.queue[waiting[index], 1])
@@ -366,16 +353,13 @@ def withdraw(arrays: Any, request: int, idles_finished: bool, give: Callable[[in
         slot = int(running[row[0]])
     else:
         return False
+    returned = int(arrays.requests["num_tokens"][request])
+    counters["expected_tokens"] -= max(0, int(arrays.asked.estimate[request]) - returned)
+    if slot < 0 or not arrays.sequences["prefilled"][slot]:
+        counters["expected_tokens"] -= int(arrays.asked.input_length[request])
     if slot < 0:
-        prompt, answer = int(arrays.asked.input_length[request]), int(arrays.asked.output_length[request])
-        returned = int(arrays.requests["num_tokens"][request])
-        counters["outstanding_tokens"] -= prompt + answer - returned
-        counters["expected_tokens"] -= prompt + max(0, int(arrays.asked.estimate[request]) - returned)
         return True
     sequence = arrays.sequences[slot]
-    unread = 0 if sequence["prefilled"] else sequence["prompt"]
-    counters["outstanding_tokens"] -= unread + sequence["answer"] - sequence["prompt"] - sequence["emitted"]
-    counters["expected_tokens"] -= unread + max(0, int(sequence["expected"]) - int(sequence["emitted"]))
     is_planned = (
         idles_finished and counters["next_kind"] != NOTHING and slot in arrays.lists[NEXT, : int(counters["num_next"])]
     )

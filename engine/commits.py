@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -96,29 +96,20 @@ def choose(
         raise ProfileError(
             f"{source} holds no commit model (commits is empty): it runs policies that need none, such as `ar`"
         )
-    name = workload or models[0].workload
-    of_workload = [m for m in models if m.workload == name]
-    if not of_workload:
-        names = ", ".join(dict.fromkeys(m.workload for m in models))
-        raise ProfileError(f"{source} holds commit models for workloads {names}; this run asks for {name}")
-    at_threshold = [m for m in of_workload if abs(m.threshold - threshold) < 1e-9]
-    if not at_threshold:
-        listed = ", ".join(f"{t:.2f}" for t in sorted({m.threshold for m in of_workload}))
-        raise ProfileError(
-            f"{source} holds commit models for {name} at thresholds {listed}; this run asks for {threshold:.2f}"
-        )
+    chosen: dict[str, Any] = {"workload": workload or models[0].workload, "threshold": round(threshold, 9)}
     if temperature is not None:
-        listed = ", ".join(str(m.temperature) for m in at_threshold)
-        at_threshold = [m for m in at_threshold if m.temperature == temperature]
-        if not at_threshold:
-            raise ProfileError(
-                f"{source} holds commit models for {name} at temperatures {listed}; this run asks for {temperature}"
-            )
-    exact = [m for m in at_threshold if m.block_length == block_length]
+        chosen["temperature"] = temperature
+    for name, value in chosen.items():
+        values = dict.fromkeys(getattr(m, name) for m in models)
+        models = tuple(m for m in models if getattr(m, name) == value)
+        if not models:
+            listed = ", ".join(map(str, values))
+            raise ProfileError(f"{source} holds commit models of {name} {listed}; this run asks for {value}")
+    exact = [m for m in models if m.block_length == block_length]
     if exact:
         return exact[0]
     # The nearest fitted block size; of two, the larger.
-    nearest = min(at_threshold, key=lambda m: (abs(m.block_length - block_length), -m.block_length))
+    nearest = min(models, key=lambda m: (abs(m.block_length - block_length), -m.block_length))
     return nearest.for_block(block_length)
 
 
@@ -127,9 +118,15 @@ _QUANTILES = np.array([NormalDist().inv_cdf((i + 0.5) / 1024) for i in range(102
 
 def _draws(num_requests: int, width: int, block: int) -> Draws:
     return Draws(
-        table(np.zeros(num_requests, REQUEST_DRAW)), np.zeros(4, np.uint64), np.zeros(width), np.zeros(block + 1),
-        np.zeros((3, 1024)), np.zeros(5), np.zeros(2, np.int64), np.full(1, width), np.zeros(3),
-    )  # fmt: skip
+        requests=table(np.zeros(num_requests, REQUEST_DRAW)),
+        streams=np.zeros(4, np.uint64),
+        odds=np.zeros(width),
+        stage=np.zeros(block + 1),
+        factors=np.zeros((3, 1024)),
+        deltas=np.zeros(5),
+        schedule=np.zeros(2, np.int64),
+        law=np.zeros(3),
+    )
 
 
 NO_DRAWS = _draws(0, 1, 1)
@@ -207,21 +204,17 @@ class ScheduledCommits:
         self.arrays = NO_DRAWS._replace(schedule=np.array(schedule, np.int64))
 
     def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
-        committed: npt.NDArray[np.bool_] = scheduled_plan(plan.status, plan.evaluations, plan.window, self.arrays)
+        committed: npt.NDArray[np.bool_] = scheduled_plan(plan.masks, self.arrays)
         return committed
 
 
 class LawDraws:
     """Draws from a law of steps per block: all masks commit in the last step.
 
-    cap: most steps of a block, [requests] or a number. canvas_length [requests]: requested, or 0; narrower canvases
-    take the same number of steps.
+    cap: most steps of a block, [requests] or a number.
     """
 
-    def __init__(
-        self, law: CanvasLaw, seed: int, num_requests: int, cap: npt.ArrayLike | None = None,
-        canvas_length: npt.ArrayLike = 0,
-    ) -> None:  # fmt: skip
+    def __init__(self, law: CanvasLaw, seed: int, num_requests: int, cap: npt.ArrayLike | None = None) -> None:
         d = self.arrays = _draws(num_requests, 1, 1)
         pick = (key(seed, REQUEST_FACTOR, np.arange(num_requests)) >> np.uint64(54)).astype(np.intp)
         factor, canvas = law.request_spread * _QUANTILES[pick], law.canvas_spread * _QUANTILES
@@ -229,15 +222,12 @@ class LawDraws:
         d.factors[0] = canvas if law.histogram else np.exp(canvas)
         d.streams[:] = [key(seed, purpose)[0] for purpose in (COMMIT, STEP_FACTOR, BLOCK_FACTOR, IMPORTANCE)]
         d.requests["most"] = law.most if cap is None else np.minimum(law.most, cap)
-        d.requests["canvas_length"] = canvas_length
         d.law[:] = law.median, law.drift, law.least
         if law.histogram:
             self.arrays = d._replace(law=np.append(d.law, law.forwards()), stage=np.array(law.by_canvas or (0.0,)))
 
     def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
-        committed: npt.NDArray[np.bool_] = law_plan(
-            plan.status, plan.evaluations, plan.window, plan.block_start, plan.prompt, plan.requests, self.arrays
-        )
+        committed: npt.NDArray[np.bool_] = law_plan(plan.masks, self.arrays)
         return committed
 
 
@@ -252,7 +242,7 @@ class TokenDraws:
         self.arrays = NO_DRAWS._replace(odds=np.array(acceptances, np.float64), streams=streams)
 
     def draw(self, plan: StepPlan) -> npt.NDArray[np.bool_]:
-        committed: npt.NDArray[np.bool_] = accept_plan(plan.window, plan.block_start, plan.requests, self.arrays)
+        committed: npt.NDArray[np.bool_] = accept_plan(plan.masks, self.arrays)
         return committed
 
 
@@ -263,8 +253,7 @@ class CommitDraws:
     """Draws from a commit model: which masks of a plan commit.
 
     Lengths are [requests]. on_a_grid: blocks begin at multiples of their length, else at the prompt's end. deltas: for
-    eviction by importance. sub_block: length of a block's parts; only the first part with a mask commits. models: by
-    threshold, if steps choose one. unmasking: the policy's, if it chooses.
+    eviction by importance. models: by threshold, if steps choose one. unmasking: the policy's, if it chooses.
     """
 
     def __init__(
@@ -277,7 +266,6 @@ class CommitDraws:
         deltas: ImportanceDeltas | None = None,
         max_tokens: npt.NDArray[np.int64] | None = None,
         on_a_grid: bool = True,
-        sub_block: int | None = None,
         models: Mapping[float, CommitModel] = NO_MODELS,
         unmasking: Unmasking | None = None,
     ) -> None:
@@ -296,12 +284,10 @@ class CommitDraws:
             d.odds[:] = chance / (1.0 - chance)
         d.stage[:] = np.exp(model.stage_gain * np.arange(block + 1) / block)
         d.factors[:] = np.exp(model.block_spread * _QUANTILES), np.exp(model.step_spread * _QUANTILES), _QUANTILES
-        if sub_block is not None:
-            d.sub_block[0] = sub_block
         self._evicts = deltas is not None
         if deltas is not None:
             d.deltas[:] = astuple(deltas)
-        same = seed, input_length, output_length, width, deltas, max_tokens, on_a_grid, sub_block
+        same = seed, input_length, output_length, width, deltas, max_tokens, on_a_grid
         for threshold, other in models.items():
             self._levels[threshold] = self if other == model else CommitDraws(other, *same, unmasking=unmasking)
 
@@ -365,10 +351,10 @@ class CommitDraws:
 
     def of_window(self, plan: StepPlan, window: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Masks that commit if `window` [rows, width] is computed."""
-        arrays = plan.status, plan.evaluations, window, plan.block_start, plan.requests, self._of(plan).arrays
+        masks, arrays = plan.masks._replace(window=window), self._of(plan).arrays
         if self._unmasking is not None:
-            return unmask_drawn(self._unmasking, *arrays)
-        committed: npt.NDArray[np.bool_] = draw_plan(*arrays, np.zeros((len(window), 0)))
+            return unmask_drawn(self._unmasking, masks, arrays)
+        committed: npt.NDArray[np.bool_] = draw_plan(masks, arrays, np.zeros((len(window), 0)))
         return committed
 
     def _of(self, plan: StepPlan) -> "CommitDraws":

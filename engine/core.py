@@ -48,7 +48,7 @@ from .latency import Cost, price
 from .numba_parts import JIT, NumbaError, save, saved
 from .part import Wrapping
 from .prefix import find_ahead, make_room, pin
-from .route import choose
+from .route import least_loaded
 from .state import NOTHING, PREFILL_STEP, AnyPolicy, PolicyState, Replica, step_slots
 from .view import FORMS, OF_A_VIEW, engine_form, wrapping
 
@@ -125,15 +125,12 @@ def commit(replica: Replica, policy: AnyPolicy, now: float) -> None:
     counters.num_done = 0
     committed = account(replica, now)
     commit_rows(replica, policy, now)
-    prompts = 0
     for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         if not sequence.prefilled and sequence.left == 0:
             sequence.prefilled = True
-            counters.outstanding_tokens -= sequence.prompt
             counters.expected_tokens -= sequence.prompt
-            prompts += 1
-    note_progress(replica, committed + counters.num_done, prompts)
+    note_progress(replica, committed + counters.num_done)
     if counters.kind == PREFILL_STEP:
         prefill_over(replica, policy)
     else:
@@ -178,7 +175,8 @@ def run(
     counters = replica.counters
     counters.clock = now
     for _ in range(limit):
-        if counters.kind == NOTHING:
+        goes_on = counters.kind != NOTHING  # a step of an earlier call ends in any case
+        if not goes_on:
             now = counters.clock
             enter(replica, now)
             if counters.num_free < min(counters.num_waiting, replica.fixed.max_batch):
@@ -189,18 +187,22 @@ def run(
                 counters.clock = replica.inbox.times[counters.entered]
                 continue
             predict(replica, policy, draws, cost)
-            if not now + counters.latency < horizon:
-                enter(replica, horizon)
-                return IN_FLIGHT
-        enter(replica, counters.now + counters.latency)
+        end = counters.now + counters.latency
+        goes_on = goes_on or end < horizon
+        if not goes_on:
+            end = horizon
+        enter(replica, end)
+        if not goes_on:
+            return IN_FLIGHT
         if not end_step(replica, policy, journal):
             return JOURNAL_FULL
         if counters.stalled:
             return STALLED
-        if counters.num_done == 0:
-            leap(replica, policy, draws, cost, journal, horizon)
-        elif until_finish:
-            return FINISHED
+        if counters.num_done > 0:
+            if until_finish:
+                return FINISHED
+        elif len(journal.steps) == 0:
+            leap(replica, policy, draws, cost, horizon)
     return PAUSED
 
 
@@ -271,14 +273,14 @@ def _run_due(
 
 @rule
 def _serve(
-    states: Any, due: Any, places: Any, figures: Any, queues: Any, memory: Any, inbox: Any, cursor: Any,
+    states: Any, due: Any, places: Any, figures: Any, inbox: Any, cursor: Any,
     replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, now: float, horizon: float, limit: int,
 ) -> int:  # fmt: skip
-    """Run all due replicas, sending each request of the inbox due by the horizon to a replica (`route.choose`).
+    """Run all due replicas, sending each request of the inbox due by the horizon to a replica (`route.least_loaded`).
 
-    due [replicas]: when each runs again, infinity while idle. replica, policy: any of them, for types. cursor [2]:
-    requests taken from the inbox, and the next one's replica or -1. limit: requests, and steps of a replica. Returns
-    -1, or place * REASONS + why of a replica that returned to Python.
+    due [replicas]: when each runs again, infinity while idle. replica, policy: any of them, for types. cursor [1]:
+    requests taken from the inbox. limit: requests, and steps of a replica. Returns -1, or place * REASONS + why of a
+    replica that returned to Python.
     """
     last = min(len(inbox.times), cursor[0] + limit)
     while True:  # `_run_due` is called in one place: each call of it is compiled separately
@@ -291,9 +293,7 @@ def _serve(
         if code >= 0 or not arrives:
             return code
         request = inbox.requests[cursor[0]]
-        if cursor[1] < 0:  # ask a router with memory only once
-            cursor[1] = choose(places, figures, queues, memory, request, replica.asked.input_length[request])
-        place = cursor[1]
+        place = least_loaded(places, figures)
         chosen = opened(saved(states, place, (replica, policy))[0])
         if chosen.counters.num_waiting + len(chosen.sequences) + 1 > len(chosen.queue):
             return int(place * REASONS + NO_QUEUE)
@@ -301,7 +301,6 @@ def _serve(
         if due[place] == np.inf:
             due[place] = time
         cursor[0] += 1
-        cursor[1] = -1
 
 
 @rule
@@ -480,17 +479,10 @@ def answers_of(policy: "Policy") -> dict[Any, Any]:
         for placeholder, value in component.answers(policy).items():
             wraps_it = isinstance(value, Wrapping)
             answer = value.rule if isinstance(value, Wrapping) else value
-            if placeholder not in PLACEHOLDERS:
-                label = getattr(placeholder, "__name__", placeholder)
-                raise PolicyError(f"{name} answers {label}, expected one of: {_names(PLACEHOLDERS)}")
-            question = placeholder.__name__
-            if not is_rule(answer):
-                raise PolicyError(f"{name} answers {question} with {answer!r}, expected a rule (dsim.policy.rule)")
-            if not is_ours(answer):
-                _check_outside(policy, name, placeholder, answer)
+            _check_answer(policy, name, placeholder, answer)
             other = answering.setdefault(placeholder, component)
             if other is not component and not wraps_it and not (is_ours(type(other)) and is_ours(type(component))):
-                rivals = f"{type(other).__name__} and {type(component).__name__} both answer {question}"
+                rivals = f"{type(other).__name__} and {type(component).__name__} both answer {placeholder.__name__}"
                 raise PolicyError(f"policy {policy.name}: {rivals}, expected one of them, or wraps(rule) in the second")
             if wraps_it:
                 within = _inherited(policy, component, placeholder) or answers.get(placeholder) or _default(placeholder)
@@ -501,20 +493,16 @@ def answers_of(policy: "Policy") -> dict[Any, Any]:
     questions = questions_of(answers)
     for placeholder, component in answering.items():
         if placeholder not in questions:
-            raise PolicyError(_unasked(policy, component, placeholder.__name__, questions))
-    _check_threshold(policy, threshold_now in answering)
-    _check_methods(policy)
-    granularity = policy.granularity
-    if granularity.given and (select not in questions or select in answering):
-        if select not in questions:
-            raise PolicyError(_unasked(policy, granularity, "select", questions))
-        raise PolicyError(
-            f"policy {policy.name}: {type(answering[select]).__name__} answers select by a rule and has it in Python: "
-            "expected one of them"
-        )
-    for needed in NEEDED:
-        if needed in questions and needed not in answers and not (needed is select and granularity.given):
-            raise PolicyError(f"policy {policy.name}: no part answers {needed.__name__}, expected one that does")
+            text = f"{type(component).__name__} answers {placeholder.__name__}, and this policy asks only: "
+            raise PolicyError(f"policy {policy.name}: {text}{', '.join(sorted(_names(questions)))}")
+    in_python = {select: policy.granularity.given, threshold_now: policy.unmasking.given}
+    for placeholder, by_method in in_python.items():
+        if by_method and (placeholder in answering or placeholder not in questions | {threshold_now}):
+            raise PolicyError(f"policy {policy.name}: {placeholder.__name__} in Python is one answer too many")
+    needed = {*NEEDED, *[threshold_now] * policy.unmasking.varies}
+    for placeholder in needed & (questions | {threshold_now}):
+        if placeholder not in answers and not in_python.get(placeholder):
+            raise PolicyError(f"policy {policy.name}: no part answers {placeholder.__name__}, expected one that does")
     return answers
 
 
@@ -538,9 +526,13 @@ def _formed(placeholder: Any, answer: Any, answers: Mapping[Any, Any]) -> Any:
     return engine_form(placeholder, answer, answers.get(hooks.held, hooks.held))
 
 
-def _check_outside(policy: "Policy", name: str, placeholder: Any, answer: Any) -> None:
-    """PolicyError for a rule from outside that asks for the engine's records, or writes others than its own."""
-    question = placeholder.__name__
+def _check_answer(policy: "Policy", name: str, placeholder: Any, answer: Any) -> None:
+    """PolicyError for an answer that is no rule, or one from outside that asks for or writes the engine's records."""
+    question = getattr(placeholder, "__name__", placeholder)
+    if not is_rule(answer):
+        raise PolicyError(f"{name} answers {question} with {answer!r}, expected a rule (dsim.policy.rule)")
+    if is_ours(answer) and placeholder in PLACEHOLDERS:
+        return
     if placeholder not in FORMS:
         raise PolicyError(
             f"{name} answers {question}, which is the engine's own: expected one of {_names(FORMS)}, or "
@@ -563,35 +555,8 @@ def _check_outside(policy: "Policy", name: str, placeholder: Any, answer: Any) -
             )
 
 
-def _names(placeholders: Iterable[Any]) -> str:
-    return ", ".join(placeholder.__name__ for placeholder in placeholders)
-
-
-def _unasked(policy: "Policy", component: Any, name: str, questions: frozenset[Any]) -> str:
-    expected = _names(sorted(questions, key=lambda placeholder: placeholder.__name__))
-    return f"policy {policy.name}: {type(component).__name__} answers {name}, and this policy asks only: {expected}"
-
-
-def _check_threshold(policy: "Policy", answered: bool) -> None:
-    """PolicyError unless exactly one of a rule and a Python method chooses among thresholds."""
-    rule, name = policy.unmasking, type(policy.unmasking).__name__
-    if len(rule.thresholds) > 1 and answered == rule.given:
-        manner = "both by a rule and in Python" if answered else "neither by a rule nor in Python"
-        raise PolicyError(f"policy {policy.name}: {name} answers threshold_now {manner}: expected one of them")
-
-
-def _check_methods(policy: "Policy") -> None:
-    """PolicyError for a method from outside with a question's name that its part is not asked."""
-    names = {"order", "unmask", *(placeholder.__name__ for placeholder in FORMS)}
-    for component in policy.parts():
-        kinds = type(component).__mro__
-        methods = {name for kind in kinds if not is_ours(kind) for name in vars(kind)}
-        if unasked := (methods & names).difference(*(vars(kind) for kind in kinds if is_ours(kind))):
-            raise PolicyError(
-                f"policy {policy.name}: {type(component).__name__} has a method {min(unasked)}, which is never asked: "
-                "expected a rule in `answers`, order of a Scheduler, select of a Granularity, or threshold_now or "
-                "unmask of an Unmasking"
-            )
+def _names(placeholders: Iterable[Any]) -> list[str]:
+    return [placeholder.__name__ for placeholder in placeholders]
 
 
 _QUESTIONS: dict[tuple[tuple[Any, Any], ...], frozenset[Any]] = {}

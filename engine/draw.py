@@ -1,15 +1,15 @@
 """Keyed draws of commits by the models of commits.py, row by row."""
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .chance import draw64, key64, pick64, uniform64
 from .hooks import threshold_now
-from .jit import rule
+from .jit import inlined, rule
 from .records import F8, I4, Record, Table, columns_of
-from .state import MASKED, AnyPolicy, Evaluations, Marks, Replica, Status, step_slots
+from .state import MASKED, AnyPolicy, Marks, Replica, step_slots
 
 OF_COMMITS, OF_STEPS, OF_BLOCKS, OF_IMPORTANCE = range(4)  # Draws.streams
 BLOCK_FACTORS, STEP_FACTORS, NORMAL = range(3)  # Draws.factors
@@ -23,16 +23,45 @@ class RequestDraw(Record):
     last_block: I4  # from the start of the prompt
     num_padding: I4  # last blocks of padding
     most: I4  # by a law: steps of a block
-    canvas_length: I4  # by a law: positions of its blocks; 0: the policy's
 
-
-# A plan's arrays, [rows] or [rows, width].
-Statuses: TypeAlias = npt.NDArray[np.uint8]
-Counts: TypeAlias = npt.NDArray[np.uint16]
-Windows: TypeAlias = npt.NDArray[np.bool_]
-Indices: TypeAlias = npt.NDArray[np.int32]
 
 REQUEST_DRAW = np.dtype(list(columns_of(RequestDraw)))
+
+
+class Masks(NamedTuple):
+    """What the draws of commits depend on, of a plan's rows or of one."""
+
+    status: Any  # [rows, width], or [width]
+    evaluations: Any
+    window: Any  # positions computed
+    start: Any  # [rows] absolute position of column 0, or a number
+    prompt: Any  # tokens
+    request: Any
+
+
+@inlined
+def row_of(masks: Masks, i: int) -> Masks:
+    return Masks(
+        status=masks.status[i],
+        evaluations=masks.evaluations[i],
+        window=masks.window[i],
+        start=int(masks.start[i]),
+        prompt=int(masks.prompt[i]),
+        request=int(masks.request[i]),
+    )
+
+
+@inlined
+def masks_of(replica: Replica, slot: int, window: Marks) -> Masks:
+    sequence = replica.sequences[slot]
+    return Masks(
+        status=replica.status[slot],
+        evaluations=replica.evaluations[slot],
+        window=window,
+        start=int(sequence.start),
+        prompt=int(sequence.prompt),
+        request=int(sequence.request),
+    )
 
 
 class Draws(NamedTuple):
@@ -48,20 +77,18 @@ class Draws(NamedTuple):
     factors: npt.NDArray[np.float64]
     deltas: npt.NDArray[np.float64]  # [5] ImportanceDeltas
     schedule: npt.NDArray[np.int64]  # [steps] masks that commit in each step of a block
-    sub_block: npt.NDArray[np.int64]  # [1] positions of a block's parts; only the first part with a mask commits
     # [3] CanvasLaw's median, drift, least; with a histogram [3 + CELLS], then its forwards.
     law: npt.NDArray[np.float64]
 
 
 @rule
-def draw_row(
-    status: Status, evaluations: Evaluations, window: Marks, committed: Marks, start: int, request: int,
-    last_block: int, num_padding: int, factor: float, draws: Draws, surety: npt.NDArray[np.float64],
-) -> None:  # fmt: skip
+def draw_row(row: Masks, committed: Marks, draws: Draws, surety: npt.NDArray[np.float64]) -> None:
     """Mark the window's masks that commit: scores above 1, at least the best.
 
     surety [width] gets the scores of the masks that may commit, if it is not empty.
     """
+    status, evaluations, window, start, request = row.status, row.evaluations, row.window, row.start, row.request
+    entry = draws.requests[request]
     width, block_length = len(status), len(draws.stage) - 1
     for p in range(width):
         committed[p] = False
@@ -76,17 +103,12 @@ def draw_row(
     best = -1.0
     best_p = -1
     passed = False
-    last = 0  # end of the committing part
     end = 0  # of the block of theta and padding
     theta = 0.0
     padding = False
     for p in range(frontier, width):
         if not (window[p] and status[p] == MASKED):
             continue
-        if last == 0:
-            last = (p // draws.sub_block[0] + 1) * draws.sub_block[0]
-        if p >= last:
-            break
         if p >= end:
             offset = p // block_length * block_length
             end = offset + block_length
@@ -95,11 +117,10 @@ def draw_row(
             for k in range(block_length):
                 done += status[offset + k] != MASKED
             drawn = draw64(key64(draws.streams[OF_BLOCKS], request), block, 0)
-            theta = factor * draws.factors[BLOCK_FACTORS, pick64(drawn)] * step * draws.stage[done]
-            padding = block > last_block - num_padding
-        if padding:
-            score = np.inf
-        else:
+            theta = entry.factor * draws.factors[BLOCK_FACTORS, pick64(drawn)] * step * draws.stage[done]
+            padding = block > entry.last_block - entry.num_padding
+        score = np.inf
+        if not padding:
             u = uniform64(draw64(of_commits, start + p, evaluations[p]))
             score = draws.odds[p - frontier] * theta * ((1.0 - u) / u)
         if len(surety) > 0:
@@ -115,48 +136,35 @@ def draw_row(
 
 
 @rule
-def draw_plan(
-    status: Statuses, evaluations: Counts, window: Windows, start: Indices, requests: Indices, draws: Draws,
-    surety: npt.NDArray[np.float64],
-) -> Any:  # fmt: skip
+def draw_plan(masks: Masks, draws: Draws, surety: npt.NDArray[np.float64]) -> Any:
     """Masks of a plan that commit, [rows, width]; surety: as in draw_row, [rows, width] or [rows, 0]."""
-    committed = np.zeros(window.shape, np.bool_)
-    for i in range(len(requests)):
-        request = int(requests[i])
-        entry = draws.requests[request]
-        draw_row(
-            status[i], evaluations[i], window[i], committed[i], int(start[i]), request, int(entry.last_block),
-            int(entry.num_padding), entry.factor, draws, surety[i],
-        )  # fmt: skip
+    committed = np.zeros(masks.window.shape, np.bool_)
+    for i in range(len(committed)):
+        draw_row(row_of(masks, i), committed[i], draws, surety[i])
     return committed
 
 
 @rule
 def draw_slot(replica: Replica, slot: int, window: Marks, committed: Marks, draws: Draws) -> None:
-    sequence = replica.sequences[slot]
-    entry = draws.requests[sequence.request]
-    draw_row(
-        replica.status[slot], replica.evaluations[slot], window, committed, int(sequence.start), int(sequence.request),
-        int(entry.last_block), int(entry.num_padding), entry.factor, draws, draws.law[:0],
-    )  # fmt: skip
+    draw_row(masks_of(replica, slot, window), committed, draws, draws.law[:0])
 
 
 @rule
-def accept_row(window: Marks, committed: Marks, start: int, request: int, draws: Draws) -> None:
+def accept_row(row: Masks, committed: Marks, draws: Draws) -> None:
     """Mark the next token, and drafts up to the first rejected one."""
-    stream = key64(draws.streams[OF_COMMITS], request)
+    stream = key64(draws.streams[OF_COMMITS], row.request)
     goes_on = True
-    for p in range(len(window)):
+    for p in range(len(row.window)):
         if p > 0 and goes_on:
-            goes_on = uniform64(draw64(stream, start + p, 0)) < draws.odds[p]
-        committed[p] = goes_on and window[p]
+            goes_on = uniform64(draw64(stream, row.start + p, 0)) < draws.odds[p]
+        committed[p] = goes_on and row.window[p]
 
 
 @rule
-def accept_plan(window: Windows, start: Indices, requests: Indices, draws: Draws) -> Any:
-    committed = np.zeros(window.shape, np.bool_)
-    for i in range(len(requests)):
-        accept_row(window[i], committed[i], int(start[i]), int(requests[i]), draws)
+def accept_plan(masks: Masks, draws: Draws) -> Any:
+    committed = np.zeros(masks.window.shape, np.bool_)
+    for i in range(len(committed)):
+        accept_row(row_of(masks, i), committed[i], draws)
     return committed
 
 
@@ -175,61 +183,38 @@ def steps_of_law(draws: Draws, request: int, index: int) -> int:
 
 
 @rule
-def steps_left(
-    status: Status, evaluations: Evaluations, window: Marks, start: int, prompt: int, request: int, draws: Draws
-) -> int:  # fmt: skip
+def steps_left(row: Masks, draws: Draws) -> int:
     """Steps until a row's block commits, this one included; 0: no mask in the window."""
-    width = len(status)
-    narrow = int(draws.requests[request].canvas_length)
-    block = narrow if 0 < narrow < width else width
+    width = len(row.status)
     first = 0
-    while first < width and not (window[first] and status[first] == MASKED):
+    while first < width and not (row.window[first] and row.status[first] == MASKED):
         first += 1
     if first == width:
         return 0
-    index = max(0, (start - prompt + block - 1) // block)
-    return max(1, steps_of_law(draws, request, index) - int(evaluations[first]))
+    index = max(0, (row.start - row.prompt + width - 1) // width)
+    return max(1, steps_of_law(draws, row.request, index) - int(row.evaluations[first]))
 
 
 @rule
-def law_row(
-    status: Status, evaluations: Evaluations, window: Marks, committed: Marks, start: int, prompt: int, request: int,
-    draws: Draws,
-) -> None:  # fmt: skip
+def law_row(row: Masks, committed: Marks, draws: Draws) -> None:
     """Mark the window's masks in the block's last step, else none."""
-    width = len(status)
-    last = steps_left(status, evaluations, window, start, prompt, request, draws) == 1
-    for p in range(width):  # branch-free: vectorises
-        committed[p] = last & window[p] & (status[p] == MASKED)
+    last = steps_left(row, draws) == 1
+    for p in range(len(committed)):  # branch-free: vectorises
+        committed[p] = last & row.window[p] & (row.status[p] == MASKED)
 
 
 @rule
-def law_plan(
-    status: Statuses, evaluations: Counts, window: Windows, start: Indices, prompt: Indices, requests: Indices,
-    draws: Draws,
-) -> Any:  # fmt: skip
-    committed = np.zeros(window.shape, np.bool_)
-    for i in range(len(requests)):
-        law_row(
-            status[i], evaluations[i], window[i], committed[i], int(start[i]), int(prompt[i]), int(requests[i]), draws
-        )  # fmt: skip
+def law_plan(masks: Masks, draws: Draws) -> Any:
+    committed = np.zeros(masks.window.shape, np.bool_)
+    for i in range(len(committed)):
+        law_row(row_of(masks, i), committed[i], draws)
     return committed
 
 
 @rule
 def draw_by_law(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
     for slot in step_slots(replica):
-        sequence = replica.sequences[slot]
-        law_row(
-            replica.status[slot],
-            replica.evaluations[slot],
-            replica.window[slot],
-            replica.committed[slot],
-            int(sequence.start),
-            int(sequence.prompt),
-            int(sequence.request),
-            draws,
-        )
+        law_row(masks_of(replica, slot, replica.window[slot]), replica.committed[slot], draws)
 
 
 @rule
@@ -252,49 +237,45 @@ def draws_at_threshold(replica: Replica, policy: AnyPolicy, draws: Draws) -> Any
 
 
 @rule
-def scheduled_row(status: Status, evaluations: Evaluations, window: Marks, committed: Marks, draws: Draws) -> None:
+def scheduled_row(row: Masks, committed: Marks, draws: Draws) -> None:
     """Mark the window's leftmost masks, by the schedule."""
     quota = -1
-    for p in range(len(status)):
+    for p in range(len(committed)):
         committed[p] = False
-        if window[p] and status[p] == MASKED:
+        if row.window[p] and row.status[p] == MASKED:
             if quota < 0:  # each step has computed every mask
-                quota = draws.schedule[min(int(evaluations[p]), len(draws.schedule) - 1)]
+                quota = draws.schedule[min(int(row.evaluations[p]), len(draws.schedule) - 1)]
             if quota > 0:
                 committed[p] = True
                 quota -= 1
 
 
 @rule
-def scheduled_plan(status: Statuses, evaluations: Counts, window: Windows, draws: Draws) -> Any:
-    committed = np.zeros(window.shape, np.bool_)
-    for i in range(len(window)):
-        scheduled_row(status[i], evaluations[i], window[i], committed[i], draws)
+def scheduled_plan(masks: Masks, draws: Draws) -> Any:
+    committed = np.zeros(masks.window.shape, np.bool_)
+    for i in range(len(committed)):
+        scheduled_row(row_of(masks, i), committed[i], draws)
     return committed
 
 
 @rule
 def draw_scheduled(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
     for slot in step_slots(replica):
-        scheduled_row(
-            replica.status[slot], replica.evaluations[slot], replica.window[slot], replica.committed[slot], draws
-        )
+        scheduled_row(masks_of(replica, slot, replica.window[slot]), replica.committed[slot], draws)
 
 
 @rule
-def delta_row(
-    status: Status, evaluations: Evaluations, window: Marks, decodable: Marks, start: int, request: int, draws: Draws,
-    delta: npt.NDArray[np.float32],
-) -> None:  # fmt: skip
+def delta_row(row: Masks, decodable: Marks, draws: Draws, delta: npt.NDArray[np.float32]) -> None:
     """Draw importance deltas [width] of a row's computed masks, by whether each is decodable."""
-    stream = key64(key64(np.uint64(0), draws.streams[OF_IMPORTANCE]), request)
+    stream = key64(key64(np.uint64(0), draws.streams[OF_IMPORTANCE]), row.request)
     frontier = -1
-    for p in range(len(status)):
+    for p in range(len(row.status)):
         delta[p] = 0.0
-        if not window[p] or status[p] != MASKED:
+        if not row.window[p] or row.status[p] != MASKED:
             continue
         if frontier < 0:
             frontier = p
-        normal = draws.factors[NORMAL, pick64(key64(key64(stream, start + p), evaluations[p]))]
-        raw = draws.deltas[0] + draws.deltas[1] * normal if decodable[p] else draws.deltas[2] + draws.deltas[3] * normal
+        normal = draws.factors[NORMAL, pick64(key64(key64(stream, row.start + p), row.evaluations[p]))]
+        kind = 2 * (not decodable[p])
+        raw = draws.deltas[kind] + draws.deltas[kind + 1] * normal
         delta[p] = np.float32(raw - draws.deltas[4] * (p - frontier))

@@ -6,7 +6,6 @@ from .histogram import FIRST_BIN, NUM_BINS, SHIFT
 from .jit import rule
 from .latency import window_pairs
 from .state import (
-    AT_TOKEN,
     BATCHES,
     CHUNKS,
     COMPLETED,
@@ -60,7 +59,6 @@ def emit(replica: Replica, slot: int, tokens: int, now: float) -> float:
     # A sequence past its estimate is expected to return no more.
     counters.expected_tokens -= min(tokens, max(0, sequence.expected - sequence.emitted))
     sequence.emitted += tokens
-    counters.outstanding_tokens -= tokens
     return gap
 
 
@@ -118,20 +116,11 @@ def publish(replica: Replica, slot: int, now: float) -> float:
 
 @rule
 def has_masks(replica: Replica, slot: int, limit: int) -> bool:
-    """Whether `columns_to_decode` have masks."""
-    for p in range(columns_to_decode(replica, slot, limit)):
+    """Whether the first `limit` columns have masks."""
+    for p in range(limit):
         if replica.status[slot, p] == MASKED:
             return True
     return False
-
-
-@rule
-def columns_to_decode(replica: Replica, slot: int, limit: int) -> int:
-    """The first `limit` columns, or those before an EOS that ends a request at once."""
-    sequence = replica.sequences[slot]
-    if replica.fixed.stops == AT_TOKEN:
-        limit = min(limit, int(sequence.stop) - int(sequence.start))
-    return limit
 
 
 @rule
@@ -221,7 +210,9 @@ def account(replica: Replica, now: float) -> int:
             total += num
             outcome.num_forwards += 1
             outcome.num_computed += sequence.num_retained
-            sequence.fruitless = 0 if num > 0 or sequence.phase == IDLE else sequence.fruitless + 1
+            sequence.fruitless += 1
+            if num > 0 or sequence.phase == IDLE:
+                sequence.fruitless = 0
             counters.stalled = counters.stalled or sequence.fruitless >= replica.fixed.most_fruitless
         elif decode:
             prompts += 1
@@ -240,21 +231,11 @@ def account(replica: Replica, now: float) -> int:
 
 
 @rule
-def note_progress(replica: Replica, gained: int, prompts: int) -> None:
-    """Note commits and completions (`gained`), or completed prompts.
-
-    Prefilled tokens stay until a preemption: once more are prefilled than fit, the run is stalled.
-    """
-    counters, fixed = replica.counters, replica.fixed
+def note_progress(replica: Replica, gained: int) -> None:
+    """Note commits and completions (`gained`); many steps in a row without any are a stall."""
+    counters = replica.counters
     if gained > 0:
         counters.fruitless = 0
-        counters.fruitless_tokens = 0
     elif counters.num_preempted > 0 or counters.prefill_tokens == 0:
         counters.fruitless += 1
-        counters.fruitless_tokens = 0
-    else:
-        counters.fruitless_tokens = 0 if prompts > 0 else counters.fruitless_tokens + counters.prefill_tokens
-    most_tokens = counters.outstanding_tokens + fixed.num_pages * fixed.page
-    counters.stalled = (
-        counters.stalled or counters.fruitless >= fixed.most_fruitless or counters.fruitless_tokens > most_tokens
-    )
+    counters.stalled = counters.stalled or counters.fruitless >= replica.fixed.most_fruitless

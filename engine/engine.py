@@ -10,14 +10,15 @@ import numpy.typing as npt
 
 from . import core
 from .admission import withdraw
-from .draw import Draws
-from .errors import DsimError, PolicyError, TraceError, cut
+from .draw import Draws, Masks
+from .errors import DsimError, PolicyError, cut
 from .histogram import NO_COUNTS, CountHistogram, TimeHistogram
 from .jit import plain
 from .journal import NO_JOURNAL, RequestTable, StepRecorder, StepTotals
 from .latency import Continued, Cost, Features, LatencyModel
-from .part import Policy, Rows, numbers_of, with_canvas
-from .prefix import Prefixes, caches_prefixes
+from .part import Policy, Rows, numbers_of
+from .prefix import Prefixes
+from .records import table as rows_of
 from .request import Request
 from .state import (
     BATCHES,
@@ -30,7 +31,6 @@ from .state import (
     GAP_BINS,
     MASKED,
     NOTHING,
-    PENDING,
     PREEMPTED,
     PREFILL_STEP,
     REJECTED,
@@ -62,7 +62,6 @@ _most_in_sight, _have_room, _in_sight = plain(most_in_sight), plain(have_room), 
 _opened, _opened_policy = plain(core.opened), plain(core.opened_policy)
 # Steps in a row without a commit that end a run; above MOST_STEPS and MAX_LOOPS.
 MOST_FRUITLESS = 1000
-SHOWN_REQUESTS = 3  # in a message
 _FREE = LatencyModel(((0.0, 0.0),), 0.0)
 NO_ENTRIES: npt.NDArray[np.int64] = np.zeros(0, np.int64)
 
@@ -117,40 +116,54 @@ class Engine:
         self.replica = replica
         self.num_pages, self.page_size = limits.num_pages, policy.memory.page_size
         self.emit = emit
-        self.narrows = policy.batching.narrows_canvases
         self._given_threshold = policy.unmasking.given
         self.asks_python = (
             policy.granularity.given or policy.batching.orders or self._given_threshold or policy.unmasking.chooses
         )
         self._prefixes = prefixes
-        window_bytes = limits.window_bytes
-        if caches_prefixes(policy):  # shared pages are whole
-            window_bytes = -(-window_bytes // limits.kv_bytes) * limits.kv_bytes
+        assert not (limits.window and policy.memory.shares_pages), "shared pages are of all layers"
         num_pages, window_pool = limits.num_pages, 0
         if limits.window:
-            num_pages, window_pool = policy.memory.pools(num_pages, window_bytes, limits.kv_bytes)
+            num_pages, window_pool = policy.memory.pools(num_pages, limits.window_bytes, limits.kv_bytes)
+        values = {
+            "block": policy.block_length,
+            "width": policy.width,
+            "page": policy.memory.page_size,
+            "num_pages": num_pages,
+            "max_batch": limits.max_batch,
+            "max_prefill": limits.max_prefill_tokens or policy.batching.max_prefill_tokens,
+            "emit": EMIT.index(emit),
+            "state_tokens": limits.state_tokens,
+            "replica": replica,
+            "eos": eos,
+            "window": (latency or _FREE).window,
+            "keeps": limits.window,
+            "window_bytes": limits.window_bytes,
+            "kv_bytes": limits.kv_bytes,
+            "window_pool": window_pool,
+            "stops": EOS.index(policy.unmasking.eos),
+            "num_thresholds": len(policy.unmasking.thresholds),
+            "context_limit": limits.context_limit,
+            "most_fruitless": MOST_FRUITLESS,
+        }
         fixed = np.zeros(1, REPLICA)
-        fixed[0] = (
-            policy.block_length, policy.width, policy.memory.page_size, num_pages, limits.max_batch,
-            limits.max_prefill_tokens or policy.batching.max_prefill_tokens, EMIT.index(emit), limits.state_tokens,
-            replica, eos, latency.window if latency else 0, limits.window, window_bytes, limits.kv_bytes,
-            window_pool, EOS.index(policy.unmasking.eos), len(policy.unmasking.thresholds), limits.context_limit,
-            MOST_FRUITLESS,
-        )  # fmt: skip
+        for name, value in values.items():
+            fixed[name] = value
         self._arrays: Any = new_replica(fixed, table.rows, table.asked, table.arrival)
-        # Faster to update than a record's fields.
-        self._outstanding: Any = None
-        self._expected: Any = None
         self._moved: Callable[[tuple[Any, Any]], None] = lambda state: None
         self._shares_bins = False
-        numbers, cost = (
-            (numbers_of(policy), (latency or _FREE).arrays()) if like is None else (like._own.fields, like._own.cost)
-        )
+        thresholds = [np.nan]
+        if policy.unmasking.varies:
+            thresholds = list(policy.unmasking.thresholds)
         self._own: Any = PolicyState(
-            numbers, self._columns(0), _record_of(policy), cost, policy.memory.cache(limits.num_pages, prefixes),
-            np.array(policy.unmasking.thresholds if policy.unmasking.varies else [np.nan]),
-        )  # fmt: skip
-        self.core: core.Core = core.core_of(policy, self._own) if like is None else like.core
+            fields=like._own.fields if like else numbers_of(policy),
+            columns=self._columns(0),
+            record=_record_of(policy),
+            cost=like._own.cost if like else (latency or _FREE).arrays(),
+            cache=policy.memory.cache(limits.num_pages, prefixes),
+            thresholds=np.array(thresholds),
+        )
+        self.core: core.Core = like.core if like else core.core_of(policy, self._own)
         self._run: tuple[Draws, Cost, Any] | None = None  # of `_entry`, with its arguments
         self._host = TimeHistogram(NO_COUNTS)  # latency minus device time, where measured
         self._absent_pages = 0  # held for requests that left or are expected
@@ -161,8 +174,7 @@ class Engine:
 
     num_waiting: int = _counter("num_waiting")  # queued requests
     num_running: int = _counter("num_running")
-    outstanding_tokens: int = _counter("outstanding_tokens")  # still to prefill or return, of unfinished requests
-    expected_tokens: int = _counter("expected_tokens")  # ... by estimated answer lengths, for routers
+    expected_tokens: int = _counter("expected_tokens")  # to prefill or return, by estimated lengths, for routers
     pages_held: int = _counter("pages_held")
     submitted: int = _counter("submitted")  # requests, rejected ones included
     num_steps: int = _counter("num_steps")
@@ -202,11 +214,11 @@ class Engine:
     def totals(self) -> StepTotals:
         """Totals of all steps, without bins shared by replicas (`join`)."""
         counters, arrays = self._counters, self._arrays
-        bins = [NO_COUNTS, NO_COUNTS] if self._shares_bins else arrays.bins
-        same = (
-            "num_decode_steps", "num_prefill_steps", "prefill_time", "decode_time", "forwards", "preemptions",
-            "page_time", "max_waiting",
-        )  # fmt: skip
+        bins = arrays.bins
+        if self._shares_bins:
+            bins = [NO_COUNTS, NO_COUNTS]
+        same = ["num_decode_steps", "num_prefill_steps", "prefill_time", "decode_time"]
+        same += ["forwards", "preemptions", "page_time", "max_waiting", "end"]
         return StepTotals(
             step_latency=_times(bins[STEP_BINS], counters, "step"),
             itl=_times(bins[GAP_BINS], counters, "gap"),
@@ -218,7 +230,6 @@ class Engine:
             committed=int(counters["total_committed"]),
             prefill_tokens=int(counters["total_prefill_tokens"]),
             num_pages=self.limits.num_pages,
-            end=float(counters["end"]),
             **self._reuse(),
             **{name: counters[name].item() for name in same},
         )
@@ -233,27 +244,23 @@ class Engine:
         """Queue an arriving request; False if it is rejected, as it can never fit."""
         i, counters = request.index, self._counters
         self.table.enter(request, self.replica)
-        if self.narrows:
-            self.table.rows["canvas_length"][i] = self.canvas_of(request)
-        if request.max_tokens:
-            self.table.rows["limited"][i] = True
-        if request.priority:
-            self.table.rows["priority"][i] = request.priority
+        row = rows_of(self.table.rows)[i]
+        row.limited = request.max_tokens > 0
+        row.priority = request.priority
+        row.arrived = request.arrived
         if request.deadline < math.inf:
-            self.table.rows["deadline"][i] = request.deadline
+            row.deadline = request.deadline
         if request.arrived:
-            self.table.rows["arrived"][i] = request.arrived
-            self._absent_pages -= int(self.table.rows["reserved"][i])
+            self._absent_pages -= int(row.reserved)
         if request.slo_class:
-            self.table.rows["slo_class"][i] = class_of(request.slo_class)
+            row.slo_class = class_of(request.slo_class)
         counters["submitted"] += 1
         if not self.fits(request):
-            self.table["status"][i] = REJECTED
+            row.status = REJECTED
             return False
-        if (
-            self._own.cache and self._prefixes is not None and self._own.cache.names is not self._prefixes.names
-        ):  # the table of names has grown
-            self._own = self._own._replace(cache=self._own.cache._replace(names=self._prefixes.names))
+        cache, prefixes = self._own.cache, self._prefixes
+        if cache and prefixes is not None and cache.names is not prefixes.names:  # the table of names has grown
+            self._own = self._own._replace(cache=cache._replace(names=prefixes.names))
             self._set(self._arrays)
         waiting = int(counters["num_waiting"])
         # Always room for all running requests, which may be preempted.
@@ -263,9 +270,7 @@ class Engine:
         end = (int(counters["queue_head"]) + waiting) % len(queue)
         queue[end, 0], queue[end, 1] = i, -1
         counters["num_waiting"] = waiting + 1
-        length = request.input_length
-        self._outstanding[0] += length + request.output_length
-        self._expected[0] += length + (request.estimate or request.limit)
+        counters["expected_tokens"] += request.input_length + request.expected
         return True
 
     # ---- requests that move between replicas: their KV arrives before them or leaves after them ----------------
@@ -296,7 +301,9 @@ class Engine:
         pages, cached, entries = self.pages_of(tokens), 0, NO_ENTRIES
         if self._own.cache:
             cached, entries = self._find_ahead(request, prompt, tokens)
-        shared = int((self._own.cache.entries["refs"][entries] > 0).sum()) if len(entries) else 0
+        shared = 0
+        if len(entries):
+            shared = int((self._own.cache.entries["refs"][entries] > 0).sum())
         if spare is not None and pages - shared + spare > self.free_pages:
             return False
         self.keep(pages - len(entries))
@@ -308,19 +315,19 @@ class Engine:
 
     def found(self, request: int, prompt: int, tokens: int) -> int:
         """Prefix-cached tokens among a prompt's first `tokens`."""
-        return self._find_ahead(request, prompt, tokens)[0] if self._own.cache else 0
+        if not self._own.cache:
+            return 0
+        return self._find_ahead(request, prompt, tokens)[0]
 
     @property
     def in_step(self) -> bool:
         return bool(self._counters["kind"] != NOTHING)
 
-    def _find_ahead(
-        self, request: int, prompt: int, tokens: int, cached: int = -1
-    ) -> tuple[int, npt.NDArray[np.int64]]:  # fmt: skip
+    def _find_ahead(self, request: int, prompt: int, tokens: int) -> tuple[int, npt.NDArray[np.int64]]:
         """`prefix.find_ahead`, limited to what the policy would reuse."""
         entries = np.full(self.pages_of(tokens), -1, np.int64)
         limit = min(tokens, self.policy.batching.most_reused(self.policy, prompt))
-        reused = self.call_cache("find_ahead", request, limit, cached, entries)
+        reused = self.call_cache("find_ahead", request, limit, entries)
         return int(reused), entries[entries >= 0]
 
     def call_cache(self, name: str, *arguments: Any) -> Any:
@@ -354,35 +361,16 @@ class Engine:
 
     def fits(self, request: Request) -> bool:
         """Whether the request could ever be served."""
-        policy, limits = self.policy, self.limits
+        policy = self.policy
         length = policy.batching.length(policy, request.input_length, request.limit)
-        if not policy.batching.fits(policy, length):
+        if length > self.limits.context_limit or not policy.batching.fits(policy, length):
             return False
-        if length > limits.context_limit:
-            return False
-        pages, window_pages = self.most_pages(request)
-        # The plain rule costs more than all else in `submit`.
-        return bool(_have_room(self._fixed, pages, window_pages)) if limits.window else pages <= limits.num_pages
-
-    def canvas_of(self, request: Request) -> int:
-        """The table's `canvas_length` for a request."""
-        if not request.read_only:
-            return request.canvas_length
-        width = min(request.canvas_length or self.policy.block_length, self.policy.block_length)
-        if request.limit > width:
-            raise TraceError(
-                f"request {request.index} is read-only and may return {request.limit} tokens, expected at most the "
-                f"{width} of its canvas"
-            )
-        return -width
+        return bool(_have_room(self._fixed, *self.most_pages(request)))
 
     def most_pages(self, request: Request) -> tuple[int, int]:
         """Most pages of a request, in layers without and with a window."""
         policy, prompt, page = self.policy, request.input_length, self.policy.memory.page_size
-        narrowed = with_canvas(policy, request.canvas_length if self.narrows else 0)
-        tokens = int(policy.batching.reserved(narrowed, prompt, request.limit, self.limits.state_tokens))
-        if not self.limits.window:
-            return -(-tokens // page), 0
+        tokens = int(policy.batching.reserved(policy, prompt, request.limit, self.limits.state_tokens))
         at_once = policy.batching.at_once(policy, prompt, request.limit)
         return -(-tokens // page), int(_most_in_sight(self._fixed, tokens, at_once))
 
@@ -435,10 +423,8 @@ class Engine:
         rule = self.policy.unmasking
         threshold = rule.threshold_now(self._view())
         if not isinstance(threshold, float | int) or threshold not in rule.thresholds:
-            raise PolicyError(
-                f"policy {self.policy.name}: {type(rule).__name__}.threshold_now returned {cut(threshold)}, expected "
-                f"one of its thresholds: {', '.join(f'{t:g}' for t in rule.thresholds)}"
-            )
+            source = f"policy {self.policy.name}: {type(rule).__name__}.threshold_now"
+            raise PolicyError(f"{source} returned {cut(threshold)}, expected one of {rule.thresholds}")
         return list(rule.thresholds).index(threshold)
 
     def _places(self) -> npt.NDArray[np.int64]:
@@ -449,14 +435,10 @@ class Engine:
 
     def _order(self) -> None:
         policy, queue, places = self.policy, self._arrays.queue, self._places()
-        n = len(places)
-        order = array_of(policy.batching.order(self._view()))
-        source = f"policy {policy.name}: {type(policy.batching).__name__}.order returned"
-        if order.shape != (n,) or order.dtype.kind not in "iu":
-            raise PolicyError(f"{source} {order.dtype} {list(order.shape)}, expected whole numbers [{n}]")
-        if not np.array_equal(np.sort(order), np.arange(n)):
-            wrong = cut(sorted(set(range(n)) ^ set(order.tolist())) or "a row twice")
-            raise PolicyError(f"{source} other rows than 0 to {n - 1}, each once: see {wrong}")
+        source = f"policy {policy.name}: {type(policy.batching).__name__}.order"
+        order = array_of(policy.batching.order(self._view()), source, np.int64, places.shape)
+        if not np.array_equal(np.sort(order), np.arange(len(places))):
+            raise PolicyError(f"{source} returned {cut(order.tolist())}, expected 0 to {len(places) - 1}, each once")
         queue[places] = queue[places[order]]
 
     def _select_rows(self) -> None:
@@ -473,18 +455,16 @@ class Engine:
             start=rows["start"],
             requests=requests_at(_opened(self.state[0]), rows["request"], slots),
         )
-        window = array_of(policy.granularity.select(view, planned))
-        source = f"policy {policy.name}: {type(policy.granularity).__name__}.select returned"
-        if window.shape != status.shape or window.dtype != np.bool_:
-            raise PolicyError(f"{source} {window.dtype} {list(window.shape)}, expected bool {list(status.shape)}")
+        source = f"policy {policy.name}: {type(policy.granularity).__name__}.select"
+        window = array_of(policy.granularity.select(view, planned), source, np.bool_, status.shape)
         wrong = window & ((status == CACHED) | (np.arange(policy.width) >= reach[:, None]))
         if wrong.any():
-            row, column = (int(i) for i in np.argwhere(wrong)[0])
+            row, column = np.argwhere(wrong)[0].tolist()
             raise PolicyError(
-                f"{source} position {column} of row {row}, which is cached or beyond {int(reach[row])}: expected others"
+                f"{source} returned position {column} of row {row}, which is cached or beyond {reach[row]}"
             )
         if not window.any():
-            raise PolicyError(f"{source} no position of any of {len(slots)} rows, expected at least one")
+            raise PolicyError(f"{source} returned no position of any of {len(slots)} rows, expected at least one")
         arrays.window[slots] = window
 
     def _unmask(self, draws: Any) -> None:
@@ -492,11 +472,17 @@ class Engine:
         counters, arrays, rule = self._counters, self._arrays, self.policy.unmasking
         slots = arrays.lists[ROWS, : int(counters["num_rows"])]
         rows = arrays.sequences[slots]
-        drawn = draws[int(counters["threshold"])] if rule.varies else draws
-        arrays.committed[slots] = unmask_drawn(
-            rule, arrays.status[slots], arrays.evaluations[slots], arrays.window[slots], rows["start"],
-            rows["request"], drawn,
-        )  # fmt: skip
+        if rule.varies:
+            draws = draws[int(counters["threshold"])]
+        masks = Masks(
+            status=arrays.status[slots],
+            evaluations=arrays.evaluations[slots],
+            window=arrays.window[slots],
+            start=rows["start"],
+            prompt=rows["prompt"],
+            request=rows["request"],
+        )
+        arrays.committed[slots] = unmask_drawn(rule, masks, draws)
 
     def commit(self, outcome: StepOutcome, now: float) -> Ints:
         """Apply the outcome of the step in flight; returns the requests that finished.
@@ -527,7 +513,6 @@ class Engine:
                 "an end before what is handed out"
             )
             answer = np.minimum(rows["answer"], ends)
-            counters["outstanding_tokens"] -= int((rows["answer"] - answer).sum())
             arrays.sequences["end"][slots], arrays.sequences["answer"][slots] = ends, answer
             arrays.sequences["stop"][slots] = np.minimum(rows["stop"], ends)
         counters["latency"] = outcome.latency
@@ -543,54 +528,62 @@ class Engine:
         counters, arrays = self._counters, self._arrays
         slots = arrays.lists[ROWS, : int(counters["num_rows"])].copy()
         rows = arrays.sequences[slots]
-        features = (Continued if counters["continues"] else Features)(
-            *(int(counters[name]) for name in Features._fields)
-        )
+        features = Features(*(int(counters[name]) for name in Features._fields))
+        if counters["continues"]:
+            features = Continued(*features)
         eviction: Any = self.policy.eviction  # one that evicts has `evicting`
-        evicting = eviction.evicting(self._own.columns[slots]) if counters["evicting"] else None
-        first = None
+        evicting, first = None, None
+        if counters["evicting"]:
+            evicting = eviction.evicting(self._own.columns[slots])
         if counters["first_tokens"]:
             tokens, qk_pairs, keys = (int(counters[name]) for name in ("first_tokens", "first_q_kv", "first_kv"))
             first = features._replace(tokens=tokens, sum_q_kv=qk_pairs, sum_kv=keys)
         return StepPlan(
-            float(counters["now"]),
-            int(counters["num_steps"]) - 1,
-            bool(counters["kind"] == PREFILL_STEP),
-            rows["request"].copy(),
-            rows["phase"].copy(),
-            rows["num_tokens"].copy(),
-            rows["num_keys"].copy(),
-            arrays.window[slots],
-            arrays.status[slots],
-            arrays.evaluations[slots],
-            rows["start"].copy(),
-            rows["prompt"].copy(),
-            rows["end"].copy(),
-            int(counters["chunk"]),
-            features,
-            slots,
-            int(counters["waiting"]),
-            int(counters["running"]),
-            int(counters["pages"]),
-            int(counters["submitted_then"]),
-            tuple(arrays.lists[PREEMPTED, : int(counters["num_preempted"])].tolist()),
-            tuple(arrays.lists[FREED, : int(counters["num_freed"])].tolist()),
-            evicting,
-            first,
-            self._threshold(),
+            now=float(counters["now"]),
+            step=int(counters["num_steps"]) - 1,
+            prefill=bool(counters["kind"] == PREFILL_STEP),
+            requests=rows["request"].copy(),
+            phases=rows["phase"].copy(),
+            num_tokens=rows["num_tokens"].copy(),
+            num_keys=rows["num_keys"].copy(),
+            window=arrays.window[slots],
+            status=arrays.status[slots],
+            evaluations=arrays.evaluations[slots],
+            block_start=rows["start"].copy(),
+            prompt=rows["prompt"].copy(),
+            end=rows["end"].copy(),
+            chunk=int(counters["chunk"]),
+            features=features,
+            slots=slots,
+            waiting=int(counters["waiting"]),
+            running=int(counters["running"]),
+            pages=int(counters["pages"]),
+            submitted=int(counters["submitted_then"]),
+            preempted=tuple(arrays.lists[PREEMPTED, : int(counters["num_preempted"])].tolist()),
+            freed=tuple(arrays.lists[FREED, : int(counters["num_freed"])].tolist()),
+            evicting=evicting,
+            first=first,
+            threshold=self._threshold(),
         )
 
     def _threshold(self) -> float | None:
         """The step's threshold; None if it never varies."""
         rule = self.policy.unmasking
-        return float(rule.thresholds[self._counters["threshold"]]) if rule.varies else None
+        if not rule.varies:
+            return None
+        return float(rule.thresholds[self._counters["threshold"]])
 
     # ---- many steps ------------------------------------------------------------------------------------------
 
     def run(
-        self, now: float, horizon: float, draws: Draws | tuple[Draws, ...], cost: Cost,
-        recorder: StepRecorder | None = None, until_finish: bool = False,
-    ) -> float:  # fmt: skip
+        self,
+        now: float,
+        horizon: float,
+        draws: Draws | tuple[Draws, ...],
+        cost: Cost,
+        recorder: StepRecorder | None = None,
+        until_finish: bool = False,
+    ) -> float:
         """End the step in flight, then run predicted steps up to the first that ends at or after the horizon.
 
         draws: one per threshold if steps choose one. until_finish: stop when a request finishes. Returns when to call
@@ -599,8 +592,10 @@ class Engine:
         counters, self.blocked = self._counters, False
         now, horizon = float(now), float(horizon)  # an int would compile again
         while True:
-            journal = NO_JOURNAL if recorder is None else recorder.journal
-            run = self._run_plain if self.asks_python else self._entry(draws, cost, journal)
+            journal = NO_JOURNAL
+            if recorder is not None:
+                journal = recorder.journal
+            run = self._entry(draws, cost, journal)
             reason = run(*self.state, draws, cost, journal, now, horizon, STEPS_A_CALL, until_finish)
             if reason == core.IN_FLIGHT:
                 return float(counters["now"] + counters["latency"])
@@ -631,6 +626,8 @@ class Engine:
 
     def _entry(self, draws: Any, cost: Cost, journal: Any) -> Any:
         """core.run, compiled for these arguments' types, which never change."""
+        if self.asks_python:
+            return self._run_plain
         if self.is_young:
             return self.core.run_young
         if self._run is None or self._run[0] is not draws or self._run[1] is not cost:
@@ -638,11 +635,9 @@ class Engine:
             self._run = draws, cost, compiled
         return self._run[2]
 
-    def _run_plain(
-        self, replica: Replica, policy: AnyPolicy, draws: Any, cost: Cost, journal: Any, now: float, horizon: float,
-        limit: int, until_finish: bool,
-    ) -> int:  # fmt: skip
+    def _run_plain(self, replica: Replica, policy: AnyPolicy, draws: Any, cost: Cost, *arguments: Any) -> int:
         """core.run step by step, for policies with Python methods."""
+        journal, now, horizon, limit, until_finish = arguments
         counters = self._counters
         counters["clock"] = now
         for _ in range(limit):
@@ -696,7 +691,6 @@ class Engine:
         self._arrays = arrays
         self._counters = arrays.counters[0]
         self.state = as_tables(arrays), as_tables(self._own)  # for compiled entries
-        self._outstanding, self._expected = arrays.counters["outstanding_tokens"], arrays.counters["expected_tokens"]
         self._moved(self.state)
 
     def join(self, counters: Any, bins: Any, moved: Callable[[tuple[Any, Any]], None]) -> None:
@@ -722,50 +716,21 @@ class Engine:
         counters, arrays = self._counters, self._arrays
         if not counters["stalled"]:
             return
-        slots = arrays.lists[RUNNING, : int(counters["num_running"])]
-        stuck = [slot for slot in slots if arrays.sequences["fruitless"][slot] >= MOST_FRUITLESS]
-        if stuck:
-            row, window, status = arrays.sequences[stuck[0]], arrays.window[stuck[0]], arrays.status[stuck[0]]
-            computed = int((window & (status == MASKED)).sum())
-            raise self._stall(
-                f"request {row['request']} committed nothing in {row['fruitless']} steps that computed it: it is at "
-                f"position {row['start']} of {row['end']}, with {int((status == MASKED).sum())} masks and "
-                f"{int((status == PENDING).sum())} committed positions without final KV; the last step computed "
-                f"{computed} of the masks and {int(window.sum()) - computed} other positions"
-            )
-        work = f"{counters['fruitless']} steps"
-        if counters["fruitless"] < MOST_FRUITLESS:
-            work = f"prefills of {counters['fruitless_tokens']} tokens"
-        raise self._stall(
-            f"{work} in a row committed nothing and finished nothing, the last with "
-            f"{counters['num_preempted']} preemptions: {self._who()}"
-        )
+        running = arrays.lists[RUNNING, : int(counters["num_running"])]
+        for row in arrays.sequences[running]:
+            if row["fruitless"] >= MOST_FRUITLESS:
+                raise self._stall(f"request {row['request']} committed nothing in {MOST_FRUITLESS} steps of it")
+        raise self._stall(f"{MOST_FRUITLESS} steps in a row committed nothing and finished nothing")
 
     def _check_idle(self) -> None:
-        if not self.num_waiting and not self.num_running:
-            return
         self.blocked = self._absent_pages > 0
-        if not self.blocked:
+        if (self.num_waiting or self.num_running) and not self.blocked:
             kind = type(self.policy.batching).__name__
-            raise self._stall(f"{kind} runs nothing and never will: {self._who()}")
+            raise self._stall(f"{kind} runs nothing, and {self.num_running} run and {self.num_waiting} wait")
 
     def _stall(self, reason: str) -> PolicyError:
-        return PolicyError(
-            f"policy {self.policy.name}: replica {self.replica} at {self._counters['clock']:.6g} s: {reason}"
-        )
-
-    def _who(self) -> str:
-        counters, arrays = self._counters, self._arrays
-        running = arrays.sequences["request"][arrays.lists[RUNNING, : int(counters["num_running"])]].tolist()
-        waiting = arrays.queue[self._places(), 0].tolist()
-        return f"{len(running)} run{_first(running)} and {len(waiting)} wait{_first(waiting)}"
-
-
-def _first(requests: list[int]) -> str:
-    if not requests:
-        return ""
-    ellipsis = ", ..." if len(requests) > SHOWN_REQUESTS else ""
-    return f" (request {', '.join(map(str, requests[:SHOWN_REQUESTS]))}{ellipsis})"
+        time = self._counters["clock"]
+        return PolicyError(f"policy {self.policy.name}: replica {self.replica} at {time:.6g} s: {reason}")
 
 
 def _record_of(policy: Policy) -> Any:
@@ -779,7 +744,7 @@ def _record_of(policy: Policy) -> Any:
     kinds = []
     for name, value in (fields or {"none": 0}).items():
         array = np.asarray(value)
-        kinds.append((name, array.dtype.str, array.shape) if array.ndim else (name, array.dtype.str))
+        kinds.append((name, array.dtype.str, array.shape))
     records = np.zeros(1, np.dtype(kinds, align=True))
     for name, value in fields.items():
         records[name] = value

@@ -10,7 +10,6 @@ from .state import NO, AnyPolicy, Evaluations, Marks, Replica, Status, num_arriv
 
 if TYPE_CHECKING:
     from .draw import Draws
-    from .journal import Journal
     from .latency import Cost
 
 # ---- the scheduler -----------------------------------------------------------------------------------------------
@@ -53,8 +52,8 @@ def paged_ahead(replica: Replica, policy: AnyPolicy) -> int:
 
 
 @rule
-def leap(replica: Replica, policy: AnyPolicy, draws: Any, cost: "Cost", journal: "Journal", horizon: float) -> None:
-    """Run at once the steps before the horizon that differ only by counts."""
+def leap(replica: Replica, policy: AnyPolicy, draws: Any, cost: "Cost", horizon: float) -> None:
+    """Run at once the steps before the horizon that differ only by counts; asked if none is recorded."""
 
 
 @rule
@@ -114,11 +113,6 @@ def idle_pages(replica: Replica, policy: AnyPolicy) -> Any:
 @rule
 def hold(replica: Replica, policy: AnyPolicy, slot: int, tokens: int) -> None:
     """After counting a sequence's pages: its first `tokens` will be in the pool after the decided steps."""
-
-
-@rule
-def leave_sight(replica: Replica, policy: AnyPolicy, slot: int, start: int) -> None:
-    """A sequence's next step begins at `start`: shared pages out of the window may be freed."""
 
 
 @rule

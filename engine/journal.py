@@ -3,8 +3,6 @@
 requests.parquet: a row a request; steps.parquet: a row a step. Times are s since the run's start.
 """
 
-from bisect import bisect_right, insort
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -16,10 +14,18 @@ from .histogram import CountHistogram, TimeHistogram
 from .jit import rule
 from .records import F8, I2, I4, I8, U1, Bool, Record, Table, columns_of, dtype_of, table
 from .request import Request
-from .state import PREFILL_STEP, REJECTED, ROWS, UNFINISHED, AnyPolicy, Asked, Replica, RequestRow, read_only
+from .state import PREFILL_STEP, ROWS, UNFINISHED, AnyPolicy, Asked, Replica, RequestRow, read_only
 from .step import StepOutcome, StepPlan, features_left
 
 STATUSES = ("completed", "rejected", "unfinished", "cancelled")
+
+# Sums of a step and the columns of their evicted part.
+EVICTED = {
+    "tokens": "evicted",
+    "sum_q_kv": "evicted_q_kv",
+    "sum_kv": "evicted_kv",
+    "sampled_rows": "evicted_sampled",
+}
 
 # In no journal, or only in those of runs where requests move.
 _APART = ("slo_class", "arrived", "reserved", "found")
@@ -88,24 +94,9 @@ class StepRow(Record):
     threshold: F8  # of a decode step that chose it; NaN: did not
 
 
-# In files of runs whose policies choose a threshold each step, or order the queue.
-CHOICE_COLUMNS = {"threshold": "float64"}
-ORDER_COLUMNS = {"passed": "int32"}  # requests that came earlier and still waited when it was first scheduled
+CHOICE_COLUMNS = {"threshold": "float64"}  # in files of runs whose policies choose one each step
 STEP_COLUMNS = {name: kind for name, kind in columns_of(StepRow) if name not in CHOICE_COLUMNS}
-MORE_COLUMNS = CACHED_COLUMNS | MOVE_COLUMNS | SENT_COLUMNS | ORDER_COLUMNS | CHOICE_COLUMNS
-
-
-def passed(requests: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.int32]:
-    """`passed` of each request, [requests], from the other columns; without those that another replica prefilled."""
-    scheduled = requests["scheduled"]
-    departure = np.where(np.isnan(scheduled), requests["finish"], scheduled)  # of the queue, or cancelled in it
-    departure = np.where(requests["status"] == REJECTED, -np.inf, np.where(np.isnan(departure), np.inf, departure))
-    counts, earlier = np.zeros(len(scheduled), np.int32), defaultdict[int, list[float]](list)
-    for i in np.argsort(requests["arrival"], kind="stable").tolist():
-        times = earlier[int(requests["replica"][i])]
-        counts[i] = 0 if np.isnan(scheduled[i]) else len(times) - bisect_right(times, departure[i])
-        insort(times, departure[i])
-    return counts
+MORE_COLUMNS = CACHED_COLUMNS | MOVE_COLUMNS | SENT_COLUMNS | CHOICE_COLUMNS
 
 
 class RowOfStep(Record):
@@ -266,61 +257,12 @@ NO_JOURNAL = _journal(0, 0, 1)
 
 
 @rule
-def has_room(replica: Replica, journal: Journal) -> bool:
-    """Whether a step of the replica's rows can be recorded; without a journal, always."""
-    filled = journal.filled[0]
-    return len(journal.steps) == 0 or (
-        filled.steps < len(journal.steps) and filled.rows + replica.counters.num_rows <= len(journal.rows)
-    )
-
-
-@rule
-def record_again(
-    replica: Replica, journal: Journal, before: int, start: float, waiting: int, submitted: int, commits: bool
-) -> None:  # fmt: skip
-    """Record a step once more at another time and sums (leap.py); it preempted none, and there is room for it.
-
-    before: steps recorded after that one. commits: with its commits; else with none.
-    """
-    if len(journal.steps) == 0:
-        return
-    counters, filled = replica.counters, journal.filled[0]
-    num_rows, words = counters.num_rows, journal.words.shape[2]
-    # The last record, just written field by field, would be slow to read.
-    again = filled.rows - num_rows * (before + 1)
-    for i in range(num_rows):
-        row, like = journal.rows[filled.rows + i], journal.rows[again + i]
-        row.requests = like.requests
-        row.phases = like.phases
-        row.num_tokens = like.num_tokens
-        masks, like_masks = journal.words[filled.rows + i], journal.words[again + i]
-        for word in range(words):
-            masks[WINDOW, word] = like_masks[WINDOW, word]
-            masks[COMMITS, word] = like_masks[COMMITS, word] if commits else 0
-            masks[EVICTIONS, word] = like_masks[EVICTIONS, word]
-    journal.steps[filled.steps] = journal.steps[filled.steps - 1 - before]
-    step = journal.steps[filled.steps]
-    step.step += before + 1
-    step.start = start
-    step.latency = counters.latency
-    step.sum_q_kv = counters.sum_q_kv
-    step.sum_kv = counters.sum_kv
-    step.waiting = waiting
-    step.pages = counters.pages_held
-    step.submitted = submitted
-    if not commits:
-        step.committed = 0
-    filled.steps += 1
-    filled.rows += num_rows
-
-
-@rule
 def record_step(replica: Replica, policy: AnyPolicy, journal: Journal) -> bool:
     """Record the step in flight with its outcome; False, without effect, if the journal is full."""
     if len(journal.steps) == 0:
         return True
     counters, filled = replica.counters, journal.filled[0]
-    if not has_room(replica, journal):
+    if filled.steps == len(journal.steps) or filled.rows + counters.num_rows > len(journal.rows):
         return False
     committed = 0
     for i in range(counters.num_rows):
@@ -385,22 +327,31 @@ class StepRecorder:
         self.journal = _journal(batch, 16 * batch, self._words)
 
     def record(self, replica: int, plan: StepPlan, outcome: StepOutcome, done: npt.NDArray[np.int32]) -> None:
-        f, n = plan.features, len(plan.requests)
+        n = len(plan.requests)
         self.make_room(n)
         j: Any = self.journal
         i, first = (int(n) for n in j.filled[0])
-        dropped, evicted = (0, 0, 0, 0), np.zeros_like(plan.window)
+        values = plan.features._asdict() | {name: getattr(plan, name) for name in STEP_COLUMNS if hasattr(plan, name)}
+        values |= {
+            "replica": replica,
+            "start": plan.now,
+            "latency": outcome.latency,
+            "device": outcome.device,
+            "committed": outcome.committed.sum(),
+            "finished": len(done),
+            "preempted": len(plan.preempted),
+            "evicting": plan.evicting is not None,
+            "threshold": np.nan,
+        }
+        evicted = np.zeros_like(plan.window)
         if outcome.retained is not None:
             late, evicted = features_left(plan, outcome.retained), plan.window & ~outcome.retained
-            dropped = tuple(getattr(f, c) - getattr(late, c) for c in ("tokens", "sum_q_kv", "sum_kv", "sampled_rows"))
-        j.steps[i] = (
-            replica, plan.step, plan.now, outcome.latency, outcome.device, plan.prefill,
-            f.batch, plan.chunk, f.tokens, f.sum_q_kv,
-            f.sum_kv, f.head_rows, f.sampled_rows, f.num_forwards, outcome.committed.sum(), plan.waiting, plan.running,
-            plan.pages, plan.submitted, len(done), len(plan.preempted),
-            plan.evicting is not None, *dropped, f.window_q_kv, f.window_kv,
-            np.nan if plan.prefill or plan.threshold is None else plan.threshold,
-        )  # fmt: skip
+            for name, column in EVICTED.items():
+                values[column] = values[name] - getattr(late, name)
+        if plan.threshold is not None and not plan.prefill:
+            values["threshold"] = plan.threshold
+        for name in STEP.names or ():
+            j.steps[name][i] = values.get(name, 0)
         rows = slice(first, first + n)
         for name in ROW.names or ():
             j.rows[name][rows] = getattr(plan, name)

@@ -100,7 +100,6 @@ class Scheduler(Part):
     idles_finished = False  # rows of a step planned ahead may finish before it
     hides_host = False  # the host plans a step while the device runs the last
     frees_windows = False  # layers with a window free pages that leave it
-    narrows_canvases = False  # requests may ask for narrower canvases
     hashes_all = False  # the prefix cache keeps second copies of a page
 
     max_batch: int | None
@@ -238,6 +237,8 @@ class PagedMemory(Part):
     page_size: typing.Annotated[int, Range(1), "tokens of a KV page, a multiple of the block length"] = 64
     num_pages: typing.Annotated[int | None, Range(1), "pages of the pool; none: as the profile's memory allows"] = None
 
+    shares_pages: typing.ClassVar[bool] = False  # between requests that begin alike (prefix.py)
+
     def pools(self, num_pages: int, window_bytes: int, kv_bytes: int) -> tuple[int, int]:
         """Pages of `num_pages` in use, and how many of them layers with a window reserve; 0: one pool.
 
@@ -353,6 +354,11 @@ class Policy:
         return "schedule" if self.unmasking.scheduled(self) else "confidence"
 
     @property
+    def frees_windows(self) -> bool:
+        """Whether layers with a window free pages that leave it; not where requests share pages."""
+        return self.batching.frees_windows and not self.memory.shares_pages
+
+    @property
     def block_length(self) -> int:
         """Tokens; 1 for an autoregressive model."""
         return self.granularity.block_length
@@ -447,11 +453,3 @@ def numbers_of(policy: "Policy") -> np.ndarray[Any, np.dtype[Any]]:
     for name, value in values.items():
         array[name] = value
     return array
-
-
-def with_canvas(policy: Policy, canvas_length: int) -> Policy:
-    """The policy for a request with narrower canvases; itself for 0 or more than its own."""
-    if not 0 < canvas_length < policy.block_length:
-        return policy
-    granularity: Any = policy.granularity
-    return dataclasses.replace(policy, granularity=dataclasses.replace(granularity, canvas_length=canvas_length))

@@ -2,47 +2,32 @@
 
 A page is identified by all tokens up to its end (vLLM chains block hashes; SGLang and LMDeploy keep a tree). A held
 page counts once. A page without holders is idle: reusable, and the longest idle is evicted first. A request's
-last page becomes idle first, so that prefixes outlive extensions; pages of layers with a window before the others, as
-in vLLM.
-
-In vLLM each group of layers with a window shares its own pages of the same tokens (windows.py). A prefix is found as
-far as all groups have it: layers without a window need all its pages, a group with a window those in sight of its end.
-Such a group keeps only pages in sight of places where later requests may begin (`_findable`); others are free when no
-one holds them.
+last page becomes idle first, so that prefixes outlive extensions. Layers with a window keep all pages, as in vLLM
+with --disable-hybrid-kv-cache-manager.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .errors import PolicyError
-from .hooks import give_back, hold, leave_sight, reusable, reuse
+from .hooks import give_back, hold, reusable, reuse
 from .jit import rule
-from .part import Answers, PagedMemory, Policy, Range
+from .part import Answers, PagedMemory, Policy
 from .records import I4, I8, Record, Table, columns_of, dtype_of, table
 from .state import AnyPolicy, PolicyState, Replica, num_arrived
-from .windows import num_left, window_groups
-
-
-class SharedFields(Protocol):
-    hash_ahead: int
-    hashes_all: bool
-    retention: int
 
 
 class SharedColumns(Record):
     shared: I4  # first pages that other requests may also hold
-    gone: I4  # first pages of each group with a window that left it or were never taken
-    found: I4  # first pages found at admission
-    junction: I4  # ... in layers without a window alone, if more; else 0
 
 
-SharedState = PolicyState[SharedFields, SharedColumns, Any]
+SharedState = PolicyState[Any, SharedColumns, Any]
 
 
 Ints = npt.NDArray[np.int64]
@@ -59,7 +44,6 @@ class Entry(Record):
     next: I4  # in its bucket's chain, or among unused entries
     older: I4  # idle page before it
     newer: I4  # ... and after it
-    group: I4  # 0: layers without a window; from 1: with one
 
 
 class Pool(Record):
@@ -69,7 +53,6 @@ class Pool(Record):
     oldest: I8  # idle page
     newest: I8  # idle page
     idle: I8  # idle pages
-    junction: I8  # pages found in layers without a window at the last lookup, if others lacked some; else 0
     queries: I8  # prompt tokens looked up
     hits: I8  # ... found
 
@@ -153,9 +136,8 @@ def empty(num_pages: int, page: int, prefixes: Prefixes) -> Cache:
     pool["block"], pool["per_block"] = prefixes.block, per_block
     pool["oldest"] = pool["newest"] = NONE
     buckets = np.full(1 << (2 * room - 1).bit_length(), NONE, np.int32)
-    return Cache(
-        prefixes.offsets, prefixes.names, prefixes.named, prefixes.cached, table(entries), buckets, table(pool),
-    )  # fmt: skip
+    columns = prefixes.offsets, prefixes.names, prefixes.named, prefixes.cached
+    return Cache(*columns, entries=table(entries), buckets=buckets, pool=table(pool))
 
 
 @dataclass(frozen=True)
@@ -168,6 +150,10 @@ class PrefixMemory(PagedMemory):
 
     columns = columns_of(SharedColumns)
 
+    @property
+    def shares_pages(self) -> bool:  # type: ignore[override]
+        return self.prefix_caching
+
     def check(self, policy: Policy) -> None:
         if self.prefix_caching and not policy.batching.shares_prefixes(policy):
             kinds = type(policy.batching).__name__, type(policy.granularity).__name__
@@ -178,14 +164,11 @@ class PrefixMemory(PagedMemory):
     def answers(self, policy: Policy) -> Answers:
         if not self.prefix_caching:
             return {}
-        grouped = {reusable: pages_found_by_groups, leave_sight: let_go_unseen} if policy.batching.hashes_all else {}
-        return {
-            reusable: pages_found, reuse: take_found, hold: share_pages, give_back: let_go, **grouped,
-        }  # fmt: skip
+        return {reusable: pages_found, reuse: take_found, hold: share_pages, give_back: let_go}
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
         hash_ahead = policy.granularity.numbers(policy).get("hash_ahead", 0)
-        return {"hashes_all": policy.batching.hashes_all, "hash_ahead": hash_ahead, "retention": 0}
+        return {"hashes_all": policy.batching.hashes_all, "hash_ahead": hash_ahead}
 
     def cache(self, num_pages: int, prefixes: Prefixes | None) -> Any:
         if not self.prefix_caching:
@@ -193,30 +176,8 @@ class PrefixMemory(PagedMemory):
         return empty(num_pages, self.page_size, prefixes or Prefixes(1, [], []))
 
 
-@dataclass(frozen=True)
-class RetainedMemory(PrefixMemory):
-    """vLLM's prefix cache: layers with a window keep only pages where a later request may begin."""
-
-    prefix_cache_retention_interval: Annotated[
-        int,
-        Range(0),
-        "tokens, a multiple of page_size: layers with a window also keep pages at these distances; 0: none",
-    ] = 0
-
-    def check(self, policy: Policy) -> None:
-        super().check(policy)
-        if self.prefix_cache_retention_interval % self.page_size:
-            raise PolicyError(
-                f"{policy.name}: prefix_cache_retention_interval is {self.prefix_cache_retention_interval}, expected a "
-                f"multiple of page_size, {self.page_size}"
-            )
-
-    def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
-        return {**super().numbers(policy), "retention": self.prefix_cache_retention_interval}
-
-
 def caches_prefixes(policy: Policy) -> bool:
-    return isinstance(policy.memory, PrefixMemory) and policy.memory.prefix_caching
+    return policy.memory.shares_pages
 
 
 @rule
@@ -236,43 +197,40 @@ def _key(replica: Replica, policy: SharedState, request: int, page: int) -> int:
 
 
 @rule
-def _find(policy: AnyPolicy, key: int, group: int) -> int:
-    """A group's page, or NONE."""
-    index = int(policy.cache.buckets[(key + group) & (len(policy.cache.buckets) - 1)])
-    while index >= 0 and (policy.cache.entries[index].key != key or policy.cache.entries[index].group != group):
+def _find(policy: AnyPolicy, key: int) -> int:
+    """The oldest page with this key, or NONE."""
+    index = int(policy.cache.buckets[key & (len(policy.cache.buckets) - 1)])
+    while index >= 0 and policy.cache.entries[index].key != key:
         index = int(policy.cache.entries[index].next)
     return index
 
 
 @rule
-def _held(policy: AnyPolicy, key: int, group: int, slot: int) -> int:
+def _page_of(policy: AnyPolicy, key: int, slot: int) -> int:
     """The page held by a sequence: the one it computed, else the oldest."""
-    index = int(policy.cache.buckets[(key + group) & (len(policy.cache.buckets) - 1)])
+    index = int(policy.cache.buckets[key & (len(policy.cache.buckets) - 1)])
     while index >= 0:
         entry = policy.cache.entries[index]
-        if entry.key == key and entry.group == group and entry.owner == slot:
+        if entry.key == key and entry.owner == slot:
             return index
         index = int(entry.next)
-    return _find(policy, key, group)
-
-
-@rule
-def _groups(replica: Replica, policy: SharedState) -> int:
-    """Groups of layers with a window that share pages (vLLM)."""
-    return window_groups(replica.fixed) if policy.fields.hashes_all else 0
+    return _find(policy, key)
 
 
 @rule
 def _num_named(policy: AnyPolicy, request: int) -> int:
     """First tokens of a request with names."""
-    return int(policy.cache.named[request]) if request < len(policy.cache.named) else 0
+    if request < len(policy.cache.named):
+        return int(policy.cache.named[request])
+    return 0
 
 
 @rule
 def _shareable(replica: Replica, policy: SharedState, request: int, tokens: int) -> int:
     """Full pages of the first `tokens` that the pool keeps: vLLM keeps all, others named ones."""
-    limit = int(tokens) if policy.fields.hashes_all else min(int(tokens), _num_named(policy, request))
-    return limit // replica.fixed.page
+    if not policy.fields.hashes_all:
+        tokens = min(int(tokens), _num_named(policy, request))
+    return int(tokens) // replica.fixed.page
 
 
 @rule
@@ -287,7 +245,7 @@ def pages_found(replica: Replica, policy: AnyPolicy, request: int, tokens: int) 
     shared = 0
     limit = _shareable(replica, policy, request, tokens)
     while num < limit:
-        index = _find(policy, _key(replica, policy, request, num), 0)
+        index = _find(policy, _key(replica, policy, request, num))
         if index < 0:
             break
         if policy.cache.entries[index].refs > 0:
@@ -297,87 +255,26 @@ def pages_found(replica: Replica, policy: AnyPolicy, request: int, tokens: int) 
 
 
 @rule
-def pages_found_by_groups(replica: Replica, policy: SharedState, request: int, tokens: int) -> tuple[int, int]:
-    """`pages_found` for vLLM with windows.
-
-    vllm/v1/core/kv_cache_coordinator.py of 0.32.0, `find_longest_cache_hit`.
-    """
-    size, groups = replica.fixed.page, _groups(replica, policy)
-    cached, shared = pages_found(replica, policy, request, tokens)
-    if groups == 0 or num_arrived(replica, request) > 0:
-        policy.cache.pool[0].junction = 0  # layers with a window receive only the prompt's end
-        return cached, shared
-    last = longest = cached // size
-    lacking = _last_lacking(replica, policy, request, last)
-    while lacking >= 0:
-        last = lacking
-        lacking = _last_lacking(replica, policy, request, last)
-    policy.cache.pool[0].junction = longest if longest > last else 0
-    shared = 0
-    for group in range(groups + 1):
-        for page in range(num_left(replica.fixed, last * size) if group > 0 else 0, last):
-            shared += int(policy.cache.entries[_find(policy, _key(replica, policy, request, page), group)].refs > 0)
-    return last * size, shared
-
-
-@rule
-def _last_lacking(replica: Replica, policy: AnyPolicy, request: int, last: int) -> int:
-    """The last page in sight of a prefix's end that a group with a window lacks, or NONE."""
-    first = num_left(replica.fixed, last * replica.fixed.page)
-    for page in range(last - 1, first - 1, -1):
-        for group in range(1, _groups(replica, policy) + 1):
-            if _find(policy, _key(replica, policy, request, page), group) < 0:
-                return page
-    return NONE
-
-
-@rule
-def _findable(replica: Replica, policy: SharedState, slot: int, page: int) -> bool:
-    """Whether a group with a window keeps a sequence's page for later requests.
-
-    Pages in sight of the prompt's end, of its junction with earlier prompts, and of multiples of the retention
-    interval (vllm/v1/core/single_type_kv_cache_manager.py of 0.32.0, `reachable_block_mask`).
-    """
-    fixed, columns = replica.fixed, policy.columns[slot]
-    if page < columns.found:
-        return True
-    size = fixed.page
-    span, interval = -(-(fixed.keeps - 1) // size), int(policy.fields.retention) // size
-    if interval > 0 and (span >= interval or page % interval >= interval - span):
-        return True
-    # An equal prompt recomputes its last token.
-    end, junction = (int(replica.sequences[slot].prompt) - 1) // size, int(columns.junction)
-    return end - span <= page < end or junction - span <= page < junction
-
-
-@rule
 def take_found(replica: Replica, policy: SharedState, slot: int, tokens: int) -> None:
     """Have an admitted sequence share the pages of its first `tokens`.
 
     A request that arrived with KV already holds its pages, and shares those found.
     """
-    counters, sequence, columns, counts = (
-        replica.counters,
-        replica.sequences[slot],
-        policy.columns[slot],
-        policy.cache.pool[0],
-    )
+    counters, sequence = replica.counters, replica.sequences[slot]
+    columns, counts = policy.columns[slot], policy.cache.pool[0]
     row, size = replica.requests[sequence.request], replica.fixed.page
     arrived = num_arrived(replica, int(sequence.request)) > 0
-    pages = (int(row.found) if arrived else int(tokens)) // size
-    columns.gone = num_left(replica.fixed, tokens)
+    pages = int(tokens) // size
     if arrived:
+        pages = int(row.found) // size
         counters.pages_held -= row.reserved  # already counted
         row.reserved = 0
         row.found = 0
     else:
-        for group in range(_groups(replica, policy) + 1):
-            for page in range(columns.gone if group > 0 else 0, pages):
-                if not _join(policy, _find(policy, _key(replica, policy, int(sequence.request), page), group)):
-                    counters.pages_held -= 1  # already counted
+        for page in range(pages):
+            if not _join(policy, _find(policy, _key(replica, policy, int(sequence.request), page))):
+                counters.pages_held -= 1  # already counted
     columns.shared = pages
-    columns.found = pages
-    columns.junction = counts.junction
     if row.num_preemptions == 0 and not arrived:
         counts.queries += sequence.prompt
         counts.hits += tokens
@@ -389,7 +286,7 @@ def take_found(replica: Replica, policy: SharedState, slot: int, tokens: int) ->
 def refresh_found(replica: Replica, policy: AnyPolicy, request: int, tokens: int) -> None:
     """Make found but unused idle pages the newest, the last page first."""
     for i in range(int(tokens) // replica.fixed.page - 1, -1, -1):
-        index = _find(policy, _key(replica, policy, request, i), 0)
+        index = _find(policy, _key(replica, policy, request, i))
         if index >= 0 and policy.cache.entries[index].refs == 0:  # arrived pages have no entry yet
             _unlink(policy, index)
             _link(policy, index)
@@ -411,16 +308,13 @@ def share_pages(replica: Replica, policy: SharedState, slot: int, tokens: int) -
     limit = _shareable(replica, policy, int(sequence.request), tokens)
     while pages.shared < limit:
         key = _key(replica, policy, int(sequence.request), int(pages.shared))
-        index = NONE if policy.fields.hashes_all else _find(policy, key, 0)
+        index = NONE
+        if not policy.fields.hashes_all:
+            index = _find(policy, key)
         if index < 0:
-            _add(policy, key, 0, slot)
+            _add(policy, key, slot)
         elif not _join(policy, index):
             counters.pages_held -= 1
-        if pages.shared >= pages.gone:
-            groups = _groups(replica, policy)
-            if groups > 0 and _findable(replica, policy, slot, int(pages.shared)):
-                for group in range(1, groups + 1):
-                    _add(policy, key, group, slot)
         pages.shared += 1
 
 
@@ -433,18 +327,14 @@ def make_room(replica: Replica, policy: AnyPolicy) -> None:
 
 
 @rule
-def find_ahead(replica: Replica, policy: SharedState, request: int, tokens: int, cached: int, entries: Ints) -> int:
+def find_ahead(replica: Replica, policy: SharedState, request: int, tokens: int, entries: Ints) -> int:
     """How many of the first `tokens` the pool has, for a request that will come with KV.
 
-    cached: this number, or -1 to look it up. entries: filled with their pages' entries, then NONE.
+    entries: filled with their pages' entries, then NONE.
     """
-    if cached < 0:
-        cached = int(reusable(replica, policy, request, tokens)[0])
-    num = 0
-    for group in range(_groups(replica, policy) + 1):
-        for page in range(num_left(replica.fixed, tokens) if group > 0 else 0, cached // replica.fixed.page):
-            entries[num] = _find(policy, _key(replica, policy, request, page), group)
-            num += 1
+    cached = int(reusable(replica, policy, request, tokens)[0])
+    for page in range(cached // replica.fixed.page):
+        entries[page] = _find(policy, _key(replica, policy, request, page))
     return cached
 
 
@@ -459,60 +349,19 @@ def pin(replica: Replica, policy: AnyPolicy, pages: Ints) -> None:
 @rule
 def let_go(replica: Replica, policy: SharedState, slot: int) -> None:
     """Free a sequence's pages; shared ones without holders become idle, the last first."""
-    counters, sequence, pages, groups = (
-        replica.counters,
-        replica.sequences[slot],
-        policy.columns[slot],
-        _groups(replica, policy),
-    )
-    counters.pages_held -= (
-        sequence.pages - pages.shared + sequence.window_pages - groups * max(0, int(pages.shared) - int(pages.gone))
-    )
-    for k in range(1, groups + 2):
-        # Models with windows begin with such a layer.
-        group = k if k <= groups else 0
-        _let_go_pages(replica, policy, slot, group, int(pages.gone) if group > 0 else 0, int(pages.shared))
-    pages.shared = 0
-    pages.gone = 0
-    sequence.pages = 0
-    sequence.window_pages = 0
-
-
-@rule
-def let_go_unseen(replica: Replica, policy: SharedState, slot: int, start: int) -> None:
-    """Free a sequence's pages that left the windows, the last first."""
-    counters, sequence, pages, groups = (
-        replica.counters,
-        replica.sequences[slot],
-        policy.columns[slot],
-        _groups(replica, policy),
-    )
-    if groups == 0:
-        return
-    gone = min(num_left(replica.fixed, start), int(sequence.pages))
-    if gone <= pages.gone:
-        return
-    counters.pages_held -= groups * (gone - max(int(pages.gone), min(gone, int(pages.shared))))
-    for group in range(1, groups + 1):
-        _let_go_pages(replica, policy, slot, group, int(pages.gone), min(gone, int(pages.shared)))
-    sequence.window_pages -= groups * (gone - pages.gone)
-    pages.gone = gone
-
-
-@rule
-def _let_go_pages(replica: Replica, policy: SharedState, slot: int, group: int, first: int, end: int) -> None:
-    """Release a group's shared pages `first` to `end`, the last first."""
-    for page in range(end - 1, first - 1, -1):
-        if group > 0 and not _findable(replica, policy, slot, page):
-            replica.counters.pages_held -= 1
-            continue
-        index = _held(policy, _key(replica, policy, int(replica.sequences[slot].request), page), group, slot)
+    counters, sequence, pages = replica.counters, replica.sequences[slot], policy.columns[slot]
+    counters.pages_held -= sequence.pages - pages.shared
+    for page in range(pages.shared - 1, -1, -1):
+        index = _page_of(policy, _key(replica, policy, int(sequence.request), page), slot)
         entry = policy.cache.entries[index]
-        entry.owner = NONE if entry.owner == slot else entry.owner
+        if entry.owner == slot:
+            entry.owner = NONE
         entry.refs -= 1
         if entry.refs == 0:
-            replica.counters.pages_held -= 1
+            counters.pages_held -= 1
             _link(policy, index)
+    pages.shared = 0
+    sequence.pages = 0
 
 
 @rule
@@ -526,14 +375,13 @@ def _join(policy: AnyPolicy, index: int) -> bool:
 
 
 @rule
-def _add(policy: AnyPolicy, key: int, group: int, slot: int) -> None:
+def _add(policy: AnyPolicy, key: int, slot: int) -> None:
     """Add a page with one holder, after older copies."""
-    counts, bucket = policy.cache.pool[0], (key + group) & (len(policy.cache.buckets) - 1)
+    counts, bucket = policy.cache.pool[0], key & (len(policy.cache.buckets) - 1)
     index = int(counts.unused)
     entry = policy.cache.entries[index]
     counts.unused = entry.next
     entry.key = key
-    entry.group = group
     entry.refs = 1
     entry.owner = slot
     entry.next = NONE
@@ -553,7 +401,7 @@ def _evict(policy: AnyPolicy) -> None:
     index = int(counts.oldest)
     _unlink(policy, index)
     entry = policy.cache.entries[index]
-    bucket = (int(entry.key) + int(entry.group)) & (len(policy.cache.buckets) - 1)
+    bucket = int(entry.key) & (len(policy.cache.buckets) - 1)
     before = int(policy.cache.buckets[bucket])
     if before == index:
         policy.cache.buckets[bucket] = entry.next

@@ -13,7 +13,7 @@ from .histogram import NUM_BINS
 from .journal import NO_JOURNAL, StepRecorder, StepTotals
 from .latency import Cost
 from .numba_parts import states
-from .route import Choosing, nothing_sent
+from .route import Choosing
 from .state import COUNTERS, GAP_BINS, NO_INBOX, STEP_BINS, Inbox, read_only
 
 FIGURES = 2  # padded to this number, so that routers of one or two figures share a compiled loop
@@ -33,9 +33,9 @@ class Replicas:
         self._bins: npt.NDArray[np.int64] = np.zeros((2, NUM_BINS), np.int64)  # as Replica.bins
         self._states: Any = states(0)
         self._places = np.zeros(0, np.int64)  # that take requests; at first the driver hands over each
-        self._choosing = Choosing(memory=nothing_sent())
+        self._choosing = Choosing()
         self._inbox = NO_INBOX
-        self._cursor = np.array([0, -1], np.int64)  # core._serve
+        self._cursor = np.zeros(1, np.int64)  # core._serve
         self._run: Any = None  # compiled core.serve; below core.keep_state
         self._keep: Any = None
 
@@ -60,12 +60,12 @@ class Replicas:
     def take(self, inbox: Inbox, choosing: Choosing) -> None:
         """Have `run`, not the driver, hand these requests of the table to replicas as they come.
 
-        choosing: with which `route.choose` chooses the replica.
+        choosing: with which `route.least_loaded` chooses the replica.
         """
         self.take_by([engine for engine in self.engines if engine is not None])
-        self._choosing = choosing._replace(memory=choosing.memory or nothing_sent())
+        self._choosing = choosing
         self._inbox = Inbox(*(read_only(column) for column in inbox))
-        self._cursor[:] = 0, -1
+        self._cursor[:] = 0
         self._run = None  # compiled for another way to choose
 
     def take_by(self, engines: Sequence[Engine]) -> None:
@@ -97,8 +97,7 @@ class Replicas:
             inbox = NO_INBOX
         columns = [self.counters[figure] for figure in choosing.figures]
         columns += [self._zeros["expected_tokens"]] * (FIGURES - len(choosing.figures))
-        queues = self.counters["num_waiting"], self.counters["num_running"]
-        source = self._places, tuple(columns), queues, choosing.memory, inbox, self._cursor
+        source = self._places, tuple(columns), inbox, self._cursor
         arguments = self._states, self.due, *source, *first.state, draws, cost
         if self._run is None:
             self._run = first.core.entry("serve", *arguments, NO_JOURNAL, 0.0, 0.0, 0)

@@ -18,7 +18,7 @@ MASKED, PENDING, CACHED = 0, 1, 2  # a mask; committed, KV stale; committed, KV 
 COMPLETED, REJECTED, UNFINISHED, CANCELLED = 0, 1, 2, 3  # status; places in journal.STATUSES
 EMIT_BLOCK, EMIT_STEP, EMIT_END = 0, 1, 2  # when clients get tokens; places in EMIT
 NOTHING, PREFILL_STEP, DECODE_STEP = 0, 1, 2  # what runs next
-AT_BLOCK, AT_TOKEN, IGNORED = 0, 1, 2  # where an EOS ends a request; places in unmasking.EOS
+AT_BLOCK, IGNORED = 0, 1  # where an EOS ends a request; places in unmasking.EOS
 NO, UNTIL_A_REQUEST, WHATEVER = 0, 1, 2  # how long a decision stays the same (hooks.steady)
 # A row's part in a step; step.Phase.
 PREFILL, DENOISE, FLUSH, IDLE, FULL, PACK, REUSE, REFRESH_RESPONSE, REFRESH_PROMPT, PARTIAL = range(10)
@@ -37,7 +37,7 @@ class Sequence(Record):
     answer: I4  # prompt + tokens of the true answer
     stop: I4  # the answer's end, or the limit if an EOS is ignored
     start: I4  # first position of the current block; all before have KV
-    block: I4  # positions: the policy's, or of a narrower canvas
+    block: I4  # positions; fewer in a cut pass that commits a canvas
     pages: I4  # KV pages held
     window_pages: I4  # ... of layers with a window (windows.py)
     emitted: I4  # tokens returned
@@ -74,17 +74,13 @@ class Counters(Record):
     next_kind: I8  # decided ahead
     loops_left: I8  # steps of the frozen group
     pages_held: I8
-    outstanding_tokens: I8  # still to prefill or return, of unfinished requests
-    expected_tokens: I8  # ... by estimate
+    expected_tokens: I8  # to prefill or expected to be returned, of unfinished requests
     submitted: I8
     entered: I8  # requests taken from the inbox
     num_steps: I8
     completed: I8
     clock: F8  # s, reached
-    # Since the last commit or completion: steps without prefill or with preemption; tokens that others prefilled since
-    # a preemption or a prompt's end.
-    fruitless: I8
-    fruitless_tokens: I8
+    fruitless: I8  # since the last commit or completion: steps without prefill or with preemption
     stalled: Bool  # steps or a row will never make progress
     # The step in flight.
     kind: I8
@@ -159,7 +155,7 @@ class Fixed(Record):
     window_bytes: I8  # of a token in such layers
     kv_bytes: I8  # ... in all others
     window_pool: I8  # pages of num_pages reserved for such layers; 0: one pool
-    stops: I8  # AT_BLOCK, AT_TOKEN or IGNORED
+    stops: I8  # AT_BLOCK or IGNORED
     num_thresholds: I8  # to choose from
     context_limit: I8  # tokens of prompt and output
     most_fruitless: I8  # this many steps in a row without a commit end a run
@@ -184,7 +180,6 @@ class RequestRow(Record):
     limited: Bool  # the request sets max_tokens; else it is the true length, hidden from schedulers
     estimate: I4  # answer tokens, for routers and users' policies
     slo_class: I4  # view.class_of its name
-    canvas_length: I4  # if narrower than the policy's; 0: the policy's; -N: reads one canvas of N
     priority: I4  # lower first
     deadline: F8  # s after arrival; NaN: none
     scheduled: F8  # start of its first prefill
@@ -256,7 +251,7 @@ class Replica(NamedTuple):
     arrival: npt.NDArray[np.float64]  # [requests] s, read-only
     inbox: Inbox
     lists: npt.NDArray[np.int32]  # [NUM_LISTS, slots]
-    # [a power of two, 3] request; slot of a preempted one's progress, or -1; scratch.
+    # [a power of two, 3] request; slot of a preempted one's progress, or -1; scratch
     queue: npt.NDArray[np.int32]
     bins: npt.NDArray[np.int64]  # [2, NUM_BINS] step latencies and gaps between emissions
     counts: npt.NDArray[np.int64]  # [2, most] decode steps by batch and by chunk

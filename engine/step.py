@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import state
+from .draw import Masks
 from .latency import Features
 from .part import Policy
 from .rows.blocks import visible_rows
@@ -69,6 +70,17 @@ class StepPlan:
     evicting: Evicting | None = None  # None: all positions go through all layers
     first: Features | None = None  # the first layer's; None: as the others
     threshold: float | None = None  # confidence at which masks commit; None: the policy's
+
+    @property
+    def masks(self) -> Masks:
+        return Masks(
+            status=self.status,
+            evaluations=self.evaluations,
+            window=self.window,
+            start=self.block_start,
+            prompt=self.prompt,
+            request=self.requests,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from .draw import Draws, draw_block, draw_by_law, draw_plan, draw_scheduled, draws_at_threshold, keep_commits
+from .draw import Draws, Masks, draw_block, draw_by_law, draw_plan, draw_scheduled, draws_at_threshold, keep_commits
 from .errors import PolicyError
 from .hooks import draw_rows, draws_of_step
 from .part import Answers, Choice, Part, Policy, Range
@@ -15,8 +15,8 @@ from .rows.blocks import HEADS
 if TYPE_CHECKING:
     from .view import View
 
-EOS = ("block", "token", "ignored")
-STRATEGIES = ("low_confidence_dynamic", "low_confidence_static", "sequential", "entropy", "law")
+EOS = ("block", "ignored")
+STRATEGIES = ("low_confidence_dynamic", "low_confidence_static", "entropy", "law")
 # With these, full-sequence models commit a fixed number each step.
 SCHEDULED = ("low_confidence_static", "entropy")
 
@@ -27,12 +27,11 @@ class Unmasking(Part):
 
     low_confidence_dynamic: confidences that reach the threshold (strict: exceed it), and the best. law: a whole block
     in its last step; the profile's law gives the number of steps. low_confidence_static: the n most confident.
-    sequential: masks among the n positions from the first mask on. entropy: the lowest entropies, by Dream's schedule,
-    possibly none; with cached keys a block's first step commits only its first position.
+    entropy: the lowest entropies, by Dream's schedule, possibly none; with cached keys a block's first step commits
+    only its first position.
 
     n = max(1, block_length // denoising_steps), or 1. Full-sequence models commit one more in the first block_length %
-    denoising_steps steps, so that the last step completes the block. sub_block: length of a block's parts; only the
-    first part with a mask commits (Fast-dLLM v2).
+    denoising_steps steps, so that the last step completes the block.
     """
 
     threshold: Annotated[float, Range(0, 1, above=True), "confidence at which a mask commits"] = 0.9
@@ -42,15 +41,10 @@ class Unmasking(Part):
     strict: Annotated[bool, "masks must exceed the threshold (SDAR's script, SGLang), not only reach it (LMDeploy)"] = (
         False
     )
-    sub_block: Annotated[
-        int | None, Range(1), "positions of a block's parts that commit one after another; none: all"
-    ] = None
     head: Annotated[
         str, Choice(HEADS), "computed rows that go through the LM head: all, as in engines, or masks only"
     ] = "all"
-    eos: Annotated[str, Choice(EOS), "when an EOS ends a request: with its block, at once, or not before its limit"] = (
-        "block"
-    )
+    eos: Annotated[str, Choice(EOS), "when an EOS ends a request: with its block, or not before its limit"] = "block"
 
     neutral = frozenset({"eos", "head"})
     # The engine's default: runs at it may use a profile's nearest yield, with a warning.
@@ -89,41 +83,21 @@ class Unmasking(Part):
         """Whether steps choose among thresholds, in Python or by a rule."""
         return len(self.thresholds) > 1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.sub_block is not None and self.strategy != "low_confidence_dynamic":
-            raise PolicyError(
-                f"sub_block is {self.sub_block} and strategy {self.strategy}: expected low_confidence_dynamic"
-            )
-
     def check(self, policy: Policy) -> None:
-        if self.head == "masks" and (
-            policy.family != "block-diffusion" or policy.eviction.by_importance or policy.batching.pieces
-            or self.strategy == "law"
-        ):  # fmt: skip
+        whole = policy.eviction.by_importance or self.strategy == "law" or policy.batching.pieces
+        if self.head == "masks" and (whole or policy.family != "block-diffusion"):
             raise PolicyError(f"{policy.name}: head is masks, expected all: this policy uses other rows' logits, too")
-        if (self.varies or self.given) and (
-            policy.rows.commits == "tokens" or self.strategy != "low_confidence_dynamic"
-        ):
-            goes_by = "autoregressive" if policy.rows.commits == "tokens" else f"strategy {self.strategy}"
+        uses = self.varies or self.given or self.chooses
+        if uses and (policy.commits_by != "confidence" or self.strategy != "low_confidence_dynamic"):
             raise PolicyError(
-                f"{policy.name}: {type(self).__name__} has thresholds, and {goes_by} uses none: expected "
+                f"{policy.name}: {type(self).__name__} has thresholds or unmask, expected a policy that commits by "
                 "low_confidence_dynamic"
             )
-        if self.chooses and (self.strategy != "low_confidence_dynamic" or draw_rows in policy.rows.rules
-                             or policy.eviction.by_importance):  # fmt: skip
-            raise PolicyError(
-                f"{policy.name}: {type(self).__name__} has unmask, and this policy commits otherwise: expected a block "
-                "policy without importance and low_confidence_dynamic"
-            )
+        if self.chooses and policy.eviction.by_importance:
+            raise PolicyError(f"{policy.name}: {type(self).__name__} has unmask, expected no eviction by importance")
         if self.threshold not in self.thresholds:
             texts = ", ".join(f"{threshold:g}" for threshold in self.thresholds)
             raise PolicyError(f"{policy.name}: threshold is {self.threshold:g}, expected one of its thresholds {texts}")
-        if self.sub_block is not None and policy.block_length % self.sub_block:
-            raise PolicyError(
-                f"{policy.name}: sub_block is {self.sub_block}, expected a divisor of the block length "
-                f"{policy.block_length}"
-            )
         if self.strategy == "entropy" and not policy.cache.family:
             raise PolicyError(f"{policy.name}: strategy is entropy, Dream's schedule: expected a full-sequence policy")
 
@@ -135,8 +109,12 @@ class Unmasking(Part):
             return {draw_rows: draw_by_law}
         if self.scheduled(policy):
             return {draw_rows: draw_scheduled}
-        extra: Answers = {draws_of_step: draws_at_threshold} if self.varies else {}
-        return {draw_rows: keep_commits if self.chooses else draw_block, **extra}
+        answers: dict[Any, Any] = {draw_rows: draw_block}
+        if self.chooses:
+            answers[draw_rows] = keep_commits
+        if self.varies:
+            answers[draws_of_step] = draws_at_threshold
+        return answers
 
     def most_steps(self, block_length: int) -> int | None:
         """A limit on a block's steps besides a law's, or None."""
@@ -167,14 +145,15 @@ def dreams_quotas(block_length: int, steps: int, first_alone: bool) -> list[int]
     remaining, quotas = block_length, []
     for step in range(steps):
         share = int(dreams_share(np.array([remaining]), np.array([step]), steps)[0])
-        quotas.append(remaining if step == steps - 1 else 1 if first_alone and step == 0 else share)
-        remaining -= quotas[-1]
+        if first_alone and step == 0:
+            share = 1
+        quotas.append(share)
+        remaining -= share
+    quotas[-1] += remaining
     return quotas
 
 
-def dreams_share(
-    masks: npt.NDArray[np.int64], step: npt.NDArray[np.int64], steps: int
-) -> npt.NDArray[np.int64]:  # fmt: skip
+def dreams_share(masks: npt.NDArray[np.int64], step: npt.NDArray[np.int64], steps: int) -> npt.NDArray[np.int64]:
     """Masks of a block that a step commits, [rows]: Dream's times run evenly from 1 to 0.001 (1.2).
 
     Rounded down, possibly to 0; callers commit the rest in the last step.
@@ -201,9 +180,6 @@ def unmask(
     """
     if not masked.size:
         return masked.copy()
-    if rule.sub_block is not None:
-        segment = np.arange(masked.shape[1]) // rule.sub_block
-        masked = masked & (segment == segment[np.argmax(masked, axis=1)][:, None])
     score = np.where(masked, confidence, -np.inf)
     if first_token and step is not None:
         score[(step == 0) & masked[:, 0], 0] = np.inf
@@ -211,19 +187,16 @@ def unmask(
     num: int | npt.NDArray[np.int64] = max(1, block_length // steps)
     if step is not None:
         num = (num + (step < block_length % steps))[:, None]
-    if rule.strategy == "sequential":
-        first = np.argmax(masked, axis=1)[:, None]
-        column = np.arange(masked.shape[1])
-        ahead: npt.NDArray[np.bool_] = masked & (column >= first) & (column < first + num)
-        return ahead
     if rule.strategy == "low_confidence_static":
         order = np.argsort(-score, axis=1, kind="stable")
         rank = np.argsort(order, axis=1)
         best: npt.NDArray[np.bool_] = masked & (rank < num)
         return best
     # In the confidences' type: 0.9 as a float32 is not 0.9.
-    bound = confidence.dtype.type(rule.threshold if threshold is None else threshold)
-    chosen = masked & (confidence > bound if rule.strict else confidence >= bound)
+    bound = confidence.dtype.type(threshold or rule.threshold)
+    chosen = masked & (confidence >= bound)
+    if rule.strict:
+        chosen &= confidence > bound
     if rule.chooses:
         return _chosen(rule, confidence, chosen, masked)
     rows = np.arange(len(masked))
@@ -232,29 +205,29 @@ def unmask(
     return certain
 
 
-def unmask_drawn(
-    rule: Unmasking, status: Any, evaluations: Any, window: Any, start: Any, requests: Any, draws: Draws
-) -> npt.NDArray[np.bool_]:
-    """The commits of `rule.unmask` in the twin, from a plan's arrays: the odds of draws stand for confidences."""
-    surety = np.full(window.shape, -1.0)
-    draw_plan(status, evaluations, window, start, requests, draws, surety)
-    return _chosen(rule, surety, surety > 1.0, surety >= 0.0)  # of a sub_block's masks, as on a device
+def unmask_drawn(rule: Unmasking, masks: Masks, draws: Draws) -> npt.NDArray[np.bool_]:
+    """The commits of `rule.unmask` in the twin: the odds of draws stand for confidences."""
+    surety = np.full(masks.window.shape, -1.0)
+    draw_plan(masks, draws, surety)
+    return _chosen(rule, surety, surety > 1.0, surety >= 0.0)
 
 
-def array_of(answer: Any) -> npt.NDArray[Any]:
-    """A policy's answer in plain Python; one that is no array has dtype object."""
+def array_of(answer: Any, source: str, kind: type, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """A policy's answer in plain Python; PolicyError names its `source` if type or shape are others."""
     try:
-        return np.asarray(answer)
+        array = np.asarray(answer)
     except ValueError:  # rows of unequal lengths
-        return np.array(None)
+        array = np.array(None)
+    if array.shape != shape or array.dtype.kind != np.dtype(kind).kind:
+        words = {np.int64: "whole numbers", np.bool_: "bool"}[kind]
+        raise PolicyError(f"{source} returned {array.dtype} {list(array.shape)}, expected {words} {list(shape)}")
+    return array
 
 
 def _chosen(rule: Unmasking, surety: Any, sure: Any, masked: Any) -> npt.NDArray[np.bool_]:
-    chosen = array_of(rule.unmask(surety, sure, masked.copy()))
-    source = f"{type(rule).__name__}.unmask returned"
-    if chosen.shape != masked.shape or chosen.dtype != np.bool_:
-        raise PolicyError(f"{source} {chosen.dtype} {list(chosen.shape)}, expected bool {list(masked.shape)}")
+    source = f"{type(rule).__name__}.unmask"
+    chosen = array_of(rule.unmask(surety, sure, masked.copy()), source, np.bool_, masked.shape)
     if (chosen & ~masked).any():
-        row, column = (int(i) for i in np.argwhere(chosen & ~masked)[0])
-        raise PolicyError(f"{source} position {column} of row {row}, which is no computed mask")
+        row, column = np.argwhere(chosen & ~masked)[0].tolist()
+        raise PolicyError(f"{source} returned position {column} of row {row}, which is no computed mask")
     return chosen

@@ -33,12 +33,6 @@ def num_left(fixed: Fixed, start: int) -> int:
 
 
 @rule
-def window_groups(fixed: Fixed) -> int:
-    """Groups of layers with a window: each takes a page for each page of the layers without."""
-    return -(-fixed.window_bytes // fixed.kv_bytes) if fixed.keeps > 0 else 0
-
-
-@rule
 def most_in_sight(fixed: Fixed, end: int, at_once: int) -> int:
     """The largest `in_sight` up to `end`, if a step computes at most `at_once` positions."""
     if fixed.keeps == 0:

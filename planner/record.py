@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..engine.errors import DsimError, cut
-from ..engine.journal import CACHED_COLUMNS, CHOICE_COLUMNS, MOVE_COLUMNS, ORDER_COLUMNS, SENT_COLUMNS, passed
+from ..engine.journal import CACHED_COLUMNS, CHOICE_COLUMNS, MOVE_COLUMNS, SENT_COLUMNS
 from ..engine.prefix import caches_prefixes
 from ..report.run import RunResult, run_html
 from ..results import provenance
@@ -57,8 +57,6 @@ def record(
     extra_columns: list[str] = []
     if any(map(caches_prefixes, policies)):
         extra_columns += CACHED_COLUMNS
-    if not links and any(policy.batching.orders for policy in policies):
-        extra_columns += ORDER_COLUMNS
     if links:
         extra_columns += MOVE_COLUMNS
     if links and worlds[0].fleet().shares_where_decoded:
@@ -79,8 +77,7 @@ def record(
             if writer is not None:
                 columns = tables[name]
                 none = {column: np.zeros(len(columns["request"])) for column in extra_columns}  # without a cache
-                order = {"passed": passed(columns)} if "passed" in extra_columns else {}
-                writer.requests(name, {**none, **columns, **order})
+                writer.requests(name, {**none, **columns})
             if result.interrupted:
                 break
         info = replace(provenance.run_info(worlds, requests, results, summaries), **about(results))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..engine.commits import CommitDraws, CommitModel
-from ..engine.draw import draw_plan
+from ..engine.draw import Masks, draw_plan
 from ..engine.rows.blocks import count_prefixes
 from ..engine.state import MASKED, PENDING
 from .commit_log import CommitLog
@@ -70,9 +70,15 @@ def draw(model: CommitModel, source: Blocks, seed: int) -> CommitLog:
         masked = status[alive] == MASKED
         reach = source.reach[alive, min(step, source.reach.shape[1] - 1)]
         window = masked & (np.cumsum(masked, axis=1) <= reach[:, None])
-        who = source.request[alive]
-        arrays = status[alive], evaluations[alive], window, start[alive], who.astype(np.int32), draws
-        committed = draw_plan(*arrays, np.zeros((len(alive), 0)))
+        masks = Masks(
+            status=status[alive],
+            evaluations=evaluations[alive],
+            window=window,
+            start=start[alive],
+            prompt=np.zeros(len(alive), np.int32),
+            request=source.request[alive].astype(np.int32),
+        )
+        committed = draw_plan(masks, draws, np.zeros((len(alive), 0)))
         rows.append((alive, masked, window, committed))
         evaluations[alive] += window
         status[alive] = np.where(committed, np.uint8(PENDING), status[alive])

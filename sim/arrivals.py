@@ -18,7 +18,6 @@ from ..engine.request import Request
 from ..engine.route import Choosing
 from ..engine.state import UNFINISHED, Inbox
 from ..traces import Trace
-from ..traces.trace import CANVAS, READ_ONLY
 from .clock import ARRIVAL, Clock
 from .group import Group
 
@@ -74,11 +73,8 @@ class OpenLoop:
 
     def _inbox(self, engine: Engine, rows: npt.NDArray[np.int32]) -> Inbox:
         trace = self._trace
-        columns = {name: column[rows] for name, column in trace.wishes.items()}
-        if engine.narrows and not trace.extras.keys().isdisjoint((CANVAS, READ_ONLY)):
-            columns["canvas_length"] = np.array([engine.canvas_of(trace.request(i)) for i in rows.tolist()])
-        for name, column in columns.items():
-            engine.table[name][rows] = column
+        for name, column in trace.wishes.items():
+            engine.table[name][rows] = column[rows]
         return Inbox(rows, self._reach[rows], _fitting(engine, trace, rows))
 
     def next_time(self, turn: int = 0, every: int = 1) -> float:
@@ -110,7 +106,7 @@ class OpenLoop:
 
 def _fitting(engine: Engine, trace: Trace, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
     # Under shipped rules a longer request never takes less.
-    if all(is_ours(type(component)) for component in engine.policy.parts()) and not trace.canvas_length.any():
+    if all(is_ours(type(component)) for component in engine.policy.parts()):
         longest = Request(0, 0.0, int(trace.input_length[rows].max(initial=0)), int(trace.limit[rows].max(initial=0)))
         if engine.fits(longest):
             return np.ones(len(rows), np.bool_)

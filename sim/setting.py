@@ -25,7 +25,6 @@ from ..engine.prefix import Prefixes
 from ..profiler.hardware import default_max_batch
 from ..profiler.profile import Device, MemoryModel, Profile, of_family
 from ..traces import Trace
-from ..traces.trace import READ_ONLY
 from .step_model import StepModel
 
 MAX_STEPS = "diffusion_max_steps"  # trace column: most denoising steps of a canvas or block
@@ -67,7 +66,7 @@ class Setting:
         profile, memory = self.profile, self.profile.memory
         limits = limits_on(self.policy, memory, profile.device, profile.model)
         windowed = profile.model.windowed
-        if windowed is None or not memory.window_bytes_per_token or not self.policy.batching.frees_windows:
+        if windowed is None or not memory.window_bytes_per_token or not self.policy.frees_windows:
             return limits
         return replace(
             limits, window=windowed.window, window_bytes=memory.window_bytes_per_token,
@@ -141,12 +140,12 @@ class Setting:
             return TokenDraws(policy.granularity.acceptances, seed) if policy.width > 1 else None
         if self.law is not None:
             cap = caps_of(unmasking.most_steps(policy.block_length), requests)
-            return LawDraws(self.law, seed, len(requests), cap, requests.canvas_length)
+            return LawDraws(self.law, seed, len(requests), cap)
         if self.commits is None:
             return ScheduledCommits(policy.block_length, unmasking.denoising_steps, unmasking.quotas(policy))
         return CommitDraws(
             self.commits, seed, requests.input_length, requests.output_length, policy.width, self.deltas,
-            requests.max_tokens, policy.family == "block-diffusion", unmasking.sub_block, self.by_threshold,
+            requests.max_tokens, policy.family == "block-diffusion", self.by_threshold,
             unmasking if unmasking.chooses else None,
         )  # fmt: skip
 
@@ -217,7 +216,7 @@ def memory_of(policy: Policy, memory: MemoryModel) -> MemoryModel:
     """
     if policy.rows.commits == "tokens":
         memory = replace(memory, workspace_bytes=0)
-    if not policy.batching.frees_windows:
+    if not policy.frees_windows:
         total = memory.kv_bytes_per_token + memory.window_bytes_per_token
         memory = replace(memory, kv_bytes_per_token=total, window_bytes_per_token=0)
     return memory
@@ -225,10 +224,8 @@ def memory_of(policy: Policy, memory: MemoryModel) -> MemoryModel:
 
 def caps_of(max_steps: int | None, requests: Trace) -> "npt.NDArray[np.int64] | int | None":
     """Most steps of a block: the policy's, or per request if the trace allows fewer."""
-    absent = [None] * len(requests)
-    limits, reads = (requests.extras.get(name) for name in (MAX_STEPS, READ_ONLY))
-    if limits is None and reads is None:
+    limits = requests.extras.get(MAX_STEPS)
+    if limits is None:
         return max_steps
     no_limit = np.iinfo(np.int32).max if max_steps is None else max_steps
-    caps = [no_limit if limit is None else min(int(limit), no_limit) for limit in limits or absent]
-    return np.where([bool(read) for read in reads or absent], 1, caps)
+    return np.array([no_limit if limit is None else min(int(limit), no_limit) for limit in limits])

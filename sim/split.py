@@ -265,6 +265,4 @@ def _tokens(pool: Pool, request: Request) -> int:
 
 def _leg(request: Request, tokens: int) -> Request:
     """A request's prefill: a request for no tokens."""
-    return replace(
-        request, input_length=tokens, output_length=0, max_tokens=0, canvas_length=0, estimate=0, read_only=False,
-    )  # fmt: skip
+    return replace(request, input_length=tokens, output_length=0, max_tokens=0, estimate=0)

@@ -7,7 +7,6 @@ from ..files.read import cut
 from ..profiler.models import known_model
 from ..profiler.profile import shipped_for
 from ..traces import Trace
-from ..traces.trace import READ_ONLY
 from .setting import Setting
 
 
@@ -47,7 +46,7 @@ def _of_setting(setting: Setting) -> Iterator[str]:
 
 
 def _of_requests(setting: Setting, requests: Trace) -> Iterator[str]:
-    policy, profile, narrows = setting.policy, setting.profile, setting.policy.batching.narrows_canvases
+    profile = setting.profile
     names = dict.fromkeys(str(name) for name in requests.extras.get("model", ()) if name)
     models = {shape.name for name in names if (shape := known_model(name)) is not None}
     if models and profile.model.name not in models:
@@ -56,15 +55,3 @@ def _of_requests(setting: Setting, requests: Trace) -> Iterator[str]:
             f"the requests are of {cut(', '.join(names))} in the log, and {profile.name} is of "
             f"{profile.model.name}: expected a profile of their model (shipped: {shipped or 'none'})"
         )
-    reads = int(requests.numbers(READ_ONLY).sum())
-    if reads and not narrows:
-        yield (
-            f"{policy.name}: {reads} of {len(requests)} requests read a canvas (diffusion_read_only): this policy "
-            "commits them like others"
-        )
-    narrow = int(((requests.canvas_length > 0) & (requests.canvas_length < policy.block_length)).sum())
-    if narrow and setting.law is not None and not policy.granularity.on_a_grid:
-        does = f"are {policy.block_length} wide: this policy cannot narrow them"
-        if narrows:
-            does = f"take the steps of {policy.block_length}: no law is known for narrower ones"
-        yield f"{policy.name}: canvases of {narrow} of {len(requests)} requests (diffusion_canvas_length) {does}"

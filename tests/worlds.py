@@ -69,12 +69,9 @@ class World:
         self.plan: Any = None  # a StepPlan; None where there is nothing to do
 
     def submit(
-        self, index: int, prompt: int, output: int, canvas_length: int = 0, max_tokens: int = 0, *,
-        read_only: bool = False,
+        self, index: int, prompt: int, output: int, max_tokens: int = 0,
     ) -> bool:  # fmt: skip
-        return self.engine.submit(
-            Request(index, self.now, prompt, output, max_tokens, canvas_length, read_only=read_only)
-        )
+        return self.engine.submit(Request(index, self.now, prompt, output, max_tokens))
 
     def schedule(self) -> str:
         """The next step in words: `decode 0D:PPMm 3F:ccPP`, a row's request, phase and cells.
@@ -138,6 +135,7 @@ def _row(plan: StepPlan, i: int) -> str:
 
 def plan_of(**known: Any) -> StepPlan:
     """A plan with these fields and None for the rest."""
+    known.setdefault("prompt", np.zeros(len(known["requests"]), np.int32))
     rest = {f.name: None for f in dataclasses.fields(StepPlan) if f.name not in known}
     return StepPlan(**known, **rest)  # type: ignore[arg-type]
 
@@ -261,7 +259,7 @@ class PlainLoop(ABC):
             now = plan.now + outcome.latency
             self.ended.extend(int(i) for i in engine.commit(outcome, now))
             assert 0 <= engine.pages_held <= self.limits.num_pages
-            assert engine.outstanding_tokens >= 0
+            assert engine.expected_tokens >= 0
             assert engine.expected_tokens >= 0
             assert engine.num_waiting + engine.num_running == next_request - len(self.ended)
             assert len(set(self.ended)) == len(self.ended)
@@ -311,7 +309,7 @@ class Driver(PlainLoop):
             if policy.width > 1:
                 draws = TokenDraws(policy.granularity.acceptances, seed)
         elif policy.unmasking.strategy == "law":
-            draws = LawDraws(TOY_LAW, seed, len(trace), canvas_length=trace.canvas_length)
+            draws = LawDraws(TOY_LAW, seed, len(trace))
         else:
             model = model.for_block(policy.block_length)
             draws = CommitDraws(model, seed, trace.input_length, trace.output_length, policy.width, TOY_DELTAS)

@@ -14,7 +14,7 @@ TICKS_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 # Of the canonical file.
 OPTIONAL = (
     "hash_ids", "block_size", "session_id", "model", "id", "slo_class", "status",
-    "gen_length", "block_length", "steps", "diffusion_max_steps", "diffusion_canvas_length", "diffusion_read_only",
+    "gen_length", "block_length", "steps", "diffusion_max_steps",
     "max_tokens",
     "measured_ttft", "measured_e2el", "estimated_length",
     "priority", "deadline",

@@ -98,11 +98,8 @@ def read_rows(rows: Rows, options: Asked) -> tuple[Columns, Format]:
 
 def of_run(row: Row) -> Row:
     """In requests.parquet a limit that was not asked for is no limit."""
-    canvas = row.get("canvas_length")
-    canvas = canvas if isinstance(canvas, int) else 0
     limit = row.get("max_tokens") if row.get("limited") else None
-    width = {"diffusion_canvas_length": max(canvas, 0) or None, "diffusion_read_only": canvas < 0 or None}
-    return {**row, **width, "max_tokens": limit, "status": None}
+    return {**row, "max_tokens": limit, "status": None}
 
 
 def requests_of_log(log: Rows) -> Rows:

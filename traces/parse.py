@@ -25,7 +25,7 @@ MAX_WHOLE = 2**31 - 1
 MAX_TICK = 2**62  # ns: year 2116
 # Counts of at least 1.
 COUNTS = (
-    "block_size", "gen_length", "block_length", "steps", "diffusion_max_steps", "diffusion_canvas_length", "max_tokens",
+    "block_size", "gen_length", "block_length", "steps", "diffusion_max_steps", "max_tokens",
     "estimated_length",
 )  # fmt: skip
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -289,14 +289,6 @@ def read_gaps(key: str, value: Any) -> tuple[float, ...]:
     return tuple(float(read_number(f"{key}[{i}]", gap)) for i, gap in enumerate(value))
 
 
-def read_flag(key: str, value: Any) -> bool:
-    """Also as text."""
-    flag = {"true": True, "false": False}.get(str(value).lower())
-    if flag is None:
-        raise BadRowError(f"{key} is {shown(value)}, expected true or false")
-    return flag
-
-
 def read_hash_ids(key: str, value: Any) -> list[Any]:
     """A prompt's block ids, also as JSON text."""
     ids = value
@@ -315,7 +307,6 @@ CHECKED: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(COUNTS, partial(read_number, least=1, high=MAX_LENGTH, integer=True)),
     **dict.fromkeys(("deadline", "due", "chunks"), TICK),
     "priority": partial(read_number, least=-MAX_WHOLE, high=MAX_WHOLE, integer=True),
-    "diffusion_read_only": read_flag,
     "hash_ids": read_hash_ids,
     "gaps": read_gaps,
 }

@@ -20,8 +20,6 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 COPY = "copy"  # optional column: number of a request's copy, where rows are taken again
 ESTIMATE = "estimated_length"  # optional column: estimated answer lengths
-CANVAS = "diffusion_canvas_length"  # optional column: requested canvas lengths
-READ_ONLY = "diffusion_read_only"  # optional column: requests of one step of one canvas
 # Optional columns for schedulers: fields of Request.
 WISHES: dict[str, type] = {"priority": int, "deadline": float, "slo_class": str}
 # Beyond these, a value is a mistake.
@@ -99,15 +97,15 @@ class Trace:
     def request(self, i: int) -> Request:
         """As the engine sees it."""
         counts, wishes = self._optional
-        limit, canvas, estimate, reads = ((column and column[i]) or 0 for column in counts)
+        limit, estimate = ((column and column[i]) or 0 for column in counts)
         lengths = int(self.input_length[i]), int(self.output_length[i])
         stated = {name: kind(column[i]) for name, kind, column in wishes if column[i] is not None}
-        return Request(i, float(self.arrival[i]), *lengths, limit, canvas, estimate, read_only=bool(reads), **stated)
+        return Request(i, float(self.arrival[i]), *lengths, limit, estimate, **stated)
 
     @cached_property
     def _optional(self) -> tuple[list[Any], list[tuple[str, type, list[Any]]]]:
         """Fields of Request: counts, and WISHES."""
-        counts = [self.extras.get(name) for name in ("max_tokens", CANVAS, ESTIMATE, READ_ONLY)]
+        counts = [self.extras.get(name) for name in ("max_tokens", ESTIMATE)]
         return counts, [(name, kind, self.extras[name]) for name, kind in WISHES.items() if name in self.extras]
 
     @property
@@ -125,11 +123,6 @@ class Trace:
     def max_tokens(self) -> Ints:
         """Limits of output tokens, which an EOS may undercut; 0: none."""
         return self.numbers("max_tokens")
-
-    @property
-    def canvas_length(self) -> Ints:
-        """As asked; 0: none."""
-        return self.numbers(CANVAS)
 
     def numbers(self, name: str) -> Ints:
         """An optional column; 0 if missing."""

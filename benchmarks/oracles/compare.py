@@ -9,7 +9,6 @@ A scenario (one JSON object):
     page_size, caching                prefix caching, by pages of so many tokens
     requests                          [{arrival, prompt, output, max_tokens, ...}]: arrival in steps, `prompt` the token
                                       ids, `output` tokens of the answer, `max_tokens` its limit; and, by the model:
-        canvas_length                 width of the request's canvases (0: the policy's)
         steps                         [canvases] denoising steps of each canvas or block
         accepted                      [tokens] drafts accepted behind each token
         unmasked                      [blocks] masks that a step of each block unmasks, from the left
@@ -111,7 +110,7 @@ def play(scenario: dict[str, Any]) -> dict[str, Any]:
             accepted = engine.submit(
                 Request(
                     submitted, request["arrival"], len(request["prompt"]), request["output"],
-                    max_tokens=request["max_tokens"], canvas_length=request.get("canvas_length", 0),
+                    max_tokens=request["max_tokens"],
                 )
             )  # fmt: skip
             if not accepted:

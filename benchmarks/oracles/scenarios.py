@@ -69,8 +69,7 @@ def least_pages(scenario: Scenario) -> int:
         engine = Engine(policy, limits, RequestTable(len(asked)))
         return all(
             engine.fits(
-                Request(i, 0.0, len(q["prompt"]), q["output"], max_tokens=q["max_tokens"],
-                        canvas_length=q.get("canvas_length", 0))
+                Request(i, 0.0, len(q["prompt"]), q["output"], max_tokens=q["max_tokens"])
             )
             for i, q in enumerate(asked)
         )  # fmt: skip
@@ -102,10 +101,9 @@ def vllm(family: str, seed: int) -> Scenario:
         seqs = limits.choice([1, 2, 3])
         budget = max(canvas, seqs) + limits.randint(0, 3)
         caching = caching or drafts > 0
-    narrower = canvas > 0 and r.random() < 0.3
     usual, longest = 90, 500
     windows = {}
-    if (Random(f"windows-{family}-{seed}") if caching else r).random() < 0.25:
+    if not caching and r.random() < 0.25:
         windows = {"window": r.choice([8, 40, 100]), "window_bytes": r.choice([1, 3]), "kv_bytes": 1}
     requests = []
     for arrival, prompt in zip(arrivals(r, count), prompts(r, count, usual, longest), strict=True):
@@ -117,7 +115,6 @@ def vllm(family: str, seed: int) -> Scenario:
             output = min(output, limit)
         request = {"arrival": arrival, "prompt": prompt, "output": output, "max_tokens": limit}
         if canvas:
-            request["canvas_length"] = r.randint(1, canvas) if narrower and r.random() < 0.5 else 0
             request["steps"] = [r.randint(1, 6) for _ in range(limit + 2)]
         if drafts:
             request["accepted"] = [
@@ -127,26 +124,20 @@ def vllm(family: str, seed: int) -> Scenario:
     context = context_of(requests, seed)
     settings = {
         "max_num_seqs": seqs, "max_num_batched_tokens": budget, "long_prefill_token_threshold": threshold,
-        "enable_chunked_prefill": chunked, "scheduler_reserve_full_isl": r.random() < 0.8,
-        "watermark": r.choice([0.05, 0.2]) if r.random() < 0.3 else 0.0, "async_scheduling": asynchronous,
-        "prefill_schedule_interval": 1,
+        "enable_chunked_prefill": chunked, "async_scheduling": asynchronous,
     }  # fmt: skip
     own = {"canvas_length": canvas} if canvas else {}
     if drafts:
         own = {"num_speculative_tokens": drafts, "drafter": r.choice(["ngram", "eagle", "draft_model"])}
         if seed >= AT_LIMITS and own["drafter"] == "draft_model":  # 0.33 refuses a budget without room beside each row
             settings["max_num_batched_tokens"] = max(budget, seqs + 1)
-    retention = Random(f"retention-{family}-{seed}").choice([0, 0, page, 4 * page]) if caching and windows else 0
-    fields = {
-        **settings, **own, "page_size": page, "prefix_caching": caching, "prefix_cache_retention_interval": retention
-    }  # fmt: skip
+    fields = {**settings, **own, "page_size": page, "prefix_caching": caching}
+    settings |= {"scheduler_reserve_full_isl": True, "watermark": 0.0, "prefill_schedule_interval": 1}
     scenario: Scenario = {
         "engine": "vllm", "family": family, "seed": seed,
-        # Hits in windowed layers have rules of their own.
-        "variation": f"{'asynchronous' if asynchronous else 'synchronous'}, {'caching' if caching else 'no caching'}"
-        f"{', windows' if caching and windows else ''}{', interval' if retention else ''}",
+        "variation": f"{'asynchronous' if asynchronous else 'synchronous'}, {'caching' if caching else 'no caching'}",
         "policy": ",".join([family, *(f"{name}={str(value).lower()}" for name, value in fields.items())]),
-        "settings": {**settings, **own, "max_model_len": context, "prefix_cache_retention_interval": retention},
+        "settings": {**settings, **own, "max_model_len": context, "prefix_cache_retention_interval": 0},
         "limits": {"num_pages": 0, "context_limit": context, "max_batch": seqs, **windows},
         "eos": eos, "page_size": page, "caching": caching, "requests": requests,
     }  # fmt: skip
@@ -155,13 +146,8 @@ def vllm(family: str, seed: int) -> Scenario:
 
 
 def vllm_033(family: str, seed: int) -> Scenario:
-    """The scenario of the family's 0.32 with, in half of them, 0.33's interval between prefills."""
-    older = family.removesuffix("-0.33")
-    scenario = vllm(older, seed)
-    interval = Random(f"interval-{family}-{seed}").choice([1, 1, 1, 2, 3, 6])
-    scenario["settings"]["prefill_schedule_interval"] = interval
-    scenario["policy"] = scenario["policy"].replace("_interval=1", f"_interval={interval}", 1)
-    return scenario | {"family": family}
+    """The scenario of the family's 0.32."""
+    return vllm(family.removesuffix("-0.33"), seed) | {"family": family}
 
 
 # ---- LMDeploy ------------------------------------------------------------------------------------------------------

@@ -235,9 +235,7 @@ def record(scenario, folder):
 
 
 def request_of(index, asked, hasher):
-    width = asked.get("canvas_length", 0)
-    extra = {"diffusion_canvas_length": width} if width else None
-    sampling = SamplingParams(max_tokens=asked["max_tokens"], extra_args=extra)
+    sampling = SamplingParams(max_tokens=asked["max_tokens"])
     sampling._eos_token_id = EOS
     return Request(
         request_id=str(index), prompt_token_ids=list(asked["prompt"]), sampling_params=sampling, pooling_params=None,

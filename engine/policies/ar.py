@@ -1,6 +1,6 @@
 """Autoregressive decoding: one token a sequence and step, on the same latency model."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..errors import PolicyError
 from ..part import BATCHING_SPACE, Granularity, Policy, Preset
@@ -21,7 +21,7 @@ class Autoregressive(Granularity):
 
 PRESETS = {
     "ar": Preset(
-        Policy("ar", batching=replace(EVERY_STEP, preempts="admitted"), granularity=Autoregressive()),
+        Policy("ar", batching=EVERY_STEP, granularity=Autoregressive()),
         "max_batch",
         "autoregressive: one token a sequence and step, continuous batching",
         space=BATCHING_SPACE,

@@ -24,14 +24,12 @@ class Canvas(Granularity):
     """A canvas computed whole every step, then a causal pass that stores its KV."""
 
     canvas_length: Annotated[int, Range(1, MAX_CANVAS), "tokens of a canvas"] = 256
-    late: Annotated[bool, "return tokens with the pass that stores their keys and values, not before it"] = True
 
     rows = CANVAS
     family = "canvas"
     whole_block = True
     under_budget = True
     on_a_grid = False
-    neutral = frozenset({"late"})
 
     @property
     def block_length(self) -> int:  # type: ignore[override]
@@ -45,7 +43,7 @@ class Canvas(Granularity):
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
         # A step decided ahead needs room for the next canvas.
-        scratch = self.canvas_length if policy.batching.hides_host else 0
+        scratch = self.canvas_length * policy.batching.hides_host
         return {"drafts": 0, "canvases": True, "scratch": scratch, "look_ahead": 0, "hash_ahead": 0, "slots": 0}
 
     def answers(self, policy: Policy) -> Answers:

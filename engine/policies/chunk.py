@@ -1,23 +1,16 @@
 """A fixed chunk of the block, which streams as its prefix is cached."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated
 
 from ..errors import PolicyError
 from ..hooks import choose, select
 from ..jit import rule
 from ..part import BATCHING_SPACE, FITTED, MAX_BLOCK, Answers, Granularity, Policy, Preset, Range
-from ..state import MASKED, Marks, PolicyState, Replica, Status
+from ..state import AnyPolicy, Replica
 from .delayed_cache import DelayedCache
 from .lmdeploy import EVERY_STEP
 from .whole_block import select_pending_first
-
-
-class ChunkFields(Protocol):
-    chunk: int
-
-
-ChunkState = PolicyState[ChunkFields, Any, Any]
 
 
 class Streaming(Granularity):
@@ -26,11 +19,9 @@ class Streaming(Granularity):
     def check(self, policy: Policy) -> None:
         if not policy.eviction.delayed:
             raise PolicyError(f"{policy.name}: eviction is none, expected a delayed cache, over which a chunk streams")
-        if self.obs and policy.eviction.neighbour_aware:
-            raise PolicyError(f"{policy.name}: neighbour_aware is true and obs is true: expected one of them")
 
     def answers(self, policy: Policy) -> Answers:
-        return {select: select_a_mask_too if policy.eviction.neighbour_aware else select_pending_first}
+        return {select: select_pending_first}
 
 
 @dataclass(frozen=True)
@@ -54,30 +45,8 @@ class FixedChunk(Streaming):
 
 
 @rule
-def fixed_chunk(replica: Replica, policy: ChunkState) -> int:
+def fixed_chunk(replica: Replica, policy: AnyPolicy) -> int:
     return int(policy.fields.chunk)
-
-
-@rule
-def select_a_mask_too(status: Status, reach: int, chunk: int, fields: ChunkFields, window: Marks) -> None:
-    """W2 over a neighbour-aware cache: the last position gives way to a mask if no other would be cached.
-
-    A committed position is cached only after its right neighbour commits: a window of committed positions before
-    masks would otherwise never change.
-    """
-    select_pending_first(status, reach, chunk, fields, window)
-    last = -1
-    for k in range(reach):
-        if not window[k]:
-            continue
-        if status[k] == MASKED or k == len(status) - 1 or status[k + 1] != MASKED:
-            return
-        last = k
-    for k in range(reach):
-        if last >= 0 and status[k] == MASKED:
-            window[last] = False
-            window[k] = True
-            return
 
 
 PRESETS = {

@@ -1,85 +1,100 @@
 """A delayed cache: a committed token is no longer computed once computed as itself."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Annotated, Protocol
+from dataclasses import dataclass
 
+from ..errors import PolicyError
 from ..hooks import settle
 from ..jit import rule
-from ..part import Answers, Choice, Eviction, Policy, Preset
+from ..part import Answers, Eviction, Policy, Preset
 from ..state import CACHED, MASKED, PENDING, Evaluations, Marks, Status
 from .lmdeploy import EVERY_STEP_AHEAD
 from .whole_block import settle_block_pass
 
 
-class DelayedFields(Protocol):
-    neighbour_aware: bool
-    prefill_counts: bool
-
-
 @dataclass(frozen=True)
 class DelayedCache(Eviction):
-    """A committed token is no longer computed once computed as itself (elastic-chunking.md 6.1).
-
-    neighbour_aware: only if its right neighbour was committed too (FOCUS's DC+, focus.md 3.6).
-    """
-
-    neighbour_aware: Annotated[bool, "cache a token only once its right neighbour is committed, too (FOCUS's DC+)"] = (
-        False
-    )
-    prefill_counts: Annotated[bool, "prefill leaves final KV in the prompt's part of the first block (FOCUS: not)"] = (
-        True
-    )
-    visible: Annotated[
-        str,
-        Choice(("listed", "prefix")),
-        "what a query sees of its block: cached or computed positions, or all up to the last one",
-    ] = "listed"
-    sample_block: Annotated[bool, "soft-max and sampling run on the whole block (FOCUS, focus.md 3.2)"] = False
+    """A committed token is no longer computed once computed as itself (Optimus, elastic-chunking.md 6.1)."""
 
     evicts = True
     delayed = True
-    neutral = frozenset({"sample_block"})
+    visible = "listed"  # a query sees cached and computed positions of its block; "prefix": all up to the last one
+    sample_block = False  # soft-max and sampling run on the whole block
 
-    def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
-        return {"listed": self.visible == "listed"}
+    def numbers(self, policy: Policy) -> dict[str, bool | int | float]:
+        return {"listed": self.visible == "listed", "sample_block": self.sample_block}
 
     def answers(self, policy: Policy) -> Answers:
         return {settle: settle_delayed}
 
 
+@dataclass(frozen=True)
+class FocusDelayedCache(DelayedCache):
+    """The same as FOCUS runs it: a prefill leaves no final KV in the first block (focus.md 3.2, 3.6)."""
+
+    visible = "prefix"
+    sample_block = True
+
+    def answers(self, policy: Policy) -> Answers:
+        return {settle: settle_after_prefill}
+
+
+@dataclass(frozen=True)
+class NeighbourCache(FocusDelayedCache):
+    """FOCUS's DC+: a committed token leaves only once its right neighbour was committed, too (focus.md 3.6)."""
+
+    def check(self, policy: Policy) -> None:
+        if not policy.granularity.whole_block:
+            raise PolicyError(f"{policy.name}: {type(self).__name__} evicts from whole blocks, expected no chunk")
+
+    def answers(self, policy: Policy) -> Answers:
+        return {settle: settle_with_neighbour}
+
+
 @rule
 def settle_delayed(
-    status: Status, evaluations: Evaluations, window: Marks, block: int, fields: DelayedFields, prefill: bool
+    status: Status, evaluations: Evaluations, window: Marks, block: int, fields: object, prefill: bool
 ) -> None:
-    """KV is final once a position is computed as a committed token (neighbour_aware: before a committed one)."""
-    if prefill and not fields.prefill_counts:
+    """KV is final once a position is computed as a committed token."""
+    for k in range(len(status)):  # branch-free: vectorises
+        evaluations[k] += window[k] & (status[k] == MASKED)
+        status[k] += window[k] & (status[k] == PENDING)  # CACHED is the next number
+
+
+@rule
+def settle_after_prefill(
+    status: Status, evaluations: Evaluations, window: Marks, block: int, fields: object, prefill: bool
+) -> None:
+    if prefill:
+        settle_block_pass(status, evaluations, window, block, fields, prefill)
+    else:
+        settle_delayed(status, evaluations, window, block, fields, prefill)
+
+
+@rule
+def settle_with_neighbour(
+    status: Status, evaluations: Evaluations, window: Marks, block: int, fields: object, prefill: bool
+) -> None:
+    """KV is final once a position is computed as a committed token before a committed one."""
+    if prefill:
         settle_block_pass(status, evaluations, window, block, fields, prefill)
         return
     width = len(status)
-    for k in range(width):
-        evaluations[k] += window[k] & (status[k] == MASKED)
-    if not fields.neighbour_aware:
-        for k in range(width):
-            status[k] = CACHED if window[k] & (status[k] == PENDING) else status[k]
-        return
     # From the left: position k + 1 still has its old status.
     for k in range(width):
+        evaluations[k] += window[k] & (status[k] == MASKED)
         if window[k] and status[k] == PENDING and (k == width - 1 or status[k + 1] != MASKED):
             status[k] = CACHED
 
 
-FOCUS_CACHE = DelayedCache(prefill_counts=False, visible="prefix", sample_block=True)
-
 PRESETS = {
     "delayed-cache": Preset(
-        Policy("delayed-cache", batching=EVERY_STEP_AHEAD, eviction=FOCUS_CACHE),
+        Policy("delayed-cache", batching=EVERY_STEP_AHEAD, eviction=FocusDelayedCache()),
         "block_length",
         "the block without the tokens that were computed once as committed",
         "FOCUS (focus.md 3.6)",
     ),
     "delayed-cache-plus": Preset(
-        Policy("delayed-cache-plus", batching=EVERY_STEP_AHEAD, eviction=replace(FOCUS_CACHE, neighbour_aware=True)),
+        Policy("delayed-cache-plus", batching=EVERY_STEP_AHEAD, eviction=NeighbourCache()),
         "block_length",
         "FOCUS's DC+: ... computed once together with a committed right neighbour",
         "FOCUS (focus.md 3.6)",

@@ -1,7 +1,7 @@
 """dLLM-Cache: prompt and response, each refreshed at its own period."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -10,15 +10,6 @@ from ..jit import rule
 from ..part import Preset, Range
 from ..state import FULL, PARTIAL, REFRESH_PROMPT, REFRESH_RESPONSE
 from .llada import NoCache, script
-
-
-class PeriodicFields(Protocol):
-    all_logits: bool
-    prompt_keys: int
-    prompt_refresh: int
-    response_refresh: int
-    transfer: float
-
 
 RUN = 16  # keys; heads that keep different keys store runs
 
@@ -31,12 +22,14 @@ def runs(tokens: int) -> int:
 
 @rule
 def periodic(
-    prompt: int, length: int, start: int, step: int, block_step: int, block: int, fields: PeriodicFields
+    prompt: int, length: int, start: int, step: int, block_step: int, block: int, fields: Any
 ) -> tuple[int, int, int]:
     """Prompt and response, each whole when due; else the response's most changed tokens."""
     response = length - prompt
     changed = int(np.floor(fields.transfer * response))
-    keys = min(prompt, int(fields.prompt_keys)) if fields.prompt_keys >= 0 else prompt
+    keys = prompt
+    if fields.prompt_keys >= 0:
+        keys = min(prompt, int(fields.prompt_keys))
     if step % fields.prompt_refresh == 0:
         if step % fields.response_refresh == 0:
             return FULL, length, length
@@ -47,13 +40,15 @@ def periodic(
 
 
 @rule
-def rows_of_response(prompt: int, length: int, start: int, tokens: int, block: int, fields: PeriodicFields) -> int:
+def rows_of_response(prompt: int, length: int, start: int, tokens: int, block: int, fields: Any) -> int:
     """All positions in the published code; in MaskKV from the current block on."""
-    return length if fields.all_logits else length - start
+    if fields.all_logits:
+        return length
+    return length - start
 
 
 @rule
-def outputs_held(prompt: int, length: int, state: int, fields: PeriodicFields) -> int:
+def outputs_held(prompt: int, length: int, state: int, fields: Any) -> int:
     """Keys, values, outputs of attention and feed-forward."""
     return runs(prompt) + runs(length - prompt) + runs(state * length)
 
@@ -69,15 +64,16 @@ class PeriodicCache(NoCache):
     prompt_refresh: Annotated[int, Range(1), "steps between refreshes of the prompt, K_p"] = 50
     response_refresh: Annotated[int, Range(1), "steps between refreshes of the response, K_r"] = 7
     transfer: Annotated[float, Range(0, 1), "share of the response refreshed in between, rho"] = 0.25
-    first_layer_whole: Annotated[bool, "the first layer computes all positions in every step, as the code does"] = True
 
+    first_layer_whole = True  # as in the published code
     in_place = True
     keeps_outputs = True
     rules: ClassVar[dict[Any, Any]] = {work: periodic, head_rows: rows_of_response, held: outputs_held}
     prompt_keys = -1  # prompt keys seen by steps between refreshes; -1: all
 
     def numbers(self, policy: Any) -> dict[str, bool | int | float]:
-        return {**super().numbers(policy), "transfer": float(self.transfer), "prompt_keys": self.prompt_keys}
+        numbers = {"prompt_keys": self.prompt_keys, "first_layer_whole": self.first_layer_whole}
+        return {**super().numbers(policy), "transfer": float(self.transfer), **numbers}
 
 
 PRESETS = {

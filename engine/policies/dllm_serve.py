@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..admission import canvas, copy_list, head
+from ..admission import canvas, head
 from ..hooks import decide, work
 from ..jit import rule
 from ..part import MAX_BLOCK, Answers, Policy, Preset, Range
@@ -18,7 +18,7 @@ from ..state import (
     ROWS,
     RUNNING,
     SCRATCH,
-    PolicyState,
+    AnyPolicy,
     Replica,
     running_slots,
 )
@@ -26,23 +26,9 @@ from .llada import ONE_A_STEP, PAGES
 from .sparse_dllm import SparseCache
 
 
-class MultiplexedFields(Protocol):
-    hold_behind_stalled: bool
-    look_ahead: float
-    max_batched_tokens: int
-
-
-class MultiplexedRecord(Protocol):
-    loads: npt.NDArray[Any]
-    num_loads: int
-
-
-MultiplexedState = PolicyState[MultiplexedFields, Any, MultiplexedRecord]
-
-
 @dataclass(frozen=True)
 class PhaseMultiplexed(PassScheduler):
-    """dLLM-Serve's scheduler, step for step; each boolean field repairs a fault (4.3).
+    """dLLM-Serve's scheduler, step for step; `look_ahead` repairs a fault (4.3).
 
     As in its code and not in the paper, a waiting request may use budget that a stalled one cannot and then stays ahead
     of it, and a block's first step commits its first token.
@@ -51,7 +37,6 @@ class PhaseMultiplexed(PassScheduler):
     max_batched_tokens: Annotated[int, Range(1), "query tokens of a step"] = 16384
     max_batch: Annotated[int | None, Range(1), "running requests; none: the device's default"] = 512
     max_num_logits: Annotated[int, Range(1), "most rows of logits at once (logit decomposition)"] = 1024
-    hold_behind_stalled: Annotated[bool, "requests behind a refresh that does not fit do not run either"] = True
     look_ahead: Annotated[bool, "admit only requests that fit every step of the next block"] = False
 
     first_token = True
@@ -73,49 +58,31 @@ class PhaseMultiplexed(PassScheduler):
 
 
 @rule
-def decide_multiplexed(replica: Replica, policy: MultiplexedState) -> int:
+def decide_multiplexed(replica: Replica, policy: AnyPolicy) -> int:
     """Select the next step's rows under the token budget (dLLM-Serve, section 4)."""
-    counters, fields = replica.counters, policy.fields
-    budget = fields.max_batched_tokens
+    counters = replica.counters
+    budget = policy.fields.max_batched_tokens
     limit = replica.fixed.max_batch
     used = 0
+    num = 0  # rows; requests behind a refresh that does not fit do not run either
     for slot in running_slots(replica):
         tokens = tokens_of_row(replica, policy, slot)
-        replica.sequences[slot].num_tokens = tokens
+        if used + tokens > budget or num == limit:
+            break
+        replica.lists[ROWS, num] = slot
         used += tokens
-    num = counters.num_running
-    first_stalled = num
-    if used > budget or num > limit:
-        used = 0
-        num = 0
-        first_stalled = -1
-        for i in range(counters.num_running):
-            slot = replica.lists[RUNNING, i]
-            tokens = replica.sequences[slot].num_tokens
-            if used + tokens <= budget and num < limit:
-                replica.lists[ROWS, num] = slot
-                used += tokens
-                num += 1
-            else:
-                if first_stalled < 0:
-                    first_stalled = i
-                if fields.hold_behind_stalled:
-                    break
-        if first_stalled < 0:
-            first_stalled = counters.num_running
-    else:
-        copy_list(replica, RUNNING, ROWS, num)
+        num += 1
     new = _let_in(replica, policy, num, used, budget, limit)
-    if new > 0:
-        start = first_stalled
-        for i in range(counters.num_running - 1, start - 1, -1):
-            replica.lists[RUNNING, i + new] = replica.lists[RUNNING, i]
-        for i in range(new):
-            replica.lists[RUNNING, start + i] = replica.lists[SCRATCH, i]
-            replica.lists[ROWS, num + i] = replica.lists[SCRATCH, i]
-        counters.num_running += new
+    for i in range(counters.num_running - 1, num - 1, -1):
+        replica.lists[RUNNING, i + new] = replica.lists[RUNNING, i]
+    for i in range(new):
+        replica.lists[RUNNING, num + i] = replica.lists[SCRATCH, i]
+        replica.lists[ROWS, num + i] = replica.lists[SCRATCH, i]
+    counters.num_running += new
     counters.num_rows = num + new
-    return DECODE_STEP if counters.num_rows > 0 else NOTHING
+    if counters.num_rows == 0:
+        return NOTHING
+    return DECODE_STEP
 
 
 @rule
@@ -128,7 +95,7 @@ def length_of_head(replica: Replica) -> int:
 
 
 @rule
-def _let_in(replica: Replica, policy: MultiplexedState, num: int, used: int, budget: int, limit: int) -> int:
+def _let_in(replica: Replica, policy: AnyPolicy, num: int, used: int, budget: int, limit: int) -> int:
     """Admit waiting requests after `num` rows of `used` tokens; lists them in SCRATCH."""
     counters, fields, record = replica.counters, policy.fields, policy.record
     loads = record.loads[: record.num_loads]
@@ -149,7 +116,7 @@ def _let_in(replica: Replica, policy: MultiplexedState, num: int, used: int, bud
 
 
 @rule
-def _count_loads(replica: Replica, policy: MultiplexedState, loads: npt.NDArray[np.int64]) -> None:
+def _count_loads(replica: Replica, policy: AnyPolicy, loads: npt.NDArray[np.int64]) -> None:
     """Running requests' query tokens in each step of the next block, if none stalls."""
     block, steps = replica.fixed.block, len(loads)
     loads[:] = 0
@@ -167,12 +134,14 @@ def _count_loads(replica: Replica, policy: MultiplexedState, loads: npt.NDArray[
 
 @rule
 def _has_room(
-    replica: Replica, policy: MultiplexedState, request: int, length: int, budget: int, loads: npt.NDArray[np.int64]
+    replica: Replica, policy: AnyPolicy, request: int, length: int, budget: int, loads: npt.NDArray[np.int64]
 ) -> bool:
     """Whether every step has room for a request admitted now; if so, adds its tokens to the loads."""
     prompt = int(replica.asked.input_length[request])
     # A request for no tokens has one step.
-    lasts = 1 if replica.asked.max_tokens[request] == 0 else len(loads)
+    lasts = len(loads)
+    if replica.asked.max_tokens[request] == 0:
+        lasts = 1
     for add in (False, True):
         for h in range(len(loads)):
             tokens = 0
@@ -190,7 +159,7 @@ PRESETS = {
         Policy(
             "dllm-serve",
             batching=PhaseMultiplexed(),
-            cache=SparseCache(logits="block", head_centric=True, at_least=1),
+            cache=SparseCache(logits="block", head_centric=True),
             unmasking=ONE_A_STEP,
             memory=PAGES,
             implementation="dllm-serve",
@@ -199,8 +168,9 @@ PRESETS = {
         "full-sequence: dLLM-Serve, refreshes and reuses of many requests in a step, under a token budget",
         "dLLM-Serve (full-sequence-diffusion.md 4)",
         {
-            "retention": {"low": 0.1, "high": 0.9, "step": 0.1}, "hold_behind_stalled": [False, True],
-            "max_batched_tokens": [4096, 8192, 16384], "look_ahead": [False, True],
+            "retention": {"low": 0.1, "high": 0.9, "step": 0.1},
+            "max_batched_tokens": [4096, 8192, 16384],
+            "look_ahead": [False, True],
         },
     )
-}  # fmt: skip
+}

@@ -1,7 +1,7 @@
 """Fast-dLLM: a full pass a block, then the block against all cached keys."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar
 
 from ..hooks import held, work
 from ..jit import rule
@@ -9,26 +9,23 @@ from ..part import Choice, Preset
 from ..state import FULL, REUSE
 from .llada import NoCache, script
 
-
-class FastDllmFields(Protocol):
-    dual: bool
-
-
 REUSES = ("dual", "prefix")
 
 
 @rule
 def first_whole(
-    prompt: int, length: int, start: int, step: int, block_step: int, block: int, fields: FastDllmFields
+    prompt: int, length: int, start: int, step: int, block_step: int, block: int, fields: Any
 ) -> tuple[int, int, int]:
     """A full pass as a block begins; then the block, with a prefix cache also all after it."""
     if block_step == 0:
         return FULL, length, length
-    return REUSE, block if fields.dual else length - start, length
+    if fields.dual:
+        return REUSE, block, length
+    return REUSE, length - start, length
 
 
 @rule
-def all_held(prompt: int, length: int, state: int, fields: FastDllmFields) -> int:
+def all_held(prompt: int, length: int, state: int, fields: Any) -> int:
     """All positions."""
     return length
 

@@ -1,28 +1,23 @@
 """FOCUS: DC+, and after the second layer only masks whose importance grew most."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..draw import Counts, Draws, Indices, Statuses, Windows, delta_row, draw_slot
+from ..draw import Draws, Masks, delta_row, draw_slot, masks_of, row_of
 from ..errors import PolicyError
-from ..hooks import block_entered, draw_rows, learn, placed, plan_rows, preempted, select, settle
-from ..jit import rule
-from ..part import MAX_BLOCK, Answers, Choice, Policy, Preset, Range
+from ..hooks import block_entered, draw_rows, learn, placed, plan_rows, preempted, select
+from ..jit import plain, rule
+from ..part import MAX_BLOCK, Answers, Policy, Preset, Range
 from ..records import I4, Record, columns_of
-from ..rows.blocks import BlockFields, plan_block, visible_keys
+from ..rows.blocks import plan_block, visible_keys
 from ..state import MASKED, Marks, PolicyState, Replica, Status, step_slots
 from ..step import Evicting, StepPlan
-from .delayed_cache import DelayedCache, settle_delayed
+from .delayed_cache import NeighbourCache
 from .lmdeploy import EVERY_STEP_AHEAD
 from .whole_block import select_pending_first
-
-
-class FocusFields(BlockFields, Protocol):
-    alpha: float
 
 
 class FocusColumns(Record):
@@ -32,115 +27,93 @@ class FocusColumns(Record):
     budget: I4  # least masks to keep in this step
 
 
-class FocusRecord(Protocol):
-    decodable: npt.NDArray[Any]
-    delta: npt.NDArray[Any]
-    selected: npt.NDArray[Any]
-    spots: npt.NDArray[Any]
-
-
-FocusState = PolicyState[FocusFields, FocusColumns, FocusRecord]
+FocusState = PolicyState[Any, FocusColumns, Any]
 
 
 @dataclass(frozen=True)
-class Focus(DelayedCache):
+class Focus(NeighbourCache):
     """FOCUS: keeps masks whose importance grows most from the first layer to the second, over DC+ (focus.md 3).
 
     Where published codes differ (3.11), it does as LMDeploy's.
     """
 
-    neighbour_aware: Annotated[bool, "must be true: FOCUS evicts from DC+"] = True
-    prefill_counts: Annotated[bool, "prefill leaves final KV in the prompt's part of the first block"] = False
-    visible: Annotated[
-        str,
-        Choice(("listed", "prefix")),
-        "what a query sees of its block: cached or computed positions, or all up to the last one",
-    ] = "prefix"
     sample_block: Annotated[bool, "soft-max and sampling run on the whole block (focus.md 3.2)"] = True
     alpha: Annotated[float, Range(1.0), "budget, as a multiple of the block's mean tokens decoded per step"] = 1.5
 
     columns = columns_of(FocusColumns)
+    neutral = frozenset({"sample_block"})
     by_importance = True
 
     def check(self, policy: Policy) -> None:
-        if not policy.granularity.whole_block:
-            raise PolicyError(f"{policy.name}: FOCUS evicts from whole blocks, expected no chunk")
-        if not self.neighbour_aware:
-            raise PolicyError(f"{policy.name}: neighbour_aware is false, expected true: FOCUS evicts from DC+")
+        super().check(policy)
         if policy.batching.group_steps(1, 1) != 1:
             raise PolicyError(
                 f"{policy.name}: FOCUS decides every step anew: expected continuous batching with num_loops=1"
             )
 
-    def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
+    def numbers(self, policy: Policy) -> dict[str, bool | int | float]:
         return {**super().numbers(policy), "alpha": float(self.alpha)}
 
     def answers(self, policy: Policy) -> Answers:
         return {
-            plan_rows: plan_focus, draw_rows: draw_focus, learn: learn_yield, select: select_pending_first,
-            settle: settle_delayed, placed: start_block, preempted: focus_preempted, block_entered: start_block,
-        }  # fmt: skip
+            **super().answers(policy),
+            plan_rows: plan_focus,
+            draw_rows: draw_focus,
+            learn: learn_yield,
+            select: select_pending_first,
+            placed: start_block,
+            preempted: focus_preempted,
+            block_entered: start_block,
+        }
 
-    def record(self, policy: Policy) -> Mapping[str, Any]:
-        width = MAX_BLOCK  # one compilation serves all blocks
-        return {
-            "decodable": np.zeros(width, np.uint8), "delta": np.zeros(width, np.float32),
-            "spots": np.zeros(width, np.int64), "selected": np.zeros(width, np.uint8),
-        }  # fmt: skip
+    def record(self, policy: Policy) -> dict[str, Any]:
+        kinds = {"decodable": np.uint8, "delta": np.float32, "spots": np.int64, "selected": np.uint8}
+        return {name: np.zeros(MAX_BLOCK, kind) for name, kind in kinds.items()}  # one compilation for all blocks
 
     def evicting(self, rows: Any) -> Evicting:
         return Evicting(self, rows["decoded"].copy(), rows["decode_steps"].copy(), rows["progress"].copy())
 
-    def retained(self, evicting: Evicting, status: Statuses, window: Windows, delta: npt.NDArray[np.float32]) -> Any:
+    def retained(self, evicting: Evicting, status: Any, window: Any, delta: npt.NDArray[np.float32]) -> Any:
         """Retained positions of a window by masks' growth of importance, [rows, width] bool."""
-        e = evicting
-        return retained_by_growth(status, window, delta, e.num_decoded, e.num_steps, e.progress, float(self.alpha))
+        counts = zip(evicting.num_decoded.tolist(), evicting.num_steps.tolist(), strict=True)
+        budgets = np.array([_budget(decoded, steps, float(self.alpha)) for decoded, steps in counts], np.int64)
+        return retained_by_growth(status, window, delta, evicting.progress, budgets)
 
-    def draw_retained(self, plan: StepPlan, draws: Draws, decodable: Windows) -> Any:
+    def draw_retained(self, plan: StepPlan, draws: Draws, decodable: npt.NDArray[np.bool_]) -> Any:
         """Retained positions of a plan's window, [rows, width] bool."""
         assert plan.evicting is not None
-        e = plan.evicting
-        return retained_rows(
-            plan.status, plan.evaluations, plan.window, decodable, plan.block_start, plan.requests, e.num_decoded,
-            e.num_steps, e.progress, float(self.alpha), draws,
-        )  # fmt: skip
+        return self.retained(plan.evicting, plan.status, plan.window, drawn_growth(plan.masks, decodable, draws))
 
 
 @rule
-def retained_rows(
-    status: Statuses, evaluations: Counts, window: Windows, decodable: Windows, start: Indices, requests: Indices,
-    num_decoded: Indices, num_steps: Indices, progress: Indices, alpha: float, draws: Draws,
-) -> Any:  # fmt: skip
-    """Positions retained by a plan's rows, [rows, width] bool."""
-    keep = np.zeros(window.shape, np.bool_)
-    width = window.shape[1]
-    delta, spots, selected = np.zeros(width, np.float32), np.zeros(width, np.int64), np.zeros(width, np.uint8)
-    for i in range(len(window)):
-        delta_row(status[i], evaluations[i], window[i], decodable[i], int(start[i]), int(requests[i]), draws, delta)
-        budgeted = budget(num_decoded[i], num_steps[i], alpha)
-        retain(status[i], window[i], delta, budgeted, progress[i], keep[i], spots, selected)
-    return keep
+def drawn_growth(masks: Masks, decodable: npt.NDArray[np.bool_], draws: Draws) -> Any:
+    """Growth of importance of a plan's masks, [rows, width], by whether each is decodable."""
+    delta = np.zeros(masks.window.shape, np.float32)
+    for i in range(len(delta)):
+        delta_row(row_of(masks, i), decodable[i], draws, delta[i])
+    return delta
 
 
 @rule
 def retained_by_growth(
-    status: Statuses, window: Windows, delta: npt.NDArray[np.float32], num_decoded: Indices, num_steps: Indices,
-    progress: Indices, alpha: float,
-) -> Any:  # fmt: skip
+    status: Any, window: Any, delta: npt.NDArray[np.float32], progress: Any, budgets: npt.NDArray[np.int64]
+) -> Any:
     """Positions retained by rows whose growth of importance is known, [rows, width] bool."""
-    keep = np.zeros(window.shape, np.bool_)
+    keep = window.copy()
     spots, selected = np.zeros(window.shape[1], np.int64), np.zeros(window.shape[1], np.uint8)
     for i in range(len(window)):
-        budgeted = budget(num_decoded[i], num_steps[i], alpha)
-        retain(status[i], window[i], delta[i], budgeted, progress[i], keep[i], spots, selected)
+        retain(status[i], delta[i], int(budgets[i]), int(progress[i]), keep[i], spots, selected)
     return keep
 
 
 @rule
 def budget(num_decoded: int, num_steps: int, alpha: float) -> int:
     """Least masks of a sequence to keep; with no more, nothing is evicted."""
-    mean = num_decoded / num_steps if num_steps > 0 else 1.0
+    mean = num_decoded / max(num_steps, 1)
     return max(1, int(np.ceil(max(mean, 1.0) * alpha)))
+
+
+_budget = plain(budget)
 
 
 @rule
@@ -174,28 +147,12 @@ def draw_focus(replica: Replica, policy: FocusState, draws: Draws) -> None:
     record = policy.record
     decodable, delta = record.decodable, record.delta
     for slot in step_slots(replica):
-        sequence, columns = replica.sequences[slot], policy.columns[slot]
+        columns = policy.columns[slot]
         draw_slot(replica, slot, replica.window[slot], decodable, draws)
-        delta_row(
-            replica.status[slot],
-            replica.evaluations[slot],
-            replica.window[slot],
-            decodable,
-            int(sequence.start),
-            int(sequence.request),
-            draws,
-            delta,
-        )
-        retain(
-            replica.status[slot],
-            replica.window[slot],
-            delta,
-            columns.budget,
-            columns.progress,
-            replica.retained[slot],
-            record.spots,
-            record.selected,
-        )
+        delta_row(masks_of(replica, slot, replica.window[slot]), decodable, draws, delta)
+        keep = replica.retained[slot]
+        keep[:] = replica.window[slot]
+        retain(replica.status[slot], delta, columns.budget, columns.progress, keep, record.spots, record.selected)
         draw_slot(replica, slot, replica.retained[slot], replica.committed[slot], draws)
     count_retained(replica, policy)
 
@@ -218,26 +175,23 @@ def count_retained(replica: Replica, policy: FocusState) -> None:
     counters.left_tokens = tokens
     counters.left_q_kv = qk_pairs
     counters.left_kv = keys
-    counters.left_sampled = counters.sampled_rows if fields.sample_block else tokens
+    counters.left_sampled = tokens
+    if fields.sample_block:
+        counters.left_sampled = counters.sampled_rows
 
 
 @rule
-def retain(
-    status: Status, window: Marks, delta: npt.NDArray[np.float32], budgeted: int, progress: int,
-    keep: Marks, spots: npt.NDArray[np.int64], selected: npt.NDArray[np.uint8],
-) -> None:  # fmt: skip
-    """Mark the positions of a row's `window` that go on, [width] (focus.md 3.4).
+def retain(status: Status, delta: Any, budgeted: int, progress: int, keep: Marks, spots: Any, selected: Any) -> None:
+    """Unmark the positions of a row's window, `keep` [width], that do not go on (focus.md 3.4).
 
     delta: importance in the second layer minus the first. progress: rightmost position retained in this block, or -1.
     Kept: tokens a standard deviation above the mean, or if fewer the budget's most important (ties: lower index); each
     one's left neighbour; all between progress and the rightmost kept one, whose keys were never computed. Sums in
     double precision from the left agree bit for bit across implementations. spots, selected: [width], scratch.
     """
-    width = len(window)
     num = 0
-    for k in range(width):
-        keep[k] = window[k]
-        if window[k] and status[k] == MASKED:
+    for k in range(len(keep)):
+        if keep[k] and status[k] == MASKED:
             spots[num] = k
             num += 1
     if num <= budgeted:
@@ -285,7 +239,9 @@ def learn_yield(replica: Replica, policy: FocusState, prefill: bool) -> None:
         columns = policy.columns[slot]
         num = 0
         for k in range(replica.window.shape[1]):
-            went_through = replica.retained[slot, k] if counters.evicting else replica.window[slot, k]
+            went_through = replica.window[slot, k]
+            if counters.evicting:
+                went_through = replica.retained[slot, k]
             if went_through and k > columns.progress:
                 columns.progress = k
             if replica.committed[slot, k]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar
 
 from ..admission import copy_list
 from ..hooks import decide, head_rows, held, work
@@ -11,10 +11,6 @@ from ..part import Answers, Choice, PagedMemory, Policy, Preset, Range
 from ..rows.passes import LOGITS, ApproximateCache, PassScheduler, can_let_in, let_head_in
 from ..state import DECODE_STEP, FULL, GROUP, NOTHING, ROWS, RUNNING, AnyPolicy, Replica
 from ..unmasking import Unmasking
-
-
-class PlainFields(Protocol):
-    all_logits: bool
 
 
 @dataclass(frozen=True)
@@ -54,19 +50,21 @@ def decide_static(replica: Replica, policy: AnyPolicy) -> int:
 
 @rule
 def whole_sequence(
-    prompt: int, length: int, start: int, step: int, block_step: int, block: int, fields: PlainFields
-) -> tuple[int, int, int]:  # fmt: skip
+    prompt: int, length: int, start: int, step: int, block_step: int, block: int, fields: Any
+) -> tuple[int, int, int]:
     return FULL, length, length
 
 
 @rule
-def rows_of_logits(prompt: int, length: int, start: int, tokens: int, block: int, fields: PlainFields) -> int:
+def rows_of_logits(prompt: int, length: int, start: int, tokens: int, block: int, fields: Any) -> int:
     """All computed positions, or at most a block."""
-    return tokens if fields.all_logits else min(tokens, block)
+    if fields.all_logits:
+        return tokens
+    return min(tokens, block)
 
 
 @rule
-def nothing_held(prompt: int, length: int, state: int, fields: PlainFields) -> int:
+def nothing_held(prompt: int, length: int, state: int, fields: Any) -> int:
     """No keys outlive a step."""
     return 0
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from ..admission import (
     canvas,
@@ -16,7 +16,7 @@ from ..admission import (
     prefill_length,
     release,
     take_next,
-)  # fmt: skip
+)
 from ..commits import MOST_STEPS
 from ..errors import PolicyError
 from ..hooks import (
@@ -33,7 +33,7 @@ from ..hooks import (
     step_over,
 )
 from ..jit import rule
-from ..part import BATCHING_SPACE, FITTED, Answers, Choice, Policy, Preset, Range, Scheduler
+from ..part import BATCHING_SPACE, FITTED, Answers, Policy, Preset, Range, Scheduler
 from ..prefix import caches_prefixes
 from ..state import (
     DECODE_STEP,
@@ -48,31 +48,14 @@ from ..state import (
     UNTIL_A_REQUEST,
     WHATEVER,
     AnyPolicy,
-    PolicyState,
     Replica,
     num_arrived,
     running_slots,
     step_slots,
 )
 
-
-class GroupFields(Protocol):
-    decide_ahead: bool
-    group_steps: int
-    prealloc: int
-    preempts: int
-    reserve_past_end: bool
-
-
-GroupState = PolicyState[GroupFields, Any, Any]
-
-
 UNBOUNDED = 1 << 40  # tokens
-MAX_LOOPS = MOST_STEPS  # more steps of a frozen batch are a mistake
-
-
-PREEMPTS = ("updated", "admitted")
-UPDATED = 0
+PREFILL_INTERVAL = 16  # LMDeploy's setting; bounds the steps of a group and the pages it reserves
 
 
 @dataclass(frozen=True)
@@ -84,15 +67,9 @@ class Continuous(Scheduler):
     ] = None
     max_prefill_tokens: Annotated[int, Range(1), "padded prompt tokens of one prefill"] = 4096
     num_loops: Annotated[
-        int | None, Range(1, MAX_LOOPS), "steps of a group; none: min(prefill_interval, 2 * (page // block_length))"
+        int | None, Range(1, MOST_STEPS), "steps of a group; none: min(16, 2 * (page // block_length))"
     ] = None
-    prefill_interval: Annotated[int, Range(1), "bounds the steps of a group and the pages it reserves"] = 16
     decide_ahead: Annotated[bool, "decide the next batch when a group's last step begins (LMDeploy's prefetch)"] = False
-
-    reserve_past_end: Annotated[bool, "a group reserves pages beyond the end of the output"] = True
-    preempts: Annotated[
-        str, Choice(PREEMPTS), "which sequence loses its pages: the last updated, or the last admitted"
-    ] = "updated"
 
     def check(self, policy: Policy) -> None:
         if policy.commits_by == "acceptance" and self.num_loops not in (None, 1):
@@ -101,14 +78,12 @@ class Continuous(Scheduler):
     def group_steps(self, page_size: int, block_length: int) -> int:
         if self.num_loops is not None:
             return self.num_loops
-        return max(1, min(self.prefill_interval, 2 * (page_size // block_length)))
+        return max(1, min(PREFILL_INTERVAL, 2 * (page_size // block_length)))
 
     def reserved(self, policy: Policy, prompt: Any, output: Any, state_tokens: int = 1) -> Any:
         block = policy.block_length
         tokens = -(-(prompt + output) // block) * block
-        if self.reserve_past_end:  # when its last block begins
-            tokens = tokens - block + policy.width + self._prealloc(policy)
-        return tokens
+        return tokens - block + policy.width + self._prealloc(policy)  # when its last block begins
 
     def _steps(self, policy: Policy) -> int:
         if policy.commits_by == "acceptance":
@@ -121,24 +96,29 @@ class Continuous(Scheduler):
         if steps == 1:
             return 0
         # A block takes at least two steps, or one if streaming ran ahead.
-        entered = steps if policy.obs else (steps + 1) // 2
-        return max(min(self.prefill_interval // 2, page // block), entered) * block
+        entered = steps
+        if not policy.obs:
+            entered = (steps + 1) // 2
+        return max(min(PREFILL_INTERVAL // 2, page // block), entered) * block
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
         return {"group_steps": self._steps(policy), "prealloc": self._prealloc(policy)}
 
     def answers(self, policy: Policy) -> Answers:
         answers: dict[Any, Any] = {
-            decide: decide_continuous, step_over: group_step_over, pages_to_admit: pages_of_prefill,
-            rows_updated: order_by_update,
-        }  # fmt: skip
+            decide: decide_continuous,
+            step_over: group_step_over,
+            pages_to_admit: pages_of_prefill,
+        }
+        if policy.commits_by != "acceptance":
+            answers[rows_updated] = order_by_update
         if policy.leaps and not self.decide_ahead and not caches_prefixes(policy):
             answers |= {steady: steady_batch, paged_ahead: paged_ahead_of_batch}
         return answers
 
 
 @rule
-def decide_continuous(replica: Replica, policy: GroupState) -> int:
+def decide_continuous(replica: Replica, policy: AnyPolicy) -> int:
     """Continue the frozen group, run the step decided ahead, or decide; then decide ahead if configured."""
     counters, fields = replica.counters, policy.fields
     if counters.num_group >= 0:
@@ -164,7 +144,7 @@ def decide_continuous(replica: Replica, policy: GroupState) -> int:
 
 
 @rule
-def _decide(replica: Replica, policy: GroupState, target: int, in_flight: int) -> int:
+def _decide(replica: Replica, policy: AnyPolicy, target: int, in_flight: int) -> int:
     """Choose prefill or decode and its sequences, without rows of a step `in_flight`."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     if in_flight != NOTHING:
@@ -232,7 +212,10 @@ def admit(replica: Replica, policy: AnyPolicy, target: int) -> int:
     num = 0
     tokens = 0
     while counters.num_waiting > 0 and counters.num_running < fixed.max_batch and not _has_arrived(replica):
-        slot, length = _seat(replica, policy, fixed.max_prefill - tokens if num > 0 else UNBOUNDED)
+        limit = UNBOUNDED
+        if num > 0:
+            limit = fixed.max_prefill - tokens
+        slot, length = _seat(replica, policy, limit)
         if slot < 0:
             break
         replica.lists[target, num] = slot
@@ -304,20 +287,16 @@ def _make_room(replica: Replica, policy: AnyPolicy, target: int) -> int:
 
 
 @rule
-def _pages_needed(replica: Replica, policy: GroupState, slot: int) -> int:
+def _pages_needed(replica: Replica, policy: AnyPolicy, slot: int) -> int:
     """Pages for a sequence's tokens and the next group's growth; at least those it holds."""
-    sequence, fixed, fields = replica.sequences[slot], replica.fixed, policy.fields
-    tokens = int(sequence.start) + fixed.width + fields.prealloc
-    if not fields.reserve_past_end:
-        tokens = min(tokens, canvas(int(sequence.end), fixed.block))
+    sequence, fixed = replica.sequences[slot], replica.fixed
+    tokens = int(sequence.start) + fixed.width + policy.fields.prealloc
     return max(-(-tokens // fixed.page), int(sequence.pages))
 
 
 @rule
-def order_by_update(replica: Replica, policy: GroupState) -> None:
-    """Move the step's rows to the end: LMDeploy orders by last update (block-diffusion.md 2.1)."""
-    if policy.fields.preempts != UPDATED:
-        return
+def order_by_update(replica: Replica, policy: AnyPolicy) -> None:
+    """Move the step's rows to the end: LMDeploy preempts the last updated (block-diffusion.md 2.1)."""
     for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         sequence.in_flight = not sequence.finished
@@ -344,11 +323,13 @@ def steady_batch(replica: Replica, policy: AnyPolicy) -> int:
         return NO
     if counters.waiting > 0:
         return WHATEVER
-    return UNTIL_A_REQUEST if counters.num_waiting == 0 else NO
+    if counters.num_waiting == 0:
+        return UNTIL_A_REQUEST
+    return NO
 
 
 @rule
-def paged_ahead_of_batch(replica: Replica, policy: GroupState) -> int:
+def paged_ahead_of_batch(replica: Replica, policy: AnyPolicy) -> int:
     """As in `_pages_needed`."""
     return replica.fixed.width + int(policy.fields.prealloc)
 
@@ -374,11 +355,15 @@ EVERY_STEP_AHEAD = Continuous(num_loops=1, decide_ahead=True)
 
 # LMDeploy's flag for each field (lmdeploy/cli/utils.py).
 FLAGS = {
-    "gpus": "--tp", "block_length": "--dllm-block-length", "strategy": "--dllm-unmasking-strategy",
-    "threshold": "--dllm-confidence-threshold", "denoising_steps": "--dllm-denoising-steps",
-    "max_batch": "--max-batch-size", "max_prefill_tokens": "--max-prefill-token-num",
+    "gpus": "--tp",
+    "block_length": "--dllm-block-length",
+    "strategy": "--dllm-unmasking-strategy",
+    "threshold": "--dllm-confidence-threshold",
+    "denoising_steps": "--dllm-denoising-steps",
+    "max_batch": "--max-batch-size",
+    "max_prefill_tokens": "--max-prefill-token-num",
     "page_size": "--cache-block-seq-len",
-}  # fmt: skip
+}
 
 PRESETS = {
     "lmdeploy-bd32": Preset(

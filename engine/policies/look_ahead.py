@@ -9,6 +9,7 @@ from ..admission import (
     count_rows,
     keep_rows,
     let_in,
+    mark_next,
     move,
     place,
     pop,
@@ -61,15 +62,6 @@ from ..unmasking import Unmasking
 from .lmdeploy import FLAGS
 
 
-class LookAheadFields(Protocol):
-    aging: float
-    opt_ttft_policy: int
-    opt_ttft_short_turns: int
-    prealloc: int
-    prefill_interval: int
-    shares: bool
-
-
 class LookAheadColumns(Record):
     updated: F8  # s, end of its last step with an outcome
     turn: I8  # the replica's preemptions before its own last
@@ -86,7 +78,7 @@ class LookAheadRecord(Protocol):
     streak: int  # decode steps with requests waiting
 
 
-LookAheadState = PolicyState[LookAheadFields, LookAheadColumns, LookAheadRecord]
+LookAheadState = PolicyState[Any, LookAheadColumns, LookAheadRecord]
 
 
 ORDERS = ("size", "fifo")
@@ -94,7 +86,7 @@ BY_SIZE = ORDERS.index("size")
 
 # A prefill's order (_PrefillTurnPolicy): arrival; shortest first, no long prompts; one long, then shortest first.
 FIRST_COME, SHORT, LONG, NO_TURN = range(4)
-SHORTS, LONGS = 1 << 28, 1 << 30  # first sort keys: int32
+SHORTS, LONGS = 1 << 28, 1 << 30  # first sort keys
 TAKEN = -2  # in place of a slot
 
 
@@ -150,8 +142,15 @@ class LookAhead(Scheduler):
         return min(self.prefill_interval // 2, policy.memory.page_size // block) * block
 
     def answers(self, policy: Policy) -> Answers:
-        rules = {decide: decide_look_ahead, prefill_over: take_in, step_over: take_in, plan_prompts: plan_chunks}
-        return rules | ({idle_pages: count_idle, put_back: refresh_found} if caches_prefixes(policy) else {})
+        answers: dict[Any, Any] = {
+            decide: decide_look_ahead,
+            prefill_over: take_in,
+            step_over: take_in,
+            plan_prompts: plan_chunks,
+        }
+        if caches_prefixes(policy):
+            answers |= {idle_pages: count_idle, put_back: refresh_found}
+        return answers
 
 
 @rule
@@ -163,7 +162,10 @@ def decide_look_ahead(replica: Replica, policy: AnyPolicy) -> int:
         ahead = kind != NOTHING
         if kind == PREFILL_STEP:  # before the next chunk may be decided
             _note_prompts(replica, policy)
-        decision = _look(replica, policy, NEXT if ahead else ROWS)
+        target = ROWS
+        if ahead:
+            target = NEXT
+        decision = _look(replica, policy, target)
         if ahead:
             counters.next_kind = decision
             keep_rows(replica)
@@ -197,7 +199,9 @@ def _look(replica: Replica, policy: LookAheadState, target: int) -> int:
     elif long < 0 and prefers_prompts:
         first = FIRST_COME
         if _some_long(replica, policy):
-            first, then = (LONG, SHORT) if due else (SHORT, LONG)
+            first, then = SHORT, LONG
+            if due:
+                first, then = LONG, SHORT
     num = 0
     prefills = False
     for grows in (put_off, not put_off):
@@ -292,14 +296,19 @@ def _half_prefilled(replica: Replica, policy: LookAheadState) -> int:
 def _length(replica: Replica, policy: LookAheadState, index: int) -> int:
     """Positions of the prefill at a place."""
     request, slot = queued(replica, index)
-    return prefill_length(replica, request, slot) - (int(policy.columns[slot].computed) if slot >= 0 else 0)
+    length = prefill_length(replica, request, slot)
+    if slot >= 0:
+        length -= int(policy.columns[slot].computed)
+    return length
 
 
 @rule
 def _updated(replica: Replica, policy: LookAheadState, index: int) -> float:
     """A place's arrival or last outcome (s)."""
     request, slot = queued(replica, index)
-    return float(policy.columns[slot].updated) if slot >= 0 else float(replica.arrival[request])
+    if slot >= 0:
+        return float(policy.columns[slot].updated)
+    return float(replica.arrival[request])
 
 
 @rule
@@ -372,16 +381,20 @@ def _sort(replica: Replica, policy: LookAheadState, turn: int) -> None:
 @rule
 def _key(replica: Replica, index: int, turn: int) -> int:
     """A place's sort key; ties go to the first."""
-    return 0 if turn == FIRST_COME else int(replica.queue[queue_row(replica, index), 2])
+    if turn == FIRST_COME:
+        return 0
+    return int(replica.queue[queue_row(replica, index), 2])
 
 
 @rule
 def _after(replica: Replica, index: int, turn: int) -> int:
     """The place after `index` by keys (-1: the first); -1 at the end."""
     num = replica.counters.num_waiting
-    if turn == FIRST_COME:
-        return index + 1 if index + 1 < num else -1
-    key = _key(replica, index, turn) if index >= 0 else -1
+    key = -1
+    if index >= 0:
+        key = _key(replica, index, turn)
+    if turn == FIRST_COME and index + 1 < num:
+        return index + 1
     best = -1
     for i in range(num):
         other = _key(replica, i, turn)
@@ -397,12 +410,9 @@ def _after(replica: Replica, index: int, turn: int) -> int:
 def _admit(replica: Replica, policy: LookAheadState, target: int, turn: int) -> int:
     """Admit the next prefill's requests; returns their number (_PrefillScheduler.schedule)."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
-    num_waiting = counters.num_waiting
-    if num_waiting == 0 or counters.num_running >= fixed.max_batch:
-        return 0
-    _sort(replica, policy, turn)
     num = 0
     tokens = 0
+    _sort(replica, policy, turn)
     following = _after(replica, -1, turn)
     while following >= 0 and counters.num_running < fixed.max_batch:
         index = following
@@ -410,13 +420,16 @@ def _admit(replica: Replica, policy: LookAheadState, target: int, turn: int) -> 
         request, slot = queued(replica, index)
         length = prefill_length(replica, request, slot)
         has_pages = slot >= 0 and replica.sequences[slot].pages > 0
-        before = int(policy.columns[slot].computed) if has_pages else 0
+        before, cached = 0, 0
         num_known = _num_known(replica, request, slot)
-        cached = 0
-        if not has_pages:
+        if has_pages:
+            before = int(policy.columns[slot].computed)
+        else:
             cached = reusable(replica, policy, request, num_known - 1)[0]
         remaining = length - before - cached
-        cost = min(remaining, _chunk(replica)) if _is_long(replica, policy, remaining) else remaining
+        cost = remaining
+        if _is_long(replica, policy, remaining):
+            cost = min(remaining, _chunk(replica))
         # A turn of short prompts skips those that do not fit; other turns end there.
         if turn == SHORT and _is_long(replica, policy, remaining):
             put_back(replica, policy, request, cached)
@@ -428,7 +441,7 @@ def _admit(replica: Replica, policy: LookAheadState, target: int, turn: int) -> 
             if turn == SHORT and fields.shares:  # a longer one may be mostly cached
                 continue
             break
-        pages = -(-(before + cached + cost + (fields.prealloc if cost == remaining else 0)) // fixed.page)
+        pages = -(-(before + cached + cost + fields.prealloc * (cost == remaining)) // fixed.page)
         if not _make_room_for(replica, policy, request, slot, pages, cached, turn):
             if has_pages and fields.shares:
                 _reclaim(replica, policy, slot)
@@ -452,7 +465,7 @@ def _admit(replica: Replica, policy: LookAheadState, target: int, turn: int) -> 
         columns.computed = before + cached + cost
         hold(replica, policy, slot, min(num_known, int(columns.computed)))
         let_in(replica, slot)
-        replica.queue[queue_row(replica, index), 1] = TAKEN
+        put(replica, index, request, TAKEN)
         replica.lists[target, num] = slot
         num += 1
         tokens += cost
@@ -527,7 +540,7 @@ def _next_chunk(replica: Replica, policy: LookAheadState, target: int, slot: int
     counters, sequence, columns = replica.counters, replica.sequences[slot], policy.columns[slot]
     tokens = min(_chunk(replica), int(columns.goal) - int(columns.computed))
     last = columns.computed + tokens == columns.goal
-    pages = -(-(int(columns.computed) + tokens + (policy.fields.prealloc if last else 0)) // replica.fixed.page)
+    pages = -(-(int(columns.computed) + tokens + policy.fields.prealloc * last) // replica.fixed.page)
     if not _make_room(replica, policy, pages - int(sequence.pages)):
         return 0
     _add_pages(replica, slot, pages)
@@ -624,8 +637,9 @@ def _make_room_for(
 ) -> bool:
     """`_make_room` for an admission: other waiting sequences lose pages, the last in order first."""
     counters, fixed = replica.counters, replica.fixed
-    current = int(replica.sequences[slot].pages) if slot >= 0 else 0
-    needed = pages - current - cached // fixed.page
+    needed = pages - cached // fixed.page
+    if slot >= 0:
+        needed -= int(replica.sequences[slot].pages)
     if fixed.num_pages - counters.pages_held - idle_pages(replica, policy) >= needed:
         return True
     while True:
@@ -675,9 +689,7 @@ def _reclaim(replica: Replica, policy: LookAheadState, slot: int) -> None:
 def take_in(replica: Replica, policy: LookAheadState) -> None:
     """Free finished rows' pages, and slots that the next step does not compute."""
     counters = replica.counters
-    ahead = counters.num_next if counters.next_kind != NOTHING else 0
-    for i in range(ahead):
-        replica.sequences[replica.lists[NEXT, i]].in_flight = True
+    mark_next(replica, True)
     num = 0
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]
@@ -694,8 +706,7 @@ def take_in(replica: Replica, policy: LookAheadState) -> None:
             replica.lists[FREED, counters.num_freed] = sequence.request
             counters.num_freed += 1
         sequence.lost = False
-    for i in range(ahead):
-        replica.sequences[replica.lists[NEXT, i]].in_flight = False
+    mark_next(replica, False)
     release(replica, policy, SCRATCH, num)
 
 

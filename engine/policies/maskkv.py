@@ -1,31 +1,27 @@
 """MaskKV: dLLM-Cache with the prompt keys that masks vote for."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import PolicyError
 from ..hooks import held
 from ..jit import rule
 from ..part import Preset, Range
 from .dllm_cache import RUN, PeriodicCache, runs
 from .llada import script
 
-
-class VotingFields(Protocol):
-    budget: int
-
-
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
 @rule
-def voted_held(prompt: int, length: int, state: int, fields: VotingFields) -> int:
+def voted_held(prompt: int, length: int, state: int, fields: Any) -> int:
     """Kept prompt keys of heads, last runs partly filled, and the whole response."""
-    prompt_keys = runs(prompt) if prompt <= fields.budget else fields.budget + RUN - 1
+    prompt_keys = fields.budget + RUN - 1
+    if prompt <= fields.budget:
+        prompt_keys = runs(prompt)
     response = length - prompt
     return prompt_keys + runs(response) + runs(state * response)
 
@@ -40,26 +36,18 @@ class MaskKV(PeriodicCache):
 
     response_refresh: Annotated[int, Range(1), "steps between refreshes of the response, K_r"] = 5
     budget: Annotated[int, Range(1), "prompt keys per head, averaged over heads and layers"] = 256
-    alpha: Annotated[float, Range(0, 1), "share of a layer's budget that its heads divide equally"] = 0.1
-    beta: Annotated[float, Range(0, 1), "share of the whole budget that layers divide equally"] = 0.4
-    first_layer_whole: Annotated[bool, "always false: MaskKV carries no prompt along"] = False
-    boundary: Annotated[tuple[int, ...], "layers that share their importance as a group of their own"] = (0, -1)
 
+    alpha: ClassVar[float] = 0.1  # share of a layer's budget that its heads divide equally
+    beta: ClassVar[float] = 0.4  # share of the whole budget that layers divide equally
+    boundary: ClassVar[tuple[int, ...]] = (0, -1)  # layers that share their importance as a group of their own
+    first_layer_whole = False  # no prompt is carried along
     in_place = False  # prompts are computed elsewhere; kept keys have own places
     votes = True
     rules: ClassVar[dict[Any, Any]] = {held: voted_held}
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.first_layer_whole:
-            raise PolicyError("first_layer_whole is true, and MaskKV carries no prompt along: expected false")
-
     @property
     def prompt_keys(self) -> int:  # type: ignore[override]
         return self.budget
-
-    def numbers(self, policy: Any) -> dict[str, bool | int | float]:
-        return {**super().numbers(policy), "alpha": float(self.alpha), "beta": float(self.beta)}
 
 
 # Prompt keys kept by each layer and head (3.3, 3.4). Ours: a head keeps at most the prompt, its excess goes to others
@@ -90,7 +78,9 @@ def head_budgets(rule: MaskKV, preference: Floats, mean: int, prompt: int) -> In
     preference [heads]: the prompt's share of masks' attention to prompt and masks (eq. 14).
     """
     n = len(preference)
-    shares = preference / preference.sum() if preference.sum() > 0 else np.full(n, 1 / n)
+    shares = np.full(n, 1 / n)
+    if preference.sum() > 0:
+        shares = preference / preference.sum()
     return divided(n * mean, rule.alpha / n + (1 - rule.alpha) * shares, prompt)
 
 
@@ -100,7 +90,9 @@ def divided(total: int, shares: Floats, limit: int) -> Ints:
     open_ = np.ones(len(shares), np.bool_)  # below the limit
     while open_.any():
         remaining, weights = total - limit * int((~open_).sum()), shares[open_]
-        amounts[open_] = remaining * (weights / weights.sum() if weights.sum() > 0 else 1 / len(weights))
+        if weights.sum() == 0:
+            weights = np.ones(len(weights))
+        amounts[open_] = remaining * (weights / weights.sum())
         capped = open_ & (amounts >= limit)
         if not capped.any():
             break

@@ -1,6 +1,6 @@
-"""SGLang's scheduler for diffusion models: rounds of prefill or decode, one block a row and round.
+"""SGLang 0.5.23's scheduler for diffusion models: rounds of prefill or decode, one block a row and round.
 
-`Rounds` is release 0.5.23 (production-dllm-serving.md 3); `BlockSynchronous` its first port, a year older.
+production-dllm-serving.md 3.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,6 @@ from ..hooks import (
     hold,
     holds_back,
     learn,
-    pages_to_admit,
     placed,
     plan_prompts,
     plan_rows,
@@ -59,15 +58,7 @@ from ..state import (
 from ..unmasking import Unmasking
 from ..windows import have_room, in_sight, most_in_sight, shared
 from .canvas import BY_LAW, Canvas
-from .lmdeploy import UNBOUNDED, decide_continuous, end_group, pages_of_prefill
-
-
-class RoundFields(Protocol):
-    dllm_fdfo: bool
-    grid: bool
-    ignore_eos: bool
-    late: bool
-    prefill_blocks_per_round: int
+from .lmdeploy import UNBOUNDED, end_group
 
 
 class RoundColumns(Record):
@@ -92,7 +83,7 @@ class RoundRecord(Protocol):
     window_room: int  # free tokens of their pool beyond all promises
 
 
-RoundState = PolicyState[RoundFields, RoundColumns, RoundRecord]
+RoundState = PolicyState[Any, RoundColumns, RoundRecord]
 
 
 SOURCE = "SGLang 0.5.23 (production-dllm-serving.md 3)"
@@ -118,47 +109,9 @@ class TwoPools(PagedMemory):
         ratio, page = self.swa_full_tokens_ratio, self.page_size
         full = int(num_pages * kv_bytes / (kv_bytes + ratio * window_bytes))
         window = -(-(int(full * page * ratio) // page * window_bytes) // kv_bytes)
-        return (full + window, window) if window else (0, 0)
-
-
-@dataclass(frozen=True)
-class BlockSynchronous(Scheduler):
-    """SGLang's sync mode: the batch changes between blocks, each as slow as its slowest (block-diffusion.md 2.3)."""
-
-    max_batch: Annotated[int | None, Range(1), "running sequences; none: the device's default"] = None
-    max_prefill_tokens: Annotated[int, Range(1), "padded prompt tokens of one prefill"] = 4096
-
-    def check(self, policy: Policy) -> None:
-        if policy.eviction.evicts or not policy.granularity.whole_block:
-            raise PolicyError(
-                f"{policy.name}: block-synchronous batching computes whole blocks, expected no chunk and no eviction"
-            )
-
-    def numbers(self, policy: Policy) -> dict[str, bool | int | float]:
-        return {
-            "decide_ahead": False, "group_steps": 1, "prealloc": 0, "reserve_past_end": False,
-        }  # fmt: skip
-
-    def answers(self, policy: Policy) -> Answers:
-        return {
-            decide: decide_continuous, step_over: round_step_over, holds_back: round_goes_on,
-            pages_to_admit: pages_of_prefill,
-        }  # fmt: skip
-
-
-@rule
-def round_goes_on(replica: Replica, policy: AnyPolicy) -> bool:
-    """Whether a row still denoises: a round ends with a forward in which none does (2.3)."""
-    for slot in step_slots(replica):
-        if replica.sequences[slot].phase == DENOISE:
-            return True
-    return False
-
-
-@rule
-def round_step_over(replica: Replica, policy: AnyPolicy) -> None:
-    if not round_goes_on(replica, policy):
-        end_group(replica, policy)
+        if window == 0:
+            return 0, 0
+        return full + window, window
 
 
 @dataclass(frozen=True)
@@ -174,7 +127,6 @@ class Rounds(Scheduler):
         True
     )
     max_prefill_tokens: Annotated[int, Range(1), "tokens of a prefill; a canvas model's prompt is cut there"] = 16384
-    prefill_blocks_per_round: Annotated[int, Range(1, 4096), "blocks of a prompt per round (proposed: PR 31586)"] = 1
     ignore_eos: Annotated[bool, "canvas models: requests set ignore_eos, as in benchmarks; prompts alone need room"] = (
         False
     )
@@ -220,11 +172,16 @@ class Rounds(Scheduler):
         return zeros_of(RoundRecord)
 
     def answers(self, policy: Policy) -> Answers:
-        answers = {
-            decide: decide_round, placed: enter_round, step_over: step_of_round, block_entered: stay,
+        answers: dict[Any, Any] = {
+            decide: decide_round,
+            placed: enter_round,
+            step_over: step_of_round,
+            block_entered: stay,
             holds_back: round_is_open,
-        }  # fmt: skip
-        return answers | ({steady: steady_rounds} if policy.leaps and self.dllm_fdfo else {})
+        }
+        if policy.leaps and self.dllm_fdfo:
+            answers[steady] = steady_rounds
+        return answers
 
 
 @rule
@@ -232,8 +189,16 @@ def enter_round(replica: Replica, policy: RoundState, slot: int) -> None:
     """A new request: prefill its whole blocks, or a canvas model's whole prompt."""
     sequence, columns, block = replica.sequences[slot], policy.columns[slot], replica.fixed.block
     columns.computed = 0
-    columns.goal = int(sequence.prompt) // block * block if policy.fields.grid else sequence.prompt
+    columns.goal = _goal(policy, int(sequence.prompt), block)
     columns.entry = NEW
+
+
+@rule
+def _goal(policy: RoundState, prompt: int, block: int) -> int:
+    """Prompt tokens to prefill: whole blocks, or a canvas model's whole prompt."""
+    if policy.fields.grid:
+        return prompt // block * block
+    return prompt
 
 
 @rule
@@ -292,8 +257,7 @@ def _take_on(replica: Replica, policy: RoundState) -> None:
         prompt = int(replica.asked.input_length[request])
         pop(replica)
         if slot < 0:
-            start = prompt // block * block if policy.fields.grid else prompt
-            slot = place(replica, request, slot, start + block, 0)
+            slot = place(replica, request, slot, _goal(policy, prompt, block) + block, 0)
             placed(replica, policy, slot)
         let_in(replica, slot)
 
@@ -314,7 +278,7 @@ def _has_room_to_the_end(replica: Replica, policy: RoundState, request: int, slo
         piece = min(int(columns.goal) - int(columns.computed), _largest_piece(fixed, int(sequence.prompt)))
         window_pages += max(int(sequence.window_pages), most_in_sight(fixed, end, max(block, piece)))
     prompt = int(replica.asked.input_length[request])
-    start = prompt // block * block if policy.fields.grid else prompt
+    start = _goal(policy, prompt, block)
     end = start + canvas(max(1, prompt + int(replica.asked.max_tokens[request])) - start, block)
     piece = min(max(start, int(replica.sequences[slot].start)), _largest_piece(fixed, prompt))
     if not policy.fields.grid and counters.num_running > 0:  # a round counts a row's pages among those it asks for
@@ -325,7 +289,9 @@ def _has_room_to_the_end(replica: Replica, policy: RoundState, request: int, slo
 @rule
 def _largest_piece(fixed: Fixed, prompt: int) -> int:
     """Most tokens of a sequence per prefill, so that a window's pool has room."""
-    return max(int(prompt), fixed.block) if fixed.keeps > 0 else UNBOUNDED
+    if fixed.keeps == 0:
+        return UNBOUNDED
+    return max(int(prompt), fixed.block)
 
 
 @rule
@@ -336,7 +302,10 @@ def _settle_pages(replica: Replica, policy: RoundState) -> None:
         sequence, columns = replica.sequences[slot], policy.columns[slot]
         if columns.entry != ENTERED:
             continue
-        hold(replica, policy, slot, int(columns.computed) if columns.computed < columns.goal else int(sequence.start))
+        tokens = int(sequence.start)
+        if columns.computed < columns.goal:
+            tokens = int(columns.computed)
+        hold(replica, policy, slot, tokens)
         context = -(-(int(sequence.start) + _num_encoded(replica, slot)) // fixed.page)
         if _is_decoded(replica, policy, slot) and sequence.pages > context:
             window_pages = int(sequence.window_pages)
@@ -352,7 +321,7 @@ def _settle_pages(replica: Replica, policy: RoundState) -> None:
 @rule
 def _choose(replica: Replica, policy: RoundState, some_prefill: bool) -> int:
     """Choose a round's rows, those of earlier rounds first; returns how many decode (PrefillAdder)."""
-    counters, fixed, fields, record = replica.counters, replica.fixed, policy.fields, policy.record
+    counters, fixed, record = replica.counters, replica.fixed, policy.record
     record.window_held = 0
     for slot in running_slots(replica):
         record.window_held += replica.sequences[slot].window_pages
@@ -366,9 +335,9 @@ def _choose(replica: Replica, policy: RoundState, some_prefill: bool) -> int:
     record.promised = 0
     record.taken = 0
     record.prompts = fixed.max_prefill
-    record.budget = (
-        fixed.max_batch * fixed.block * fields.prefill_blocks_per_round if fields.grid else fixed.max_prefill
-    )
+    record.budget = fixed.max_prefill
+    if policy.fields.grid:
+        record.budget = fixed.max_batch * fixed.block
     counters.num_rows = 0
     decodes = 0
     is_open = True
@@ -379,7 +348,10 @@ def _choose(replica: Replica, policy: RoundState, some_prefill: bool) -> int:
             if not is_open or (columns.entry == NEW) != (turn == 1) or (some_prefill and not prefills):
                 continue
             before = counters.num_rows
-            is_open = _go_on(replica, policy, slot, prefills) if turn == 0 else _enter(replica, policy, slot)
+            if turn == 0:
+                is_open = _go_on(replica, policy, slot, prefills)
+            else:
+                is_open = _enter(replica, policy, slot)
             if counters.num_rows > before and not _prefills(replica, policy, slot):
                 decodes += 1
     return decodes
@@ -393,9 +365,11 @@ def _go_on(replica: Replica, policy: RoundState, slot: int, prefills: bool) -> b
     allowance = _allowance(replica, policy, prefills)
     if allowance <= 0:
         return False
-    remaining = int(columns.goal) - int(columns.computed) if columns.computed < columns.goal else block
+    remaining = block
     if _is_decoded(replica, policy, slot):
-        remaining = block - _num_encoded(replica, slot)
+        remaining -= _num_encoded(replica, slot)
+    elif columns.computed < columns.goal:
+        remaining = int(columns.goal) - int(columns.computed)
     tokens = remaining
     cut = False
     if not fields.grid:
@@ -406,7 +380,7 @@ def _go_on(replica: Replica, policy: RoundState, slot: int, prefills: bool) -> b
             tokens = min(tokens, _largest_piece(fixed, int(sequence.prompt)))
         cut = tokens < remaining
     elif prefills:
-        tokens = min(remaining, block * fields.prefill_blocks_per_round)
+        tokens = block
         cut = True
     else:
         begun = _is_begun(replica, slot)
@@ -418,8 +392,10 @@ def _go_on(replica: Replica, policy: RoundState, slot: int, prefills: bool) -> b
         cached = min(int(columns.computed), reusable(replica, policy, int(sequence.request), int(columns.computed))[0])
     if not _seat(replica, policy, slot, tokens, cached):
         return True
-    limit = int(sequence.end) - int(sequence.prompt)
-    _charge(replica, policy, tokens, 0 if cut else min(limit, CLIP_MAX_NEW_TOKENS))
+    limit = 0
+    if not cut:
+        limit = min(int(sequence.end) - int(sequence.prompt), CLIP_MAX_NEW_TOKENS)
+    _charge(replica, policy, tokens, limit)
     return bool(_allowance(replica, policy, prefills) > 0)
 
 
@@ -431,7 +407,7 @@ def _allowance(replica: Replica, policy: RoundState, prefills: bool) -> int:
         return int(record.budget)
     tokens = min(int(record.budget), int(record.room) - int(record.promised))
     if fields.grid or not prefills:
-        tokens = min(tokens, fixed.block * (fields.prefill_blocks_per_round if prefills else 1))
+        tokens = min(tokens, fixed.block)
     if tokens <= 0:
         tokens = int(record.budget)
     if not fields.grid:
@@ -455,19 +431,16 @@ def _enter(replica: Replica, policy: RoundState, slot: int) -> bool:
     With `ignore_eos` room for the prompt is enough, and a round's last prompt may be cut (add_one_req_ignore_eos). A
     skipped request joins the next round unchecked, as in SGLang.
     """
-    fixed, fields, record, sequence, columns = (
-        replica.fixed,
-        policy.fields,
-        policy.record,
-        replica.sequences[slot],
-        policy.columns[slot],
-    )
+    fixed, fields, record = replica.fixed, policy.fields, policy.record
+    sequence, columns = replica.sequences[slot], policy.columns[slot]
     block, page, goal = fixed.block, fixed.page, int(columns.goal)
     length = max(int(sequence.prompt), goal)
     cached, shared_pages = reusable(replica, policy, int(sequence.request), goal)
     touched = (cached // page - shared_pages) * page  # idle pages that it would take are no room
     limit = min(int(sequence.end) - int(sequence.prompt) - int(sequence.emitted), CLIP_MAX_NEW_TOKENS)
-    needed = length - cached + (block if fields.grid else 0)
+    needed = length - cached
+    if fields.grid:
+        needed += block
     columns.entry = PASSED_OVER
     columns.computed = cached
     padded = -(-needed // page) * page
@@ -485,7 +458,7 @@ def _enter(replica: Replica, policy: RoundState, slot: int) -> bool:
             return False
     tokens = min(int(record.budget), goal, _largest_piece(fixed, int(sequence.prompt)))
     if fields.grid or cached == goal:
-        tokens = block if cached == goal else min(goal - cached, block * fields.prefill_blocks_per_round)
+        tokens = block
     if not _seat(replica, policy, slot, tokens, cached):
         return False
     record.room -= touched
@@ -518,27 +491,26 @@ def _in_window(fixed: Fixed, tokens: int, limit: int) -> int:
 @rule
 def _seat(replica: Replica, policy: RoundState, slot: int, tokens: int, cached: int) -> bool:
     """Give a row pages and a place in the round; False without pages, where SGLang ends with an error."""
-    counters, fixed, record, sequence, columns = (
-        replica.counters,
-        replica.fixed,
-        policy.record,
-        replica.sequences[slot],
-        policy.columns[slot],
-    )
+    counters, fixed, record = replica.counters, replica.fixed, policy.record
+    sequence, columns = replica.sequences[slot], policy.columns[slot]
     new = columns.entry != ENTERED
-    computed = cached if new else int(columns.computed)
+    computed = int(columns.computed)
+    if new:
+        computed = cached
     prefills = computed < columns.goal
-    before = computed if prefills else int(sequence.start)
-    if not prefills and _is_decoded(replica, policy, slot):
+    before = int(sequence.start)
+    end = min(before + tokens, _canvas_end(replica, policy, slot))
+    if prefills:
+        before = computed
+        end = before + tokens
+    elif _is_decoded(replica, policy, slot):
         before += _num_encoded(replica, slot)
-    end = before + tokens
-    if not prefills and not _is_decoded(replica, policy, slot):
-        end = min(int(sequence.start) + tokens, _canvas_end(replica, policy, slot))
+        end = before + tokens
     pages = max(int(sequence.pages), -(-int(end) // fixed.page))
     window_pages = in_sight(fixed, before, end)
     extra = pages - sequence.pages
-    if new:
-        extra -= reusable(replica, policy, int(sequence.request), cached)[1] if cached > 0 else 0
+    if new and cached > 0:
+        extra -= reusable(replica, policy, int(sequence.request), cached)[1]
     in_windows = record.window_held + window_pages - sequence.window_pages
     if not have_room(fixed, counters.pages_held - record.window_held + extra, in_windows):
         return False
@@ -644,7 +616,9 @@ def plan_round(replica: Replica, policy: RoundState) -> None:
             computed = False
             columns.computed += n
             sequence.left = columns.goal - columns.computed
-            pairs = n * (n + block) // 2 if fields.grid else n * (n + 1) // 2
+            pairs = n * (n + 1) // 2
+            if fields.grid:
+                pairs = n * (n + block) // 2
         elif _is_decoded(replica, policy, slot):  # a canvas's causal pass
             phase = FLUSH
             first = _num_encoded(replica, slot)
@@ -663,10 +637,15 @@ def plan_round(replica: Replica, policy: RoundState) -> None:
         for k in range(block):
             replica.window[slot, k] = computed and first <= k and k < first + n
         note_row(sequence, phase, n, before + n)
-        # A masked model's prefill runs decode's graph, with its LM head.
-        sums = add_row(sums, sequence, n * before + pairs, n if fields.grid else sampled, sampled)
+        heads = sampled
+        if fields.grid:  # a masked model's prefill runs decode's graph, with its LM head
+            heads = n
+        sums = add_row(sums, sequence, n * before + pairs, heads, sampled)
         decoded += sampled
-    set_features(replica, sums, block if decoded > 0 else 0)
+    chunk = 0
+    if decoded > 0:
+        chunk = block
+    set_features(replica, sums, chunk)
     counters.prefill_tokens += encoded
     counters.continues = goes_on
 
@@ -701,7 +680,9 @@ def steady_rounds(replica: Replica, policy: RoundState) -> int:
         return NO
     if counters.num_running == replica.fixed.max_batch:
         return WHATEVER
-    return UNTIL_A_REQUEST if counters.num_waiting == 0 else NO
+    if counters.num_waiting == 0:
+        return UNTIL_A_REQUEST
+    return NO
 
 
 @rule
@@ -739,7 +720,7 @@ class JointThreshold(Unmasking):
     def most_steps(self, block_length: int) -> int:
         # One forward per mask, the edits, and a last one that changes nothing.
         steps = block_length + self.max_post_edit_steps + 1
-        return steps if self.denoising_steps is None else min(steps, self.denoising_steps)
+        return min(steps, self.denoising_steps or steps)
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
         return {"final": True}
@@ -750,8 +731,10 @@ _CONFIDENT = LowConfidence(threshold=0.95, strict=True)
 # SGLang's flags of fields (sglang/srt/server_args.py); `config:` is a key of its algorithm's file.
 SERVE = "--trust-remote-code --dllm-algorithm {}"
 FLAGS = {
-    "gpus": "--tp-size", "max_running_requests": "--max-running-requests", "dllm_fdfo": "--dllm-fdfo/--no-dllm-fdfo",
-}  # fmt: skip
+    "gpus": "--tp-size",
+    "max_running_requests": "--max-running-requests",
+    "dllm_fdfo": "--dllm-fdfo/--no-dllm-fdfo",
+}
 CACHING = {**FLAGS, "prefix_caching": "/--disable-radix-cache"}
 IN_BLOCKS = {**CACHING, "block_length": "config:block_size", "threshold": "config:threshold"}
 EDITS = {name: f"config:{name}" for name in ("edit_threshold", "max_post_edit_steps")}
@@ -759,12 +742,6 @@ LOW_CONFIDENCE = SERVE.format("LowConfidence")
 SPACE = {"max_running_requests": [1, 4, 8, 16, 32, 64, 128]}
 
 PRESETS = {
-    "sglang-bd32": Preset(
-        Policy("sglang-bd32", batching=BlockSynchronous()),
-        "block_length",
-        "SGLang's sync mode of 2025: the batch changes between blocks, each as slow as its slowest",
-        "SGLang's first port, as FOCUS ran it (block-diffusion.md 2.3)",
-    ),
     "sglang-fdfo": Preset(
         Policy("sglang-fdfo", batching=Rounds(), unmasking=_CONFIDENT, memory=_PAGES),
         "max_running_requests",
@@ -801,7 +778,7 @@ PRESETS = {
         Policy(
             "sglang-gemma",
             batching=Rounds(),
-            granularity=Canvas(late=False),
+            granularity=Canvas(),
             unmasking=BY_LAW,
             memory=TwoPools(page_size=256),
         ),

@@ -1,7 +1,7 @@
 """Sparse-dLLM: full passes of each block, the last of which chooses keys; then the block against them."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -14,13 +14,8 @@ from ..state import FULL, PACK, REUSE
 from .llada import NoCache, script
 
 
-class SparseFields(Protocol):
-    at_least: int
-    retention: float
-
-
 @rule
-def kept(length: int, block: int, fields: SparseFields) -> int:
+def kept(length: int, block: int, fields: Any) -> int:
     """Keys outside the block seen by reuse steps."""
     outside = length - block
     return min(outside, max(int(fields.at_least), int(np.floor(outside * fields.retention))))
@@ -28,8 +23,8 @@ def kept(length: int, block: int, fields: SparseFields) -> int:
 
 @rule
 def delayed_then_kept(
-    prompt: int, length: int, start: int, step: int, block_step: int, block: int, fields: SparseFields
-) -> tuple[int, int, int]:  # fmt: skip
+    prompt: int, length: int, start: int, step: int, block_step: int, block: int, fields: Any
+) -> tuple[int, int, int]:
     """A full pass, a packing one, then the block against the kept keys."""
     if block_step == 0:
         return FULL, length, length
@@ -39,7 +34,7 @@ def delayed_then_kept(
 
 
 @rule
-def kept_held(prompt: int, length: int, state: int, fields: SparseFields) -> int:
+def kept_held(prompt: int, length: int, state: int, fields: Any) -> int:
     """The share of keys kept for the first block, the largest."""
     return max(max(1, int(fields.at_least)), int(np.ceil(length * fields.retention)))
 
@@ -55,7 +50,6 @@ class SparseCache(NoCache):
     retention: Annotated[float, Range(0, 1), "share of the keys outside the block that is kept"] = 0.5
     pool_width: Annotated[int, Range(1), "positions over which a score is pooled, an odd number"] = 3
     head_centric: Annotated[bool, "each head keeps its own keys"] = False
-    at_least: Annotated[int, Range(0), "least number of keys kept (dLLM-Serve: 1)"] = 0
 
     packs = True
     rules: ClassVar[dict[Any, Any]] = {work: delayed_then_kept, held: kept_held}
@@ -65,8 +59,13 @@ class SparseCache(NoCache):
         if self.pool_width % 2 == 0:
             raise PolicyError(f"pool_width is {self.pool_width}, expected an odd number")
 
+    @property
+    def at_least(self) -> int:
+        """Least number of keys kept: dLLM-Serve keeps one."""
+        return int(self.head_centric)
+
     def numbers(self, policy: Any) -> dict[str, bool | int | float]:
-        return {**super().numbers(policy), "retention": float(self.retention)}
+        return {**super().numbers(policy), "retention": float(self.retention), "at_least": self.at_least}
 
     def kept(self, position: RowPosition) -> Ints:
         """Keys outside the block seen by reuse steps, [requests]."""

@@ -6,7 +6,7 @@ forward (production-dllm-serving.md 2.3; vllm/v1/core/sched/scheduler.py of 0.32
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Protocol, Self
+from typing import Annotated, Any, Self
 
 from ..admission import count_rows, head, keep_rows, leave, let_in, place, pop, push_front, take_next, unseat
 from ..errors import PolicyError
@@ -15,7 +15,6 @@ from ..hooks import (
     decide,
     hold,
     leap,
-    leave_sight,
     next_tokens,
     paged_ahead,
     placed,
@@ -28,7 +27,7 @@ from ..hooks import (
 )
 from ..jit import rule
 from ..part import Answers, Choice, OnDevice, Policy, Preset, Range, Scheduler
-from ..prefix import RetainedMemory
+from ..prefix import PrefixMemory
 from ..records import columns_of
 from ..rows.chunked import CHUNKED, ChunkColumns, leap_chunked, prefills
 from ..state import (
@@ -45,38 +44,13 @@ from ..state import (
     Fixed,
     PolicyState,
     Replica,
-    running_slots,
     step_slots,
 )
 from ..windows import in_sight, most_in_sight
 from .ar import Autoregressive
 from .canvas import BY_LAW, Canvas
 
-
-class BudgetFields(Protocol):
-    async_scheduling: bool
-    canvases: bool
-    drafts: int
-    enable_chunked_prefill: bool
-    hash_ahead: int
-    long_prefill_token_threshold: int
-    look_ahead: int
-    max_num_batched_tokens: int
-    prefill_schedule_interval: int
-    scheduler_reserve_full_isl: bool
-    slots: int
-    watermark: float
-
-
-class BudgetRecord(Protocol):
-    """Used if prompts have an interval."""
-
-    num_steps: int  # with rows
-    last_prefill: int  # the latest with a prompt
-    backed_up: bool  # the last step that could take prompts left some waiting
-
-
-BudgetState = PolicyState[BudgetFields, ChunkColumns, BudgetRecord]
+BudgetState = PolicyState[Any, ChunkColumns, object]
 
 
 DRAFTERS = ("ngram", "eagle", "draft_model")
@@ -106,18 +80,10 @@ class TokenBudget(Scheduler):
         int, Range(0), "most tokens of a prompt per step when there are other requests; 0: the budget"
     ] = 0
     enable_chunked_prefill: Annotated[bool, "compute prompts that exceed the budget in chunks"] = True
-    scheduler_reserve_full_isl: Annotated[bool, "admit a request only if pages are free for its whole prompt"] = True
-    watermark: Annotated[float, Range(0, 1), "share of the pool that stays free when a request joins running ones"] = (
-        0.0
-    )
-    prefill_schedule_interval: Annotated[
-        int, Range(1), "steps from one with prompts to the next, while others decode (vLLM 0.33)"
-    ] = 1
     async_scheduling: Annotated[bool, "decide a step when the previous one begins, before its outcome is known"] = True
 
     pieces = True
     idles_finished = True
-    narrows_canvases = True
     frees_windows = True
     hashes_all = True
     columns = columns_of(ChunkColumns)
@@ -151,16 +117,23 @@ class TokenBudget(Scheduler):
         return self.async_scheduling
 
     def batch_on(self, device: OnDevice, usual: int, block_length: int) -> int:
-        return min(1024 if _is_large(device) else 256, self.most_tokens)
+        sequences = 256
+        if _is_large(device):
+            sequences = 1024
+        return min(sequences, self.most_tokens)
 
     def on(self, device: OnDevice) -> Self:
         if self.max_num_batched_tokens is not None:
             return self
-        tokens = USUAL_TOKENS if _is_large(device) else 2048
-        return replace(self, max_num_batched_tokens=16384 if device.memory_bytes >= LARGEST else tokens)
+        tokens = 2048
+        if device.memory_bytes >= LARGEST:
+            tokens = 16384
+        elif _is_large(device):
+            tokens = USUAL_TOKENS
+        return replace(self, max_num_batched_tokens=tokens)
 
     def numbers(self, policy: Policy) -> dict[str, int]:
-        return {"max_num_batched_tokens": self.most_tokens}
+        return {"max_num_batched_tokens": self.most_tokens, "late": True}
 
     def check(self, policy: Policy) -> None:
         if not policy.granularity.under_budget:
@@ -194,7 +167,7 @@ class TokenBudget(Scheduler):
         return block > 1 and rows > 1 and short
 
     def at_once(self, policy: Policy, prompt: int, output: int) -> int:
-        return self.most_tokens * (2 if self.async_scheduling else 1)
+        return self.most_tokens * (1 + self.async_scheduling)
 
     def shares_prefixes(self, policy: Policy) -> bool:
         return True
@@ -203,18 +176,17 @@ class TokenBudget(Scheduler):
         # A request preempted at its end recomputes everything.
         return self.enable_chunked_prefill or length <= self.most_tokens
 
-    def record(self, policy: Policy) -> dict[str, Any]:
-        return {"num_steps": 0, "last_prefill": -self.prefill_schedule_interval, "backed_up": False}
-
     def answers(self, policy: Policy) -> Answers:
-        answers = {
+        answers: dict[Any, Any] = {
             decide: decide_budget,
             prefill_over: end_budget,
             step_over: end_budget,
             placed: start_over,
             preempted: start_again,
         }
-        return answers | ({steady: steady_budget} if policy.leaps else {})
+        if policy.leaps:
+            answers[steady] = steady_budget
+        return answers
 
 
 # ---- rules -----------------------------------------------------------------------------------------------------------
@@ -249,7 +221,10 @@ def decide_budget(replica: Replica, policy: BudgetState) -> int:
                 begin_row(replica, policy, slot)
             if not fields.async_scheduling:
                 return kind
-        decision = _fill(replica, policy, NEXT if ahead else ROWS)
+        target = ROWS
+        if ahead:
+            target = NEXT
+        decision = _fill(replica, policy, target)
         if ahead:
             counters.next_kind = decision
             keep_rows(replica)
@@ -266,21 +241,17 @@ def _fill(replica: Replica, policy: BudgetState, target: int) -> int:
     limit = int(fields.long_prefill_token_threshold)  # of a row
     if limit == 0 or counters.num_running + counters.num_waiting == 1:
         limit = budget
-    sampled = 0 if fields.canvases else 1  # tokens behind those that a step computes
-    holds = _holds_prefills(replica, policy)
+    sampled = int(not fields.canvases)  # tokens behind those that a step computes
     num = 0
     decodes = 0
     some_preempted = False
     some_prefill = False
-    some_admitted = False
     i = 0
     while i < counters.num_running and budget > 0:
         slot = replica.lists[RUNNING, i]
         i += 1
         sequence, columns = replica.sequences[slot], policy.columns[slot]
         of_prompt = prefills(columns, policy.fields)
-        if holds and of_prompt:
-            continue
         before = int(columns.computed) + int(columns.unsure)
         n = min(next_tokens(replica, policy, slot), limit, budget, fixed.context_limit - before - sampled)
         if n <= 0:
@@ -288,7 +259,6 @@ def _fill(replica: Replica, policy: BudgetState, target: int) -> int:
         end = before + n
         needed = max(int(sequence.pages), _pages_to(fixed, fields, end))
         window_pages = in_sight(fixed, columns.settled, needed * fixed.page)
-        leave_sight(replica, policy, slot, int(columns.settled))
         extra = needed - sequence.pages + window_pages - sequence.window_pages
         is_preempted = False
         while not is_preempted and extra > fixed.num_pages - counters.pages_held:
@@ -314,12 +284,12 @@ def _fill(replica: Replica, policy: BudgetState, target: int) -> int:
     num_ran = num
     while not some_preempted and counters.num_waiting > 0 and budget > 0 and counters.num_running < fixed.max_batch:
         request, slot = head(replica)
-        num_known = _known_of_head(replica, policy)
+        num_known = max(1, int(replica.asked.input_length[request]))
+        if slot >= 0:  # all that it had when preempted
+            num_known = int(policy.columns[slot].goal)
         # The last token is always computed: the next is sampled from it.
         cached, shared_pages = reusable(replica, policy, request, num_known - 1)
         tokens = num_known - cached
-        if holds and tokens > 1:
-            break
         padded = 1 + int(fields.drafts)  # all rows of a step are alike
         fits = cached + padded < fixed.context_limit
         if fields.drafts > 0 and tokens == 1 and not some_prefill and num_ran + cached > 0 and fits:
@@ -329,23 +299,20 @@ def _fill(replica: Replica, policy: BudgetState, target: int) -> int:
         n = min(tokens, limit, budget)
         if n < tokens and not fields.enable_chunked_prefill:
             break
-        free = _free_for_head(replica, policy, shared_pages)
+        free = fixed.num_pages - counters.pages_held + shared_pages
         pages = _pages_to(fixed, fields, cached + n)
         window_pages = in_sight(fixed, cached, pages * fixed.page)
-        if pages + window_pages > free or (
-            fields.scheduler_reserve_full_isl and _pages_of_known(fixed, fields, num_known, cached) > free
-        ):
+        if pages + window_pages > free or _pages_of_known(fixed, fields, num_known, cached) > free:
             break
         pop(replica)
         new = slot < 0
         # A next token is computed from the last known one; a canvas begins after it.
-        slot = place(replica, request, slot, num_known + (fixed.block if fixed.block > 1 else 0), pages)
+        slot = place(replica, request, slot, num_known + fixed.block * fields.canvases, pages)
         if new:
             placed(replica, policy, slot)
         counters.pages_held += window_pages
         replica.sequences[slot].window_pages = window_pages
         reuse(replica, policy, slot, cached)
-        some_admitted = some_admitted or cached < num_known - 1
         columns = policy.columns[slot]
         columns.computed = cached
         columns.settled = cached
@@ -356,46 +323,24 @@ def _fill(replica: Replica, policy: BudgetState, target: int) -> int:
         budget -= n + fields.slots
         replica.lists[target, num] = slot
         num += 1
-    if fields.prefill_schedule_interval > 1:
-        record = policy.record
-        if not some_preempted and not holds:
-            record.backed_up = counters.num_waiting > 0
-        record.num_steps += num > 0
-        if some_prefill or some_admitted:
-            record.last_prefill = record.num_steps
     count_rows(replica, target, num)
     if num == 0:
         return NOTHING
-    return DECODE_STEP if decodes > 0 else PREFILL_STEP
+    if decodes == 0:
+        return PREFILL_STEP
+    return DECODE_STEP
 
 
 @rule
-def _pages_to(fixed: Fixed, fields: BudgetFields, end: int) -> int:
+def _pages_to(fixed: Fixed, fields: Any, end: int) -> int:
     """Pages of the tokens up to `end` and a drafter's behind them."""
     return -(-min(end + fields.look_ahead, fixed.context_limit) // fixed.page)
 
 
 @rule
-def _known_of_head(replica: Replica, policy: BudgetState) -> int:
-    """The first waiting request's known tokens: its prompt, or all it had when preempted."""
-    request, slot = head(replica)
-    return max(1, int(replica.asked.input_length[request])) if slot < 0 else int(policy.columns[slot].goal)
-
-
-@rule
-def _free_for_head(replica: Replica, policy: BudgetState, shared_pages: int) -> int:
-    """Pages available to the first waiting request, of whose pages others hold `shared_pages`."""
-    counters, num_pages = replica.counters, replica.fixed.num_pages
-    free = num_pages - counters.pages_held + shared_pages
-    if counters.num_running > 0:
-        free -= int(policy.fields.watermark * (num_pages + 1))  # vLLM counts the empty null block
-    return free
-
-
-@rule
-def _pages_of_known(fixed: Fixed, fields: BudgetFields, num_known: int, cached: int) -> int:
+def _pages_of_known(fixed: Fixed, fields: Any, num_known: int, cached: int) -> int:
     """Pages of `num_known` tokens, of which the first `cached` are in the pool."""
-    at_once = fields.max_num_batched_tokens * (2 if fields.async_scheduling else 1)
+    at_once = fields.max_num_batched_tokens * (1 + fields.async_scheduling)
     # Windows hold only the part of a cached prefix in sight.
     window_pages = in_sight(fixed, 0, cached)
     total = -(-num_known // fixed.page) + max(most_in_sight(fixed, num_known, at_once), window_pages)
@@ -403,36 +348,10 @@ def _pages_of_known(fixed: Fixed, fields: BudgetFields, num_known: int, cached: 
 
 
 @rule
-def _head_waits(replica: Replica, policy: BudgetState) -> bool:
-    """Whether the first waiting request lacks pages for all steps like the last one.
-
-    Running sequences only take more; each may fill one page taken before, which the request shares.
-    """
-    if not policy.fields.scheduler_reserve_full_isl:
-        return False
-    num_known = _known_of_head(replica, policy)
-    cached, shared_pages = reusable(replica, policy, head(replica)[0], num_known - 1)
-    free = _free_for_head(replica, policy, shared_pages) + replica.counters.num_running
-    return _pages_of_known(replica.fixed, policy.fields, num_known, cached) > free
-
-
-@rule
-def _holds_prefills(replica: Replica, policy: BudgetState) -> bool:
-    """Whether a step postpones prompts: others decode, and the interval is not over."""
-    record, interval = policy.record, policy.fields.prefill_schedule_interval
-    if interval == 1 or record.backed_up or record.num_steps + 1 - record.last_prefill >= interval:
-        return False
-    for slot in running_slots(replica):
-        if not prefills(policy.columns[slot], policy.fields):
-            return True
-    return False
-
-
-@rule
 def steady_budget(replica: Replica, policy: BudgetState) -> int:
-    """A step is decided again if the step decided ahead is like it, and no waiting request has tokens or pages."""
+    """A step is decided again if the step decided ahead is like it, and no waiting request can join."""
     counters, fields = replica.counters, policy.fields
-    if counters.num_preempted > 0 or fields.prefill_schedule_interval > 1:
+    if counters.num_preempted > 0:
         return NO
     if fields.async_scheduling:
         if counters.next_kind != DECODE_STEP or counters.num_next != counters.num_rows:
@@ -446,14 +365,13 @@ def steady_budget(replica: Replica, policy: BudgetState) -> int:
         return WHATEVER
     if counters.num_waiting == 0:
         return UNTIL_A_REQUEST
-    # A prompt may fill pages that the waiting request shares.
-    return WHATEVER if counters.prefill_tokens == 0 and _head_waits(replica, policy) else NO
+    return NO
 
 
 @rule
 def paged_ahead_of_tokens(replica: Replica, policy: BudgetState) -> int:
     """The next token, and the one after if steps are decided ahead."""
-    return 2 if policy.fields.async_scheduling else 1
+    return 1 + int(policy.fields.async_scheduling)
 
 
 @rule
@@ -466,8 +384,10 @@ def end_budget(replica: Replica, policy: BudgetState) -> None:
         columns.unsure = 0
         if (fields.async_scheduling or fields.drafts > 0) and sequence.pages > 0 and sequence.phase != IDLE:
             # Of a finished request, only returned tokens of its last canvas.
-            canvas_ended = sequence.finished and replica.fixed.block > 1
-            hold(replica, policy, slot, int(sequence.stop if canvas_ended else columns.computed))
+            tokens = int(columns.computed)
+            if sequence.finished and fields.canvases:
+                tokens = int(sequence.stop)
+            hold(replica, policy, slot, tokens)
     leave(replica, policy)
 
 
@@ -500,8 +420,8 @@ class Tokens(Autoregressive):
             "drafts": drafts,
             "canvases": False,
             # If decided ahead, room in case all drafts are accepted.
-            "scratch": drafts if policy.batching.hides_host else 0,
-            "look_ahead": 0 if self.drafter == "ngram" else drafts,
+            "scratch": drafts * policy.batching.hides_host,
+            "look_ahead": drafts * (self.drafter != "ngram"),
             "hash_ahead": int(drafts > 0 and self.drafter == "eagle"),  # since 0.33
             "slots": int(drafts > 0 and self.drafter == "draft_model"),  # extra budget tokens a row
         }
@@ -516,21 +436,21 @@ class Tokens(Autoregressive):
         return {leap: leap_chunked, paged_ahead: paged_ahead_of_tokens}
 
 
-PAGES = RetainedMemory(page_size=16)
+PAGES = PrefixMemory(page_size=16)
 _DIFFUSION = TokenBudget(max_num_seqs=8)
 _AR = Policy("vllm-ar", batching=TokenBudget(), granularity=Tokens(), memory=PAGES)
 
 # vLLM's flags of fields (vllm/engine/arg_utils.py).
 FLAGS = {
-    "gpus": "--tensor-parallel-size", "max_num_seqs": "--max-num-seqs",
-    "max_num_batched_tokens": "--max-num-batched-tokens", "page_size": "--block-size",
+    "gpus": "--tensor-parallel-size",
+    "max_num_seqs": "--max-num-seqs",
+    "max_num_batched_tokens": "--max-num-batched-tokens",
+    "page_size": "--block-size",
     "long_prefill_token_threshold": "--long-prefill-token-threshold",
     "enable_chunked_prefill": "--enable-chunked-prefill/--no-enable-chunked-prefill",
-    "prefill_schedule_interval": "--prefill-schedule-interval",
     "async_scheduling": "--async-scheduling/--no-async-scheduling",
     "prefix_caching": "--enable-prefix-caching/--no-enable-prefix-caching",
-    "prefix_cache_retention_interval": "--prefix-cache-retention-interval",
-}  # fmt: skip
+}
 DRAFTS = {
     "num_speculative_tokens": "json:--speculative-config.num_speculative_tokens",
     "drafter": "json:--speculative-config.method",
@@ -540,9 +460,10 @@ CANVASES = {
     "denoising_steps": "json:--diffusion-config.max_denoising_steps",
 }
 SPACE = {
-    "max_num_seqs": [32, 64, 128, 256, "none"], "max_num_batched_tokens": [2048, 4096, "none", 16384],
+    "max_num_seqs": [32, 64, 128, 256, "none"],
+    "max_num_batched_tokens": [2048, 4096, "none", 16384],
     "async_scheduling": [True, False],
-}  # fmt: skip
+}
 
 PRESETS = {
     "vllm-ar": Preset(
@@ -564,7 +485,7 @@ PRESETS = {
         flags={**FLAGS, **DRAFTS},
     ),
     "vllm-diffusion": Preset(
-        Policy("vllm-diffusion", batching=_DIFFUSION, granularity=Canvas(late=True), unmasking=BY_LAW, memory=PAGES),
+        Policy("vllm-diffusion", batching=_DIFFUSION, granularity=Canvas(), unmasking=BY_LAW, memory=PAGES),
         "max_num_seqs",
         "DiffusionGemma on vLLM 0.32 and 0.33: canvases under the token budget, each committed by a forward of its own",
         "vLLM 0.32.0 and 0.33.0 (production-dllm-serving.md 2.2)",

@@ -18,15 +18,19 @@ class FixedBlock(Granularity):
     whole_block = True
 
     def answers(self, policy: Policy) -> Answers:
-        # A delayed cache leaves out cached positions.
-        selection = select_pending_first if policy.eviction.delayed else select_whole
-        return {select: selection} if select in policy.rows.asks else {}
+        if select not in policy.rows.asks:
+            return {}
+        if policy.eviction.delayed:  # leaves out cached positions
+            return {select: select_pending_first}
+        return {select: select_whole}
 
 
 @dataclass(frozen=True)
 class NoEviction(Eviction):
     def answers(self, policy: Policy) -> Answers:
-        return {settle: settle_block_pass} if settle in policy.rows.asks else {}
+        if settle not in policy.rows.asks:
+            return {}
+        return {settle: settle_block_pass}
 
 
 @rule
@@ -65,4 +69,5 @@ def settle_block_pass(
         masks |= status[k] == MASKED
     if computed and not masks:
         for k in range(block):
-            status[k] = CACHED if window[k] else status[k]
+            if window[k]:
+                status[k] = CACHED

@@ -4,12 +4,11 @@ A row is a running sequence, a column a position of its current block (with `obs
 which positions a step computes and when their KV is final.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..admission import reads_only
 from ..emission import emit, emit_prefixes, finish, has_masks, publish
 from ..hooks import (
     block_entered,
@@ -36,26 +35,12 @@ from ..state import (
     PREFILL_STEP,
     AnyPolicy,
     Marks,
-    PolicyState,
     Replica,
     Status,
     step_slots,
 )
 from .kind import Kind
 from .step import add_row, no_rows, note_row, set_features
-
-
-class BlockFields(Protocol):
-    final: bool
-    given: bool
-    head: int
-    late: bool
-    listed: bool
-    sample_block: bool
-
-
-BlockState = PolicyState[BlockFields, Any, Any]
-
 
 HEADS = ("all", "masks")  # computed rows that go through the LM head
 MASKS = HEADS.index("masks")
@@ -169,7 +154,7 @@ def count_prefixes(
 
 
 @rule
-def plan_block(replica: Replica, policy: BlockState) -> None:
+def plan_block(replica: Replica, policy: AnyPolicy) -> None:
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     block, width = fixed.block, fixed.width
     counters.chunk = choose(replica, policy)
@@ -200,7 +185,7 @@ def plan_block(replica: Replica, policy: BlockState) -> None:
 
 
 @rule
-def commit_block(replica: Replica, policy: BlockState, now: float) -> None:
+def commit_block(replica: Replica, policy: AnyPolicy, now: float) -> None:
     """Update the step's rows: settle, return complete blocks, open next ones."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     block, width = fixed.block, fixed.width
@@ -218,8 +203,7 @@ def commit_block(replica: Replica, policy: BlockState, now: float) -> None:
         for p in range(width):
             replica.status[slot, p] = PENDING if replica.committed[slot, p] else replica.status[slot, p]
         sequence = replica.sequences[slot]
-        final = fields.final or reads_only(replica, sequence)
-        if final and sequence.phase == DENOISE and not _any(replica.status[slot], int(sequence.block), MASKED):
+        if fields.final and sequence.phase == DENOISE and not _any(replica.status[slot], int(sequence.block), MASKED):
             for p in range(block):
                 replica.status[slot, p] = CACHED
     if not prefill and holds_back(replica, policy):
@@ -237,7 +221,7 @@ def commit_block(replica: Replica, policy: BlockState, now: float) -> None:
 
 
 @rule
-def _advance(replica: Replica, policy: BlockState, now: float) -> bool:
+def _advance(replica: Replica, policy: AnyPolicy, now: float) -> bool:
     """Return complete blocks; open the next block of rows with final KV. True if any row moved on."""
     counters, fixed = replica.counters, replica.fixed
     block, width = fixed.block, fixed.width

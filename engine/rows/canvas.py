@@ -1,8 +1,8 @@
 """Rows of a canvas model under a token budget: prompt chunks, denoising steps, committing passes."""
 
-from typing import Protocol
+from typing import Any
 
-from ..admission import canvas_width, knows_limit, reads_only
+from ..admission import knows_limit
 from ..draw import draw_by_law
 from ..hooks import (
     begin_row,
@@ -23,12 +23,7 @@ from .chunked import ChunkColumns
 from .kind import Kind
 from .step import add_row, no_rows, note_row, set_features
 
-
-class CanvasFields(Protocol):
-    late: bool
-
-
-CanvasState = PolicyState[CanvasFields, ChunkColumns, object]
+CanvasState = PolicyState[Any, ChunkColumns, object]
 
 
 @rule
@@ -46,9 +41,9 @@ def next_of_canvas(replica: Replica, policy: CanvasState, slot: int) -> int:
     # vLLM counts any pass in flight as two tokens: it computes a useless last canvas, and skips every other step of
     # requests that lack two tokens.
     at_limit = sequence.start + 2 >= sequence.end and knows_limit(replica, sequence)
-    if columns.unsure > 0 and (at_limit or reads_only(replica, sequence)):  # or its only step is in flight
+    if columns.unsure > 0 and at_limit:
         return 0
-    return canvas_width(replica, sequence)
+    return int(replica.fixed.block)
 
 
 @rule
@@ -103,7 +98,7 @@ def canvas_entered(replica: Replica, policy: CanvasState, slot: int) -> None:
     columns.goal += sequence.block
     if sequence.pages > 0:
         columns.computed += sequence.block
-    sequence.block = canvas_width(replica, sequence)
+    sequence.block = replica.fixed.block
 
 
 CANVAS = Kind(

@@ -1,24 +1,18 @@
 """Rows of an autoregressive model under a token budget: prompt chunks, next tokens, drafts to verify."""
 
-from typing import Protocol
+from typing import Any
 
 from ..admission import knows_limit
-from ..draw import Draws, accept_row
+from ..draw import Draws, accept_row, masks_of
 from ..emission import emit, finish
 from ..hooks import begin_row, commit_rows, draw_rows, next_tokens, plan_prompts, plan_rows
 from ..jit import rule
-from ..journal import Journal
 from ..latency import Cost
 from ..records import I4, Bool, Record
 from ..state import DENOISE, EMIT_END, IDLE, PREFILL, ROWS, RUNNING, AnyPolicy, PolicyState, Replica, step_slots
 from .kind import Kind
 from .leap import take_tokens
 from .step import add_row, no_rows, note_row, set_features
-
-
-class ChunkFields(Protocol):
-    canvases: bool
-    drafts: int
 
 
 class ChunkColumns(Record):
@@ -33,11 +27,11 @@ class ChunkColumns(Record):
     sampled: Bool  # its last row was sampled: a token and its drafts come next
 
 
-ChunkState = PolicyState[ChunkFields, ChunkColumns, object]
+ChunkState = PolicyState[Any, ChunkColumns, object]
 
 
 @rule
-def prefills(columns: ChunkColumns, fields: ChunkFields) -> bool:
+def prefills(columns: ChunkColumns, fields: Any) -> bool:
     """Whether the next positions are prompt tokens, or tokens whose KV is lost."""
     return columns.goal > columns.computed if fields.canvases else not columns.sampled
 
@@ -94,8 +88,7 @@ def plan_chunked(replica: Replica, policy: AnyPolicy) -> None:
 def draw_chunked(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
     """Commit each sampled row's token, and drafts up to the first rejected one."""
     for slot in step_slots(replica):
-        sequence = replica.sequences[slot]
-        accept_row(replica.window[slot], replica.committed[slot], int(sequence.start), int(sequence.request), draws)
+        accept_row(masks_of(replica, slot, replica.window[slot]), replica.committed[slot], draws)
 
 
 @rule
@@ -128,9 +121,7 @@ def commit_chunked(replica: Replica, policy: ChunkState, now: float) -> None:
 
 
 @rule
-def leap_chunked(
-    replica: Replica, policy: ChunkState, draws: Draws, cost: Cost, journal: Journal, horizon: float
-) -> None:  # fmt: skip
+def leap_chunked(replica: Replica, policy: ChunkState, draws: Draws, cost: Cost, horizon: float) -> None:
     """Leap over steps in which all running requests compute the next token, without drafts."""
     counters = replica.counters
     if counters.num_rows != counters.num_running:
@@ -142,7 +133,7 @@ def leap_chunked(
             return
         if columns.computed != sequence.start or columns.goal != columns.computed + 1:
             return
-    steps = take_tokens(replica, policy, cost, journal, horizon, False)
+    steps = take_tokens(replica, policy, cost, horizon, False)
     for slot in step_slots(replica):
         columns = policy.columns[slot]
         columns.computed += steps

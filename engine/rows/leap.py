@@ -5,28 +5,23 @@ one that ends a row or its block, computes something else, needs pages that are 
 that might be let in.
 """
 
-from ..admission import canvas_width, enter, reads_only
-from ..draw import Draws, steps_left
+from ..admission import enter
+from ..draw import Draws, masks_of, steps_left
 from ..emission import count_decode_steps, count_gaps
 from ..hooks import hold, paged_ahead, steady
 from ..jit import rule
-from ..journal import Journal, has_room, record_again
 from ..latency import Cost, price
 from ..state import DENOISE, EMIT_END, MASKED, NO, ROWS, RUNNING, UNTIL_A_REQUEST, AnyPolicy, Replica, step_slots
 
 
 @rule
-def leap_tokens(
-    replica: Replica, policy: AnyPolicy, draws: Draws, cost: Cost, journal: Journal, horizon: float
-) -> None:  # fmt: skip
+def leap_tokens(replica: Replica, policy: AnyPolicy, draws: Draws, cost: Cost, horizon: float) -> None:
     """A leap over steps in which each row computes its next token."""
-    take_tokens(replica, policy, cost, journal, horizon, True)
+    take_tokens(replica, policy, cost, horizon, True)
 
 
 @rule
-def take_tokens(
-    replica: Replica, policy: AnyPolicy, cost: Cost, journal: Journal, horizon: float, multiplies: bool
-) -> int:  # fmt: skip
+def take_tokens(replica: Replica, policy: AnyPolicy, cost: Cost, horizon: float, multiplies: bool) -> int:
     """Take steps in which each row computes its next token; returns their number.
 
     multiplies: a step's equal gaps are multiplied, where the rows' own rule does so, and not added up: bits differ.
@@ -39,7 +34,7 @@ def take_tokens(
     emitting, limit = _prepare(replica, ahead)
     rows = counters.num_rows
     now, steps, place = counters.clock, 0, 0
-    while steps < limit and goes_on(replica, how_long, journal):
+    while steps < limit and not _ends(replica, how_long):
         if counters.pages_held + replica.growth[place] > fixed.num_pages:
             break
         counters.sum_q_kv += rows  # a key more for each row's one token
@@ -52,7 +47,10 @@ def take_tokens(
             break
         counters.pages_held += replica.growth[place]
         _hold_filled(replica, policy, steps, ahead, place)
-        _take_step(replica, journal, steps, now, end, latency, rows)
+        counters.latency = latency
+        waiting, submitted = counters.num_waiting, counters.submitted
+        enter(replica, end)
+        _count_steps(replica, now, end, waiting, submitted, rows, 1)
         if emitting > 0:
             gap = end - now
             count_gaps(replica, gap, emitting)
@@ -65,7 +63,7 @@ def take_tokens(
                 counters.gap_sum += gaps
         now = end
         steps += 1
-        place = place + 1 if place + 1 < fixed.page else 0
+        place = (place + 1) % fixed.page
     if steps > 0:
         counters.clock = now
         _settle(replica, steps, now, ahead)
@@ -88,28 +86,12 @@ def _hold_filled(replica: Replica, policy: AnyPolicy, steps: int, ahead: int, pl
 
 
 @rule
-def _take_step(
-    replica: Replica, journal: Journal, steps: int, now: float, end: float, latency: float, committed: int
-) -> None:  # fmt: skip
-    """Take a decode step of the same rows, as `begin` and `account` do.
-
-    steps: those of the leap before it. committed: a token of each row.
-    """
-    counters = replica.counters
-    counters.latency = latency
-    waiting, submitted = counters.num_waiting, counters.submitted
-    record_again(replica, journal, steps, now, waiting, submitted, True)
-    enter(replica, end)
-    _count_steps(replica, now, end, waiting, submitted, committed, committed, 1)
-
-
-@rule
 def _count_steps(
-    replica: Replica, now: float, end: float, waiting: int, submitted: int, committed: int, forwards: int, times: int
-) -> None:  # fmt: skip
-    """Count decode steps of one latency; the last of them began `now`, with these requests waiting and submitted.
+    replica: Replica, now: float, end: float, waiting: int, submitted: int, committed: int, times: int
+) -> None:
+    """Count decode steps of the same rows and latency, as `begin` and `account` do.
 
-    committed, forwards: as in count_decode_steps.
+    The last began `now`, with these requests waiting and submitted. committed: by each.
     """
     counters = replica.counters
     counters.now = now
@@ -121,7 +103,7 @@ def _count_steps(
     for _ in range(times):  # added up, not multiplied: bits differ
         counters.page_time += counters.pages * counters.latency
     counters.max_waiting = max(counters.max_waiting, waiting)
-    count_decode_steps(replica, committed, forwards, times)
+    count_decode_steps(replica, committed, counters.num_rows, times)
 
 
 @rule
@@ -170,60 +152,40 @@ def _settle(replica: Replica, steps: int, now: float, ahead: int) -> None:
             outcome.num_tokens += steps
             counters.expected_tokens -= min(steps, max(0, sequence.expected - sequence.emitted))
             sequence.emitted += steps
-            counters.outstanding_tokens -= steps
 
 
 @rule
-def goes_on(replica: Replica, how_long: int, journal: Journal) -> bool:
-    """Whether nothing that came, and no full journal, ends a leap."""
-    return (how_long != UNTIL_A_REQUEST or replica.counters.num_waiting == 0) and has_room(replica, journal)
+def _ends(replica: Replica, how_long: int) -> bool:
+    """Whether a request that came ends a leap."""
+    return how_long == UNTIL_A_REQUEST and replica.counters.num_waiting > 0
 
 
 @rule
-def take_alike(replica: Replica, how_long: int, limit: int, journal: Journal, horizon: float) -> int:
-    """Take at most `limit` steps that are priced like the one that is over; returns their number.
-
-    Counts each row's forwards and positions; callers change the rows, and record what these steps commit.
-    """
-    counters = replica.counters
-    latency = counters.latency
-    began = now = counters.clock
-    waiting, submitted, steps = counters.waiting, counters.submitted_then, 0
-    while steps < limit and goes_on(replica, how_long, journal):
-        end = now + latency
-        if not end < horizon:
-            break
-        began, now = now, end
-        waiting, submitted = counters.num_waiting, counters.submitted
-        record_again(replica, journal, steps, began, waiting, submitted, False)
-        enter(replica, end)
-        steps += 1
-    if steps > 0:
-        counters.clock = now
-        _count_steps(replica, began, now, waiting, submitted, 0, counters.num_rows, steps)
-        for slot in step_slots(replica):
-            sequence = replica.sequences[slot]
-            outcome = replica.requests[sequence.request]
-            outcome.num_forwards += steps
-            outcome.num_computed += steps * sequence.num_retained
-    return steps
-
-
-@rule
-def leap_canvases(
-    replica: Replica, policy: AnyPolicy, draws: Draws, cost: Cost, journal: Journal, horizon: float
-) -> None:  # fmt: skip
-    """A leap over steps in which all rows denoise a canvas and no row commits one."""
+def leap_canvases(replica: Replica, policy: AnyPolicy, draws: Draws, cost: Cost, horizon: float) -> None:
+    """A leap over steps, all of one price, in which all rows denoise a canvas and no row commits one."""
     counters = replica.counters
     how_long = steady(replica, policy)
     if how_long == NO or counters.prefill_tokens > 0 or counters.num_rows != counters.num_running:
         return
-    steps = take_alike(replica, how_long, _steps_without_commits(replica, draws), journal, horizon)
+    limit = _steps_without_commits(replica, draws)
+    began = now = counters.clock
+    waiting, submitted, steps = counters.waiting, counters.submitted_then, 0
+    while steps < limit and not _ends(replica, how_long) and now + counters.latency < horizon:
+        began, now = now, now + counters.latency
+        waiting, submitted = counters.num_waiting, counters.submitted
+        enter(replica, now)
+        steps += 1
     if steps == 0:
         return
+    counters.clock = now
+    _count_steps(replica, began, now, waiting, submitted, 0, steps)
     counters.fruitless += steps
     for slot in step_slots(replica):
-        replica.sequences[slot].fruitless += steps
+        sequence = replica.sequences[slot]
+        sequence.fruitless += steps
+        outcome = replica.requests[sequence.request]
+        outcome.num_forwards += steps
+        outcome.num_computed += steps * sequence.num_retained
         status, evaluations, window = replica.status[slot], replica.evaluations[slot], replica.window[slot]
         for p in range(len(status)):
             evaluations[p] += (window[p] & (status[p] == MASKED)) * steps
@@ -237,14 +199,11 @@ def _steps_without_commits(replica: Replica, draws: Draws) -> int:
     for i in range(counters.num_rows):
         slot = replica.lists[ROWS, i]
         sequence = replica.sequences[slot]
-        if slot != replica.lists[RUNNING, i] or sequence.phase != DENOISE or reads_only(replica, sequence):
+        if slot != replica.lists[RUNNING, i] or sequence.phase != DENOISE:
             return 0
-        if sequence.num_tokens != canvas_width(replica, sequence) or replica.evaluations[slot, 0] == 0:
+        if sequence.num_tokens != replica.fixed.block or replica.evaluations[slot, 0] == 0:
             return 0  # cut by a budget; a new canvas
         limit = min(limit, replica.fixed.most_fruitless - 1 - sequence.fruitless)
-        remaining = steps_left(
-            replica.status[slot], replica.evaluations[slot], replica.window[slot], int(sequence.start),
-            int(sequence.prompt), int(sequence.request), draws,
-        )  # fmt: skip
+        remaining = steps_left(masks_of(replica, slot, replica.window[slot]), draws)
         limit = min(limit, remaining - 1)
     return int(limit)

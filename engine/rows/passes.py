@@ -6,7 +6,7 @@ refreshed by full passes (full-sequence-diffusion.md 1 to 4).
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,6 @@ from ..state import (
     PENDING,
     ROWS,
     AnyPolicy,
-    PolicyState,
     Replica,
     Sequence,
     step_slots,
@@ -44,16 +43,6 @@ from ..view import engine_form
 from .blocks import next_block
 from .kind import Kind
 from .step import add_row, no_rows, note_row, set_features
-
-
-class PassFields(Protocol):
-    first_layer_whole: bool
-    once_more: bool
-    pads: bool
-
-
-PassState = PolicyState[PassFields, Any, Any]
-
 
 Ints = npt.NDArray[np.int64]
 LOGITS = ("block", "all")
@@ -118,19 +107,14 @@ class ApproximateCache(Cache):
         steps, block = policy.unmasking.denoising_steps, policy.block_length
         if steps is not None and steps > block:
             raise PolicyError(f"{policy.name}: denoising_steps is {steps}, expected at most the block length {block}")
-        for kind in type(self).__mro__:
-            rules = vars(kind).get("rules", {})
-            if work not in rules:
-                continue
-            text = f"{policy.name}: {kind.__name__} answers work"
-            if held not in rules:  # an inherited `held` suits other work
-                raise PolicyError(f"{text} and not held, the memory of a request: expected an answer to both")
-            if self.overhead is None and not is_ours(rules[work]):
-                raise PolicyError(
-                    f"{text} and does not declare overhead: expected the shipped cache whose measured overhead it has, "
-                    'such as "SparseCache", or "none"'
-                )
-            return
+        kind = next(kind for kind in type(self).__mro__ if work in vars(kind).get("rules", {}))
+        text = f"{policy.name}: {kind.__name__} answers work"
+        if held not in vars(kind)["rules"]:  # an inherited `held` suits other work
+            raise PolicyError(f"{text} and not held, the memory of a request: expected an answer to both")
+        if self.overhead is None and not is_ours(vars(kind)["rules"][work]):
+            raise PolicyError(
+                f'{text} and does not declare overhead: expected a shipped cache such as "SparseCache", or "none"'
+            )
 
     def answers(self, policy: Any) -> dict[Any, Any]:
         return self._rules()
@@ -179,15 +163,11 @@ def first_layers(policy: Policy, prompt: npt.NDArray[Any], end: npt.NDArray[Any]
 
 
 @rule
-def pages_of_canvas(replica: Replica, policy: PassState, request: int, slot: int, length: int) -> int:
+def pages_of_canvas(replica: Replica, policy: AnyPolicy, request: int, slot: int, length: int) -> int:
     """A request's pages for its whole stay."""
     fixed, prompt = replica.fixed, int(replica.asked.input_length[request])
-    tokens = held(
-        prompt,
-        prompt + canvas(int(replica.asked.max_tokens[request]), fixed.block),
-        fixed.state_tokens,
-        policy.fields,
-    )
+    length = prompt + canvas(int(replica.asked.max_tokens[request]), fixed.block)
+    tokens = held(prompt, length, fixed.state_tokens, policy.fields)
     return -(-tokens // fixed.page)
 
 
@@ -240,7 +220,7 @@ def _longest(replica: Replica) -> tuple[int, int, int]:
 
 
 @rule
-def plan_passes(replica: Replica, policy: PassState) -> None:
+def plan_passes(replica: Replica, policy: AnyPolicy) -> None:
     """Plan each row's next step; a static batch is padded to its longest prompt and output."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     block = fixed.block
@@ -269,15 +249,11 @@ def plan_passes(replica: Replica, policy: PassState) -> None:
 
 
 @rule
-def commit_passes(replica: Replica, policy: PassState, now: float) -> None:
+def commit_passes(replica: Replica, policy: AnyPolicy, now: float) -> None:
     """Apply rows' commits; return complete blocks, or a static batch's answers at its end."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     for slot in step_slots(replica):
         sequence = replica.sequences[slot]
-        if not sequence.prefilled:
-            sequence.prefilled = True
-            counters.outstanding_tokens -= sequence.prompt
-            counters.expected_tokens -= sequence.prompt
         for k in range(replica.window.shape[1]):
             if replica.window[slot, k] and replica.status[slot, k] == MASKED:
                 replica.evaluations[slot, k] += 1
@@ -311,7 +287,7 @@ def commit_passes(replica: Replica, policy: PassState, now: float) -> None:
 
 
 @rule
-def _end_together(replica: Replica, policy: PassState, now: float) -> None:
+def _end_together(replica: Replica, policy: AnyPolicy, now: float) -> None:
     """Move a static batch to its next block; return answers when its longest request is done."""
     counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     for slot in step_slots(replica):
@@ -344,7 +320,7 @@ def _end_together(replica: Replica, policy: PassState, now: float) -> None:
 
 
 @rule
-def _once_more(block_steps: int, fields: PassFields) -> bool:
+def _once_more(block_steps: int, fields: Any) -> bool:
     """Whether a block finished by its first pass is computed again (Fast-dLLM's loop with a threshold)."""
     return fields.once_more and block_steps == 1
 

@@ -206,7 +206,7 @@ class DeviceTime:
 
 SETTINGS = (
     "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "enable_chunked_prefill",
-    "scheduler_reserve_full_isl", "async_scheduling",
+    "async_scheduling",
 )  # fmt: skip
 
 
@@ -227,18 +227,9 @@ def header(config, engine_scheduler):
         "settings": lambda: steplog.readable({
             **{name: functools.partial(getattr, scheduler, name, None) for name in SETTINGS},
             "prefix_caching": lambda: bool(cache.enable_prefix_caching),
-            "prefix_cache_retention_interval": lambda: retention_of(cache),
-            # Since 0.33; before, only for data parallelism.
-            "prefill_schedule_interval": lambda: getattr(engine_scheduler, "local_prefill_interval", None),
             "dtype": lambda: str(model.dtype).replace("torch.", ""),
         }),
     }), pages_a_block  # fmt: skip
-
-
-def retention_of(cache):
-    """At which windowed layers keep pages; a page's length: all."""
-    interval = getattr(cache, "prefix_cache_retention_interval", None)
-    return cache.block_size if interval is None else interval
 
 
 def is_diffusion(model):

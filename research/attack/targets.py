@@ -306,7 +306,6 @@ SPACE_FILE = """policy = ["optimus", "chunk"]
 chunk = [4, 16]
 max_batch = ["none", 32]
 [optimus]
-hysteresis = {low = 0.0, high = 0.1, step = 0.05}
 """
 SCORES = [["optimus", "0.9", "99.5", "100"], ["lmdeploy-bd32", "0.9", "100", ""]]
 
@@ -320,7 +319,7 @@ def _policy_file(chance: Random, folder: Path) -> None:
 def _policy(chance: Random, folder: Path) -> None:
     given = chance.choice(
         (*PRESETS, "optimus:8,obs=true", "lmdeploy-bd32,max_batch=4,threshold=0.8", "maskkv:32,logits=block",
-         "optimus,candidates=2/8/32,hysteresis=0.1", "focus:1.2")
+         "optimus:16,obs=true", "focus:1.2")
     )  # fmt: skip
     parse(mutate.spec(given, chance))
 

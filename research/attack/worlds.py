@@ -34,7 +34,7 @@ from dsim.sim.routers import ROUTERS
 from dsim.sim.setting import Setting
 from dsim.sim.twin import RunRecords, simulate
 from dsim.traces.prefixes import prefixes_of
-from dsim.traces.trace import CANVAS, Trace
+from dsim.traces.trace import Trace
 
 from ...tests.worlds import Collector, table_bytes
 
@@ -105,8 +105,6 @@ def _trace(chance: Random) -> Trace:
     if chance.random() < 0.3:
         extras["max_tokens"] = [chance.choice((None, o + chance.randint(0, 40))) or None for o in outputs]
         extras["max_tokens"] = [None if most is None else max(most, 1) for most in extras["max_tokens"]]
-    if chance.random() < 0.2:
-        extras[CANVAS] = [chance.choice((None, 16, 64, 256)) for _ in range(n)]
     if chance.random() < 0.4:
         extras["session_id"] = [f"s{chance.randrange(3)}" for _ in range(n)]
     return Trace("world", arrival, np.array(prompts), np.array(outputs), extras)
@@ -225,7 +223,7 @@ def _same(name: str, value: float | None, amount: float, base: float) -> None:
 
 def _replays(world: RandomWorld, result: RunRecords, steps: Any, lists: Any) -> None:
     """A journal fed to a fresh engine gives the same plans; it does not hold what canvases requests ask for."""
-    if CANVAS in world.trace.extras or not world.options["drain"] or len(steps["step"]) > RUN_AGAIN:
+    if not world.options["drain"] or len(steps["step"]) > RUN_AGAIN:
         return
     t = result.table
     columns = {name: t[name] for name in REQUEST_COLUMNS}

@@ -5,14 +5,10 @@ sgl-model-gateway/src/main.rs and policies/cache_aware.rs, with its command line
 
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
-
 from ...engine.errors import PolicyError
 from ...engine.prefix import Prefixes
-from ...engine.route import MOST_MARKS, Choosing, sent_of
 from .router import ReplicaView, RequestView, Router
-from .sent import SentNames, num_remembered
+from .sent import SentNames
 
 CACHE_THRESHOLD = 0.3  # share of the prompt that a replica must have been sent
 BALANCE_ABS_THRESHOLD = 64  # requests between the longest queue and the shortest
@@ -35,14 +31,6 @@ class LongestPrefix(Router):
         if prefixes is None:
             raise PolicyError("router is prefix, and the requests have no known prefixes: expected a trace")
         self._sent = SentNames(prefixes, MAX_TREE_TOKENS)
-
-    def compiled(self, num_replicas: int, input_length: npt.NDArray[np.int64], scales: bool) -> Choosing | None:
-        prefixes = self.prefixes
-        if scales or prefixes is None or num_replicas * prefixes.num_names > MOST_MARKS:
-            return None
-        bounds = CACHE_THRESHOLD, BALANCE_ABS_THRESHOLD, BALANCE_REL_THRESHOLD
-        limit = num_remembered(prefixes, MAX_TREE_TOKENS)
-        return Choosing(("expected_tokens",), sent_of(prefixes, input_length, num_replicas, limit, bounds))
 
     def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
         queues = [replica.num_waiting + replica.num_running for replica in replicas]

@@ -7,10 +7,6 @@ from ...engine.prefix import Prefixes
 from .router import RequestView
 
 
-def num_remembered(prefixes: Prefixes, most_tokens: int) -> int:
-    return max(1, most_tokens // prefixes.block)
-
-
 class SentNames:
     """Blocks sent to each replica, the least recently used forgotten; ignores evictions.
 
@@ -20,7 +16,7 @@ class SentNames:
     def __init__(self, prefixes: Prefixes, most_tokens: int, ttl: float = math.inf) -> None:
         self._ttl = ttl
         self._prefixes = prefixes
-        self._most = num_remembered(prefixes, most_tokens)
+        self._most = max(1, most_tokens // prefixes.block)
         # By replica: when each block was sent, the least recently used first.
         self._sent: defaultdict[int, OrderedDict[int, float]] = defaultdict(OrderedDict)
 

@@ -29,7 +29,7 @@ SERVED = ("--prompts", "prompts.jsonl", "--json")
 @pytest.mark.parametrize(
     ("name", "policy"),
     [
-        ("LLaDA2MoeModelLM", "sglang-bd32:16"),
+        ("LLaDA2MoeModelLM", "lmdeploy-bd32:16"),
         ("DreamModel", "dllm-serve,block_length=4"),
         ("LlamaForCausalLM", "ar"),
     ],

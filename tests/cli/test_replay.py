@@ -114,11 +114,11 @@ def test_a_front_end_is_part_of_every_time_from_an_arrival_and_the_report_says_s
 
 
 def test_a_policy_file_is_the_spec_it_says(trace: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text('policy = "optimus"\nobs = true\ncandidates = [2, 8, 32]\nmax_batch = 6\n')
+    (tmp_path / "mine.toml").write_text('policy = "optimus"\nobs = true\nmax_chunk = 16\nmax_batch = 6\n')
     (by_file,) = policies(trace, "--policy", "mine.toml")
-    (by_spec,) = policies(trace, "--policy", "optimus,obs=true,candidates=2/8/32,max_batch=6")
+    (by_spec,) = policies(trace, "--policy", "optimus,obs=true,max_chunk=16,max_batch=6")
     assert by_file.pop("policy") == "mine.toml"
-    assert by_spec.pop("policy") == "optimus,obs=true,candidates=2/8/32,max_batch=6"
+    assert by_spec.pop("policy") == "optimus,obs=true,max_chunk=16,max_batch=6"
     assert by_file == by_spec
 
 
@@ -194,7 +194,7 @@ def test_a_run_is_a_folder_of_four_files(trace: str, tmp_path: Path) -> None:
 
 
 def test_a_rerun_gives_the_same_bytes_in_every_file(trace: str) -> None:
-    arguments = ["replay", trace, "--policy", "optimus", "--policy", "sglang-bd32", "--replicas", 2, "--seed", 5]
+    arguments = ["replay", trace, "--policy", "optimus", "--policy", "lmdeploy-bd32", "--replicas", 2, "--seed", 5]
     for folder in ("a", "b"):
         succeed(*arguments, "-o", folder)
     assert files("a") == files("b")
@@ -219,8 +219,7 @@ def test_a_rerun_gives_the_same_bytes_in_every_file(trace: str) -> None:
         (["--policy", "ar", "--policy", "ar"], "policy ar is given 2 times, expected once"),
         (
             ["--policy", "ar", "--policy", "optimus,threshold=0.5"],  # the last one's is told before any work
-            "profile a100-sdar-8b holds commit models for sharegpt-focus at thresholds 0.80, 0.90; this run asks for "
-            "0.50",
+            "profile a100-sdar-8b holds commit models of threshold 0.9, 0.8; this run asks for 0.5",
         ),
         (["--router", "luck"], "router is 'luck', expected one of round-robin, random, least-tokens, jsq"),
     ],

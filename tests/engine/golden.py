@@ -29,7 +29,7 @@ from dsim.traces import Trace, synth
 
 FILE = Path(__file__).with_name("golden.json")
 JOURNALS = Path(__file__).with_name("journals")
-KEPT = ("lmdeploy-bd32,num_pages=11", "optimus,obs=true,num_pages=11", "focus,num_pages=11", "sglang-bd32", "ar",
+KEPT = ("lmdeploy-bd32,num_pages=11", "optimus,obs=true,num_pages=11", "focus,num_pages=11", "ar",
         "dllm-serve", "maskkv,max_batch=2")  # fmt: skip
 
 EMIT = ("block", "step", "end")
@@ -43,15 +43,13 @@ LOOPS: tuple[dict[str, Any], ...] = (
 # Beside every preset with its defaults: the fields that change what a step does.
 VARIANTS = (
     "ar,decide_ahead=true", "ar:3", "lmdeploy-bd32:4", "lmdeploy-bd32,decide_ahead=false", "lmdeploy-bd32,num_loops=3",
-    "lmdeploy-bd32,num_loops=1", "sglang-bd32:8", "chunk:8,num_loops=4", "chunk:6,obs=true",
-    "chunk:5,visible=prefix", "chunk:8,prefill_counts=false", "chunk:8,neighbour_aware=true",
-    "chunk:8,sample_block=true",
-    "optimus,obs=true", "optimus,hysteresis=0.05", "optimus,candidates=2/8/32",
+    "lmdeploy-bd32,num_loops=1", "chunk:8,num_loops=4", "chunk:6,obs=true",
+    "optimus,obs=true",
     "optimus,decide_ahead=true", "optimus,num_loops=5,obs=true", "delayed-cache,num_loops=6", "focus:1.2",
     "focus:1.0", "fast-dllm:prefix",
     "sparse-dllm,max_batch=4,denoising_steps=5", "vanilla:3",
     "dllm-cache,prompt_refresh=5,response_refresh=3,max_batch=2", "maskkv:16,logits=all", "dllm-serve,look_ahead=true",
-    "dllm-serve,hold_behind_stalled=false", "dllm-serve,max_batch=4",
+    "dllm-serve,max_batch=4",
     "dllm-serve,denoising_steps=12,block_length=16",
 )  # fmt: skip
 

@@ -16,4 +16,4 @@ def asked(world: W, *lengths: tuple[int, int]) -> W:
 def check_over(world: Any) -> None:
     """Nothing is left to do, and nothing is held."""
     assert world.schedule() == "nothing"
-    assert (world.engine.pages_held, world.engine.outstanding_tokens) == (0, 0)
+    assert (world.engine.pages_held, world.engine.expected_tokens) == (0, 0)

@@ -31,7 +31,7 @@ def test_what_a_limit_cuts_off_goes_to_the_others_in_proportion() -> None:
 
 
 def test_layers_share_by_the_importance_of_their_group() -> None:
-    rule = MaskKV(budget=100, beta=0.4, boundary=(0, -1))
+    rule = MaskKV(budget=100)
     # 400 keys: 160 alike; of 240 the boundary has 6 / 8 and the middle 2 / 8, in equal parts.
     assert layer_budgets(rule, np.array([5.0, 1.5, 0.5, 1.0]), 1000).tolist() == [130, 70, 70, 130]
     assert layer_budgets(rule, np.array([5.0, 1.5, 0.5, 1.0]), 120).tolist() == [
@@ -40,16 +40,11 @@ def test_layers_share_by_the_importance_of_their_group() -> None:
         80,
         120,
     ]  # no more than there are
-    # Groups of unlike size: the middle is one layer.
-    rule = MaskKV(budget=100, beta=0.0)
-    assert layer_budgets(rule, np.array([5.0, 2.0, 1.0]), 1000).tolist() == [113, 75, 112]
-    assert layer_budgets(MaskKV(budget=100, beta=1.0), np.array([5.0, 1.5, 0.5, 1.0]), 1000).tolist() == [100] * 4
 
 
 def test_heads_share_by_their_preference_for_the_prompt() -> None:
-    rule = MaskKV(alpha=0.1)
+    rule = MaskKV()
     # 400 keys: 10 each; of 360 in proportion to .9, .6, .3 and 0.
     assert head_budgets(rule, np.array([0.9, 0.6, 0.3, 0.0]), 100, 1000).tolist() == [190, 130, 70, 10]
     assert head_budgets(rule, np.array([0.9, 0.6, 0.3, 0.0]), 100, 160).tolist() == [160, 149, 80, 11]
     assert head_budgets(rule, np.zeros(4), 100, 1000).tolist() == [100] * 4
-    assert head_budgets(MaskKV(alpha=1.0), np.array([0.9, 0.6, 0.3, 0.0]), 100, 1000).tolist() == [100] * 4

@@ -81,13 +81,13 @@ def test_a_block_s_first_pass_is_full_and_its_second_packs(steps: int, full: int
 
 
 @pytest.mark.parametrize("retention", [0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0])
-@pytest.mark.parametrize("at_least", [0, 1])
-def test_the_cache_keeps_as_many_keys_as_the_selection_does(retention: float, at_least: int) -> None:
+@pytest.mark.parametrize("head_centric", [False, True])
+def test_the_cache_keeps_as_many_keys_as_the_selection_does(retention: float, head_centric: bool) -> None:
     length = np.arange(32, 2100)
     same = np.ones_like(length)
     at = RowPosition(length - 32, length, length - 32, 2 * same, 2 * same, 32)
-    cache = SparseCache(retention=retention, at_least=at_least)
-    expected = [num_kept(int(n) - 32, retention, at_least) for n in length]
+    cache = SparseCache(retention=retention, head_centric=head_centric)
+    expected = [num_kept(int(n) - 32, retention, int(head_centric)) for n in length]
     assert (cache.work(at).keys - 32).tolist() == expected
 
 
@@ -95,8 +95,8 @@ def test_dllm_serve_never_keeps_nothing_where_there_is_something() -> None:
     for prompt, sparse, serve in ((0, 0, 0), (1, 0, 1), (9, 0, 1), (20, 2, 2)):
         at = every_step(prompt, 32)
         assert SparseCache(retention=0.1).work(at).keys[2] == sparse + 32
-        assert SparseCache(retention=0.1, at_least=1).work(at).keys[2] == serve + 32
-    assert parse("dllm-serve").cache == SparseCache(logits="block", head_centric=True, at_least=1)
+        assert SparseCache(retention=0.1, head_centric=True).work(at).keys[2] == serve + 32
+    assert parse("dllm-serve").cache == SparseCache(logits="block", head_centric=True)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,6 @@ def test_what_is_held_follows_the_published_memory_of_each() -> None:
     assert FastCache().held(prompt, length).tolist() == [33, 356, 1256]
     assert SparseCache().held(prompt, length).tolist() == [17, 178, 628]
     assert SparseCache(retention=0.0).held(prompt, length).tolist() == [1, 1, 1]
-    assert SparseCache(retention=0.0, at_least=40).held(prompt, length).tolist() == [40, 40, 40]
     # Keys, values, and the outputs of attention and feed-forward: twice as much, and each in whole runs of 16.
     assert PeriodicCache().held(prompt, length).tolist() == [16 + 32 + 48, 112 + 256 + 368, 1008 + 256 + 1264]
     # Of the prompt the budget, and as much as heads may leave empty in their last runs.

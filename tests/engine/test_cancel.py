@@ -72,7 +72,7 @@ def test_requests_that_are_cancelled_leave_nothing_and_the_journal_replays(spec:
         recorder.record(0, plan, outcome, done)
     recorder.flush()
     assert engine.idle
-    assert (engine.pages_held, engine.outstanding_tokens, engine.num_waiting, engine.num_running) == (0, 0, 0, 0)
+    assert (engine.pages_held, engine.expected_tokens, engine.num_waiting, engine.num_running) == (0, 0, 0, 0)
     assert sorted(engine._arrays.lists[FREE, : int(engine._counters["num_free"])]) == list(
         range(len(engine._arrays.sequences))
     )

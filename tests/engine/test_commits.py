@@ -101,17 +101,6 @@ def test_padding_blocks_commit_whole_and_are_the_last() -> None:
     assert abs(whole[7].mean() - 0.5) < 0.03
 
 
-def test_of_a_block_in_parts_the_first_with_a_mask_commits_as_if_no_other_was_computed() -> None:
-    status = np.repeat([[0, 0, 0, 0], [1, 0, 0, 0], [1, 2, 0, 0], [2, 2, 1, 0]], 50, axis=0)
-    who = np.arange(len(status))
-    parts = CommitDraws(SPREAD, 0, np.full(len(who), 8), np.full(len(who), 40), 4, sub_block=2)
-    both, right = [True] * 2 + [False] * 2, [False] * 2 + [True] * 2
-    first = np.repeat([both, both, right, right], 50, axis=0)
-    found = parts.draw(plan(who, status=status))
-    assert np.array_equal(found, draws(SPREAD, len(who)).draw(plan(who, status=status, window=first)))
-    assert not np.array_equal(found, draws(SPREAD, len(who)).draw(plan(who, status=status)))
-
-
 MODELS = (
     CommitModel("chat", 32, 0.9, 0.8, (0.9,) * 32),
     CommitModel("chat", 8, 0.9, 0.8, (0.8,) * 8),
@@ -130,10 +119,10 @@ def test_the_first_workload_is_the_default() -> None:
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (("poetry", 32, 0.9), "p holds commit models for workloads chat, code; this run asks for poetry"),
-        (("chat", 32, 0.7), "p holds commit models for chat at thresholds 0.80, 0.90; this run asks for 0.70"),
-        (("chat", 32, 0.8, 0.5), "p holds commit models for chat at temperatures 1.0; this run asks for 0.5"),
-        (("code", 32, 0.9, 0.5), "p holds commit models for code at temperatures None; this run asks for 0.5"),
+        (("poetry", 32, 0.9), "p holds commit models of workload chat, code; this run asks for poetry"),
+        (("chat", 32, 0.7), "p holds commit models of threshold 0.9, 0.8; this run asks for 0.7"),
+        (("chat", 32, 0.8, 0.5), "p holds commit models of temperature 1.0; this run asks for 0.5"),
+        (("code", 32, 0.9, 0.5), "p holds commit models of temperature None; this run asks for 0.5"),
     ],
 )
 def test_a_model_that_is_lacking_is_refused_by_listing_those_held(ask: tuple[object, ...], message: str) -> None:
@@ -223,7 +212,8 @@ def test_drafts_are_accepted_as_often_as_is_said_and_only_behind_accepted_ones()
     drawn = TokenDraws((1.0, 0.7, 0.7), seed=3)
     steps = plan_of(
         window=np.ones((num, 3), np.bool_), block_start=np.arange(num, dtype=np.int32),
-        requests=np.arange(num, dtype=np.int32) % 7,
+        requests=np.arange(num, dtype=np.int32) % 7, status=np.zeros((num, 3), np.uint8),
+        evaluations=np.zeros((num, 3), np.uint16),
     )  # fmt: skip
     took = drawn.draw(steps)
     assert took[:, 0].all()

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dsim.engine.commits import CommitDraws, CommitModel, ImportanceDeltas
-from dsim.engine.draw import delta_row
+from dsim.engine.draw import delta_row, row_of
 from dsim.engine.policies.focus import Focus
 from dsim.engine.state import MASKED
 from dsim.engine.step import Evicting, StepPlan
@@ -46,10 +46,7 @@ def importance(p: StepPlan, **how: Any) -> npt.NDArray[np.float32]:
     d = draws(n=len(p.requests), **how)
     decodable, delta = d.draw(p), np.zeros(p.window.shape, np.float32)
     for i in range(len(delta)):
-        delta_row(
-            p.status[i], p.evaluations[i], p.window[i], decodable[i], int(p.block_start[i]), int(p.requests[i]),
-            d.arrays, delta[i],
-        )  # fmt: skip
+        delta_row(row_of(p.masks, i), decodable[i], d.arrays, delta[i])
     return delta
 
 

@@ -20,8 +20,8 @@ def kept(delta: list[float], positions: list[int], budget: int, progress: int = 
 
 
 def retained(status: np.ndarray, window: np.ndarray, delta: np.ndarray, budget: int, progress: int) -> list[int]:
-    keep, n = np.zeros(len(window), np.bool_), len(window)
-    rules.retain(status, window, delta, budget, progress, keep, np.zeros(n, np.int64), np.zeros(n, np.uint8))
+    keep, n = window.copy(), len(window)
+    rules.retain(status, delta, budget, progress, keep, np.zeros(n, np.int64), np.zeros(n, np.uint8))
     return np.flatnonzero(keep).tolist()
 
 

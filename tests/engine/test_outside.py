@@ -214,8 +214,8 @@ def test_a_file_that_holds_no_policy_is_one_line(text: str, says: str) -> None:
     [
         ("CHOOSE = 4\n", "Mine answers choose with 4, expected a rule (dsim.policy.rule)"),
         ("CHOOSE = long\n", "Mine answers choose with long(replica, policy), expected 1: view"),
-        ("choose = decide\n", "Mine answers decide, which is the engine's own: expected one of "),
-        ("choose = 'chose'\n", "Mine answers chose, expected one of: decide, prefill_over, "),
+        ("choose = decide\n", "Mine answers decide, expected one of "),
+        ("choose = 'chose'\n", "Mine answers chose, expected one of "),
         (
             "@dataclass(frozen=True)\nclass Plain(Eviction):\n    delayed = True\nDelayedCache = Plain\n",
             "no part answers settle, expected one that does",
@@ -239,6 +239,8 @@ def test_an_answer_that_is_missing_or_none_is_one_line(text: str, says: str) -> 
             "Mine has a method choose, which is never asked: expected a rule",
         ),
         ("def order(self, view):\n        return []", "Mine has a method order, which is never asked: expected a rule"),
+        ("group_steps: int = 3", "Mine has a field group_steps, which the engine uses: expected another name"),
+        ("record: int = 3", "Mine has a field record, which the engine uses: expected another name"),
     ],
 )
 def test_a_name_that_the_engine_uses_or_never_asks_is_one_line(text: str, says: str) -> None:
@@ -312,11 +314,11 @@ def block(**parts):
         ("full(Free())", "full: Free answers work and not held, the memory of a request: expected an answer to both"),
         (
             "full(Unpriced())",
-            "full: Unpriced answers work and does not declare overhead: expected the shipped cache whose measured "
-            'overhead it has, such as "SparseCache", or "none"',
+            "full: Unpriced answers work and does not declare overhead: expected a shipped cache such as "
+            '"SparseCache", or "none"',
         ),
         ("full(granularity=Huge())", "Huge answers choose, and this policy asks only: block_entered, commit_rows, "),
-        ("block(granularity=Both())", "Both answers select by a rule and has it in Python: expected one of them"),
+        ("block(granularity=Both())", "select in Python is one answer too many"),
         ("block(batching=Unpaged())", "no part answers pages_to_admit, expected one that does"),
     ],
 )

@@ -13,14 +13,13 @@ from dsim.engine.part import Choice, Part, Range, numbers_of
 from dsim.engine.policies.ar import Autoregressive
 from dsim.engine.policies.chunk import FixedChunk
 from dsim.engine.policies.delayed_cache import DelayedCache
-from dsim.engine.policies.sglang import BlockSynchronous
 from dsim.engine.policy import PRESETS, Policy, describe, parse, settings_of, to_toml
 
 
 @pytest.mark.parametrize(
     ("spec", "field", "value"),
     [
-        ("ar:7", "max_batch", 7), ("lmdeploy-bd32:16", "block_length", 16), ("sglang-bd32:8", "block_length", 8),
+        ("ar:7", "max_batch", 7), ("lmdeploy-bd32:16", "block_length", 16),
         ("chunk:4", "chunk", 4), ("optimus:16", "max_chunk", 16), ("delayed-cache:8", "block_length", 8),
         ("delayed-cache-plus:64", "block_length", 64),
     ],
@@ -35,7 +34,7 @@ def test_a_value_after_the_name_sets_the_main_field(spec: str, field: str, value
     ("spec", "changed"),
     [
         ("chunk,obs=true,chunk=4", {"obs": True, "chunk": 4}),
-        ("optimus,candidates=8/2/32,hysteresis=0.05", {"candidates": (8, 2, 32), "hysteresis": 0.05}),
+        ("optimus:16,obs=true", {"max_chunk": 16, "obs": True}),
         ("ar,num_pages=12,page_size=16", {"num_pages": 12, "page_size": 16}),
         ("lmdeploy-bd32,decide_ahead=false,num_loops=3", {"decide_ahead": False, "num_loops": 3}),
         ("chunk,num_loops=none", {"num_loops": None}),
@@ -51,10 +50,10 @@ def test_fields_follow_the_name(spec: str, changed: dict[str, object]) -> None:
 
 
 ROUND_TRIPS = [
-    *PRESETS, "ar:4", "chunk,num_loops=none", "chunk:4,obs=true", "sglang-bd32,max_batch=3",
-    "optimus,candidates=2/8/32,hysteresis=0.1", "chunk,block_length=4", "optimus,block_length=16",
+    *PRESETS, "ar:4", "chunk,num_loops=none", "chunk:4,obs=true", "sglang-sync,max_running_requests=3",
+    "optimus:8,obs=true", "chunk,block_length=4", "optimus,block_length=16",
     "lmdeploy-bd32:4,page_size=8,num_pages=7,decide_ahead=false",
-    "delayed-cache-plus:16,visible=listed,threshold=0.8,temperature=0.5",
+    "delayed-cache-plus:16,threshold=0.8,temperature=0.5",
 ]  # fmt: skip
 
 
@@ -75,11 +74,10 @@ def test_a_file_holds_only_what_differs_from_its_preset() -> None:
 
 
 def test_a_policy_describes_itself_in_plain_values() -> None:
-    d = describe(parse("optimus,candidates=2/4"))
-    assert d["name"] == "optimus,candidates=2/4"
-    assert (d["granularity"]["kind"], d["granularity"]["max_chunk"]) == ("ElasticChunk", 32)
-    stream = {"neighbour_aware": False, "prefill_counts": True, "visible": "listed", "sample_block": False}
-    assert d["eviction"] == {"kind": "DelayedCache"} | stream
+    d = describe(parse("optimus:4"))
+    assert d["name"] == "optimus:4"
+    assert (d["granularity"]["kind"], d["granularity"]["max_chunk"]) == ("ElasticChunk", 4)
+    assert d["eviction"] == {"kind": "DelayedCache"}
 
 
 @pytest.mark.parametrize(
@@ -94,18 +92,14 @@ def test_a_policy_describes_itself_in_plain_values() -> None:
         ("ar:4,max_batch=8", "max_batch is given twice, as 4 and 8"),
         ("chunk:", "chunk is '', expected a whole number"),
         ("ar,page_size=1.5", "page_size is '1.5', expected a whole number"),
-        ("optimus,hysteresis=much", "hysteresis is 'much', expected a number"),
+        ("focus:much", "alpha is 'much', expected a number"),
         ("chunk,obs=maybe", "obs is 'maybe', expected true or false"),
-        ("optimus,candidates=a/2", "candidates is 'a/2', expected whole numbers such as 2/8/32"),
-        ("optimus,candidates=1/4", "a candidate chunk is 1, expected 2 to the largest chunk 32"),
         ("optimus,max_chunk=64", "max_chunk is 64, expected at most the block length 32"),
         ("lmdeploy-bd32:48", "page_size is 64, expected a multiple of the block length 48"),
         ("ar,threshold=0", "threshold is 0.0, expected more than 0 and at most 1"),
-        ("chunk,obs=true,neighbour_aware=true", "neighbour_aware is true and obs is true: expected one of them"),
         ("focus,num_loops=2", "FOCUS decides every step anew: expected continuous batching with num_loops=1"),
         ("sparse-dllm,denoising_steps=33", "denoising_steps is 33, expected at most the block length 32"),
         ("sparse-dllm,pool_width=2", "pool_width is 2, expected an odd number"),
-        ("maskkv,first_layer_whole=true", "first_layer_whole is true, and MaskKV carries no prompt"),
         ("sglang-fdfo,ignore_eos=true", "ignore_eos is true, expected false but for canvas models"),
         ("sglang-gemma,max_prefill_tokens=255", "max_prefill_tokens is 255 and canvas_length 256: expected at least a"),
         ("sglang-gemma,swa_full_tokens_ratio=0", "swa_full_tokens_ratio is 0.0, expected more than 0 and at most 1"),
@@ -113,7 +107,6 @@ def test_a_policy_describes_itself_in_plain_values() -> None:
         ("vllm-diffusion,long_prefill_token_threshold=100", "is 100, expected 0 or at least the canvas length 256"),
         ("vllm-ar,enable_chunked_prefill=false,long_prefill_token_threshold=5", "enable_chunked_prefill is false: exp"),
         ("vllm-ar,max_num_seqs=9000", "max_num_seqs is 9000, expected at most max_num_batched_tokens, 8192"),
-        ("vllm-ar,prefix_cache_retention_interval=24", "interval is 24, expected a multiple of page_size, 16"),
         (
             "vllm-diffusion,strategy=low_confidence_dynamic",
             "expected law for a canvas",
@@ -153,7 +146,7 @@ def test_a_field_outside_its_declared_bounds_is_refused(part: Part) -> None:
         ("max_batch = 4", '`policy` is None, expected a preset\'s name such as "optimus"'),
         ("policy = ", "cannot be read as TOML: "),
         ('policy = "chunk"\nchunk = true', "chunk is True, expected a whole number"),
-        ('policy = "chunk"\nvisible = 4', "visible is 4, expected a word"),
+        ('policy = "chunk"\nstrategy = 4', "strategy is 4, expected a word"),
         ('policy = "ar"\n[nested]\nmax_batch = 4', "there is no field 'nested'"),
     ],
 )
@@ -170,7 +163,6 @@ def test_a_mistake_in_a_file_names_the_file(text: str, says: str, tmp_path: Path
     ("axes", "says"),
     [
         ({"granularity": FixedChunk()}, "eviction is none, expected a delayed cache, over which a chunk streams"),
-        ({"batching": BlockSynchronous(), "granularity": FixedChunk(), "eviction": DelayedCache()}, "computes whole"),
         (
             {"granularity": Autoregressive(), "eviction": DelayedCache()},
             "has no block to evict from",
@@ -185,7 +177,7 @@ def test_axes_that_do_not_go_together_are_refused(axes: dict[str, object], says:
 @pytest.mark.parametrize(
     ("spec", "other"),
     [
-        ("optimus", "optimus:8,obs=true,block_length=16,candidates=2/8"), ("focus", "focus,block_length=8"),
+        ("optimus", "optimus:8,obs=true,block_length=16"), ("focus", "focus,block_length=8"),
         ("dllm-serve", "dllm-serve,denoising_steps=8"),
     ],
 )  # fmt: skip

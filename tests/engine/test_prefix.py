@@ -20,7 +20,6 @@ from dsim.traces import Trace, load
 
 from ..reference import prefix as oracle
 from ..worlds import SECOND, World
-from .hand import asked
 
 CACHED = "vllm-ar,max_num_batched_tokens=8,page_size=4,prefix_caching=true,async_scheduling=false"
 
@@ -56,8 +55,6 @@ def check_account(engine: Engine) -> None:
     for bucket in cache.buckets.tolist():
         while bucket >= 0:
             held += int(cache.entries[bucket]["refs"]) > 0
-            # Groups of layers with a window share the pages in sight that they keep for others.
-            own -= int(cache.entries[bucket]["refs"]) if cache.entries[bucket]["group"] > 0 else 0
             unused += 1
             bucket = int(cache.entries[bucket]["next"])
     assert engine.pages_held == own + held
@@ -66,51 +63,6 @@ def check_account(engine: Engine) -> None:
 
 
 # ---- by hand -----------------------------------------------------------------------------------------------------
-
-
-def windowed(names: Prefixes, window: int, num_pages: int, interval: int) -> World:
-    """CACHED of a model with two groups of layers with a window."""
-    spec = f"{CACHED},prefix_cache_retention_interval={interval}"
-    w = world(names, num_pages=num_pages)
-    limits = Limits(num_pages, 4096, 8, window=window, window_bytes=2)
-    w.engine = Engine(parse(spec), limits, w.table, latency=SECOND, prefixes=names)
-    return w
-
-
-def test_layers_with_a_window_keep_the_pages_in_sight_of_a_prompt_s_end_and_of_where_prompts_part() -> None:
-    # A window of 5 tokens sees one page before its own.
-    asked = [([0, 1, 2, 3, 4, 5, 6, 7], 31), ([0, 1, 2, 3, 8, 9], 24), ([0, 1, 2, 3, 10], 20), ([0, 1, 11], 12)]
-    asked.append(asked[0])
-    names, lengths = zip(*asked, strict=True)
-    for interval, cached in (
-        # 0 keeps page 6 alone. 1 and 3 part from it where it kept none; 1 keeps page 3 for 2.
-        (0, [0, 0, 16, 0, 28]),
-        (8, [0, 16, 16, 8, 28]),  # pages 1, 3 and 5 as well
-        (4, [0, 16, 16, 8, 28]),  # all
-    ):
-        w = windowed(prefixes(4, *names, named=list(lengths)), 5, 100, interval)
-        for request, length in enumerate(lengths):
-            w.submit(request, length, 1)
-            while w.step_tokens() != "nothing":
-                check_account(w.engine)
-        assert w.engine._own.cache.cached.tolist() == cached
-        assert w.engine.pages_held == 0
-
-
-def test_a_prefix_is_found_as_far_as_layers_with_a_window_have_what_is_in_sight_of_its_end() -> None:
-    whole, again = [0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3, 8]
-    for num_pages, cached in ((24, 16), (16, 0)):
-        w = asked(windowed(prefixes(4, whole, again, named=[31, 20]), 5, num_pages, 4), (31, 1))
-        while w.step_tokens() != "nothing":
-            check_account(w.engine)
-        # 21 full pages were computed, and 3 that are not full. Those that left a window came idle first: of 16, page 3
-        # of one group is gone, and no window ends before it.
-        assert len(idle(w.engine)) == num_pages - 3
-        w.submit(1, 20, 1)
-        while w.step_tokens() != "nothing":
-            check_account(w.engine)
-        assert w.engine._own.cache.cached.tolist() == [0, cached]
-        assert w.engine.pages_held == 0
 
 
 def test_the_step_behind_an_eos_files_nothing() -> None:

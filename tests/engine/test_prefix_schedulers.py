@@ -53,7 +53,7 @@ def test_rounds_prefill_only_the_blocks_that_are_not_there() -> None:
     assert steps_of(w, 2) == ["decode 2D4/12", "decode 2F4/12"]
     assert w.engine._own.cache.cached.tolist() == [0, 8, 8]
     assert (w.engine.totals.prefix_queries, w.engine.totals.prefix_hits) == (29, 16)
-    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+    assert (w.engine.pages_held, w.engine.expected_tokens) == (0, 0)
 
 
 def test_a_round_s_newcomers_do_not_find_what_it_has_yet_to_compute() -> None:
@@ -131,18 +131,16 @@ def test_eagle_shares_a_page_only_if_the_next_token_is_equal_too() -> None:
         "sglang-fdfo,block_length=4,page_size=8,max_running_requests=4,num_pages=32",
         "sglang-sync,block_length=4,page_size=8,max_running_requests=4,num_pages=32",
         "sglang-joint,block_length=4,page_size=8,max_running_requests=4,num_pages=32",
-        "sglang-fdfo,block_length=4,page_size=8,prefill_blocks_per_round=3,num_pages=40",
+        "sglang-fdfo,block_length=4,page_size=8,num_pages=40",
         "lmdeploy-0.18:4,page_size=8,max_batch=4,num_pages=30,max_prefill_tokens=64",
         "vllm-diffusion,canvas_length=4,page_size=8,max_num_seqs=4,max_num_batched_tokens=64,num_pages=30",
         "vllm-ar-spec,page_size=8,max_num_seqs=4,max_num_batched_tokens=64,num_pages=26",
-        "vllm-ar,page_size=8,max_num_seqs=4,max_num_batched_tokens=64,num_pages=90",  # with a window
     ],
 )
 def test_every_scheduler_keeps_account_and_serves_all_and_its_journal_replays(spec: str) -> None:
     trace, policy = conversations(30), parse(spec + ",prefix_caching=true")
     num_pages = policy.memory.num_pages or 0
-    windows = {"window": 12, "window_bytes": 3, "kv_bytes": 2} if num_pages == 90 else {}
-    limits = Limits(num_pages, 4096, policy.batching.max_batch or 4, **windows)
+    limits = Limits(num_pages, 4096, policy.batching.max_batch or 4)
 
     def fresh() -> Engine:
         table = RequestTable(len(trace))
@@ -153,7 +151,7 @@ def test_every_scheduler_keeps_account_and_serves_all_and_its_journal_replays(sp
     run_singly(engine, model, trace, StepRecorder(journal, policy.width), check_account)
     assert (engine.table["status"] == 0).all()
     assert (engine.table["num_tokens"] == trace.output_length).all()
-    assert (engine.pages_held, engine.outstanding_tokens) == (0, 0)
+    assert (engine.pages_held, engine.expected_tokens) == (0, 0)
     assert engine.totals.prefix_hits > 300
     assert engine.totals.prefix_queries == trace.input_length.sum()
     again = fresh()

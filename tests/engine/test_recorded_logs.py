@@ -2,8 +2,7 @@
 
 recorded/ holds parts of what benchmarks/vllm_diffusion_cpu.sh recorded on 2026-11-24 to 26, named by their cases
 (benchmarks/validation.md): a tiny DiffusionGemma with canvases of 64 tokens, its requests limited to 2 to 12 denoising
-steps a canvas. `eos` and `all` are of a trained model, whose answers end early; `prefix-dense` and `all` keep all pages
-of layers with a window (`--prefix-cache-retention-interval 128`), `prefix` those that vLLM keeps by default.
+steps a canvas. `eos` is of a trained model, whose answers end early.
 """
 
 import json

@@ -75,12 +75,11 @@ SPECS = [
     "lmdeploy-bd32" + SMALL + BLOCK4 + ",num_loops=1",
     "chunk:2" + SMALL + BLOCK4 + ",obs=true",
     "chunk:4" + SMALL + BLOCK4 + ",obs=true",
-    "chunk:4" + SMALL + BLOCK4 + ",neighbour_aware=true",
     "chunk:4" + SMALL + BLOCK4 + ",num_loops=none,decide_ahead=true",
     "delayed-cache-plus" + SMALL + BLOCK4 + ",num_loops=3",
     "optimus" + SMALL + ",block_length=8",
-    "optimus" + SMALL + ",block_length=8,obs=true,hysteresis=0.05",
-    "optimus" + SMALL + ",block_length=8,candidates=2/3/8",
+    "optimus" + SMALL + ",block_length=8,obs=true",
+    "optimus" + SMALL + ",block_length=8",
 ]
 
 
@@ -91,9 +90,8 @@ EVICTING = "focus:1" + SMALL + BLOCK4
 
 
 def asked(**columns: list[Any]) -> Trace:
-    """SHORT with wishes of its requests; of no more than a canvas where one is read only."""
-    answers = np.minimum(SHORT.output_length, 4) if "diffusion_read_only" in columns else SHORT.output_length
-    return replace(SHORT, output_length=answers, extras=columns)
+    """SHORT with wishes of its requests."""
+    return replace(SHORT, extras=columns)
 
 
 RUNS: list[tuple[str, Trace | None, dict[str, Any]]] = [
@@ -103,8 +101,7 @@ RUNS: list[tuple[str, Trace | None, dict[str, Any]]] = [
     (SPECS[4], None, {"replicas": 2, "concurrency": 5, "router": "jsq"}),
     *((SPECS[3], None, {"emit": emit}) for emit in ("step", "end")),
     *((spec, None, {}) for spec in (EVICTING, "focus:2" + SMALL + BLOCK4)),
-    *((DIFFUSION, asked(diffusion_canvas_length=narrow), {}) for narrow in ([2, None, 3], [None, 1, None])),
-    (DIFFUSION, asked(diffusion_read_only=[True, None, True]), {}),
+    (DIFFUSION, None, {}),
     ("vllm-ar,max_num_seqs=2,page_size=4,num_pages=64", asked(max_tokens=SHORT.output_length.tolist()), {"eos": True}),
     ("vllm-ar,max_num_seqs=2,page_size=4,num_pages=64", SHORT, {"eos": True}),
 ]

@@ -81,4 +81,4 @@ def test_the_last_sequence_loses_its_pages_and_recomputes() -> None:
     assert (w["num_preemptions"][:2], w["num_tokens"][:2], w["finish"][:2]) == ([0, 1], [8, 8], [4.0, 7.0])
     assert w["num_committed"][:2] == [8, 8]
     assert w["scheduled"][1] == 0.0  # its first prefill
-    assert (w.engine.pages_held, w.engine.outstanding_tokens, w.engine.totals.preemptions) == (0, 0, 1)
+    assert (w.engine.pages_held, w.engine.expected_tokens, w.engine.totals.preemptions) == (0, 0, 1)

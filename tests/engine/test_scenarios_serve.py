@@ -132,7 +132,7 @@ def test_a_static_batch_is_padded_to_its_longest_prompt_and_output_and_ends_as_o
     assert w["finish"][:2] == w["first_emission"][:2] == w["last_emission"][:2] == [96.0, 96.0]
     assert (w["num_tokens"][:2], w["num_committed"][:2], w["num_emissions"][:2]) == ([40, 96], [64, 96], [1, 1])
     assert (w["first_commit"][:2], w["num_forwards"][:2]) == ([1.0, 1.0], [96, 96])
-    assert (w.engine.pages_held, w.engine.outstanding_tokens, w.engine.idle) == (0, 0, True)
+    assert (w.engine.pages_held, w.engine.expected_tokens, w.engine.idle) == (0, 0, True)
 
 
 def test_a_static_batch_goes_on_when_its_slowest_block_is_complete() -> None:

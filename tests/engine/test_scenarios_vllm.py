@@ -3,10 +3,6 @@
 One step by step for each idea: the random scenarios of test_oracles.py, recorded in vLLM, hold the rest.
 """
 
-import pytest
-
-from dsim.engine.errors import TraceError
-
 from ..worlds import World
 from .hand import asked, check_over
 
@@ -34,7 +30,7 @@ def test_a_prompt_takes_what_the_budget_has_left_and_goes_on_beside_decoding() -
     assert w["num_forwards"][:3] == [2, 1, 0]
     totals = w.engine.totals
     assert (totals.prefill_tokens, totals.tokens) == (8 + 7 + 2, 1 + 2)
-    assert (w.engine.pages_held, w.engine.outstanding_tokens) == (0, 0)
+    assert (w.engine.pages_held, w.engine.expected_tokens) == (0, 0)
 
 
 def test_without_chunks_a_request_is_rejected_that_could_not_be_prefilled_again_at_its_end() -> None:
@@ -91,43 +87,3 @@ def test_looking_ahead_a_canvas_in_flight_has_room_for_another_behind_it() -> No
     assert not World(DIFFUSION, num_pages=3).submit(0, 4, 8)
     assert World(DIFFUSION + SYNC, num_pages=3).submit(0, 4, 8)
     assert not World(DIFFUSION + SYNC, num_pages=3).submit(0, 5, 5)  # canvases begin behind the prompt: 5 + 8
-
-
-def test_a_request_may_ask_for_narrower_canvases_and_computes_no_more_than_those() -> None:
-    w = World(DIFFUSION + SYNC)
-    w.submit(0, 3, 4, canvas_length=3)
-    w.submit(1, 3, 4, canvas_length=9)  # as wide as the policy's
-    assert w.step_tokens({}) == "prefill 0P3/3 1P3/3"
-    assert w.schedule() == "decode 0D:MMMm 1D:MMMM"
-    assert w.features() == (7, 3 * 3 + 9 + 4 * 3 + 16, 6 + 7, 7, 7, 2, 0, 1)
-    w.commit({0: range(3), 1: ALL})
-    assert w.step_tokens({}) == "decode 0F3/6 1F4/7"
-    assert w["num_tokens"][:2] == [3, 4]
-    assert w.step_tokens({0: range(3)}) == "decode 0D3/9"
-    assert w.plan_tokens() == "decode 0F3/9"
-    assert w.commit() == [0]
-    assert (w["num_tokens"][0], w["num_committed"][0], w["num_computed"][0]) == (4, 6, 12)
-    check_over(w)
-
-
-@pytest.mark.parametrize("spec", [DIFFUSION + SYNC, DIFFUSION])
-def test_a_read_only_request_takes_one_step_and_no_commit(spec: str) -> None:
-    w = World(spec)
-    w.submit(0, 3, 2, canvas_length=3, read_only=True)
-    w.submit(1, 3, 4)
-    assert w.step_tokens({}) == "prefill 0P3/3 1P3/3"
-    assert w.schedule() == "decode 0D:MMMm 1D:MMMM"
-    assert w.commit({0: range(3)}) == [0]
-    assert (w["num_tokens"][0], w["num_forwards"][0], w["finish"][0]) == (2, 1, 2.0)
-    assert w.step_tokens({1: ALL}) == "decode 1D4/7"  # and nothing is computed for nothing behind it
-    assert w.step_tokens({}) == "decode 1F4/7"
-    with pytest.raises(TraceError, match="request 2 is read-only and may return 5 tokens, expected at most the 4"):
-        w.submit(2, 3, 5, read_only=True)
-
-
-def test_a_narrower_canvas_needs_room_for_itself_alone() -> None:
-    # In canvases of three 4 tokens take 6, in one of four they take 4.
-    assert World(DIFFUSION + SYNC, num_pages=2).submit(0, 4, 4)
-    assert not World(DIFFUSION + SYNC, num_pages=2).submit(0, 4, 4, canvas_length=3)
-    # Looking ahead there is room for another of its own width, 4 + 2 * 2 tokens.
-    assert World(DIFFUSION, num_pages=2).submit(0, 4, 2, canvas_length=2)

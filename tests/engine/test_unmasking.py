@@ -36,17 +36,14 @@ def test_static_commits_the_n_most_confident_and_what_there_is_where_fewer_are_l
 
 
 @pytest.mark.parametrize(("block", "steps"), [(8, 1), (8, 3), (8, 5), (8, 8), (32, 20)])
-@pytest.mark.parametrize("strategy", ["low_confidence_static", "sequential"])
-def test_by_the_schedule_the_first_steps_of_a_block_take_what_is_left_over(
-    strategy: str, block: int, steps: int
-) -> None:
+def test_by_the_schedule_the_first_steps_of_a_block_take_what_is_left_over(block: int, steps: int) -> None:
     confidence = np.random.default_rng(steps).random((1, block)).astype(np.float32)
     masked, committed = np.ones((1, block), np.bool_), []
     for step in range(steps):
-        rule = Unmasking(strategy=strategy, denoising_steps=steps)
+        rule = Unmasking(strategy="low_confidence_static", denoising_steps=steps)
         chosen = unmask(rule, confidence, masked, block, np.array([step]))
         rest = confidence[masked & ~chosen]
-        assert strategy == "sequential" or not len(rest) or confidence[chosen].min() > rest.max()
+        assert not len(rest) or confidence[chosen].min() > rest.max()
         committed.append(int(chosen.sum()))
         masked &= ~chosen
     more = block % steps
@@ -57,13 +54,6 @@ def test_rows_of_a_batch_are_each_at_their_own_step() -> None:
     rule = Unmasking(strategy="low_confidence_static", denoising_steps=3)  # 3, 3, 2 of 8
     chosen = unmask(rule, np.ones((3, 8), np.float32), np.ones((3, 8), np.bool_), 8, np.array([2, 0, 1]))
     assert chosen.sum(axis=1).tolist() == [2, 3, 3]
-
-
-def test_sequential_leaves_alone_what_is_committed_among_the_n_positions_from_the_first_mask_on() -> None:
-    assert columns(Unmasking(strategy="sequential")) == [0]
-    assert columns(Unmasking(strategy="sequential", denoising_steps=2)) == [0, 2, 3]
-    late = np.array([[0, 0, 0, 0, 0, 0, 1, 1]], np.bool_)
-    assert columns(Unmasking(strategy="sequential", denoising_steps=2), masked=late) == [6, 7]
 
 
 def test_a_row_without_masks_commits_nothing() -> None:

@@ -91,7 +91,7 @@ def test_a_view_is_the_same_in_python_and_compiled(request: pytest.FixtureReques
 
 def test_a_view_holds_no_true_length_and_nothing_of_it_can_be_written() -> None:
     shown = {*View._fields, *RequestView._fields}
-    assert not shown & {"answer", "end", "stop", "output_length", "max_tokens", "outstanding_tokens"}
+    assert not shown & {"answer", "end", "stop", "output_length", "max_tokens", "expected_tokens"}
     assert {"request", "arrival", "output_length"} <= set(RequestRow.__annotations__)  # the names of what is hidden
 
 

@@ -136,7 +136,7 @@ def draws_of() -> CommitDraws:
     return CommitDraws(model, 3, prompts, outputs, BLOCK, deltas=TOY_DELTAS)
 
 
-@pytest.mark.parametrize("extra", ["", ",alpha=1", ",alpha=2.5", ",visible=listed"])
+@pytest.mark.parametrize("extra", ["", ",alpha=1", ",alpha=2.5"])
 def test_whole_requests_are_what_a_plain_executor_makes_of_them(extra: str) -> None:
     plain = plainly(extra)
     assert served(extra).steps == plain
@@ -146,7 +146,7 @@ def test_whole_requests_are_what_a_plain_executor_makes_of_them(extra: str) -> N
     assert any(len(s.retained) < len(s.computed) // 2 for s in decoded)
 
 
-@pytest.mark.parametrize(("extra", "drawn"), [("", False), (",visible=listed", False), ("", True)])
+@pytest.mark.parametrize(("extra", "drawn"), [("", False), ("", True)])
 def test_steps_that_evict_are_two_graphs_round_one_wait_and_do_the_same(extra: str, drawn: bool) -> None:
     forward = GraphForward(decoder(), PagedCache(DEEP, 200, 12, "cpu", torch.float32))
     forward.prepare(focus(extra), 4)
@@ -177,7 +177,7 @@ def what_no_layer_wrote_is_nan() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("extra", ["", ",visible=listed"])
+@pytest.mark.parametrize("extra", [""])
 def test_the_journal_replays_plan_for_plan_with_its_evictions(extra: str) -> None:
     ran = served(extra)
     assert ran.done.differences() == []
@@ -187,7 +187,7 @@ def test_the_journal_replays_plan_for_plan_with_its_evictions(extra: str) -> Non
     assert np.array_equal(evictions, np.concatenate(expected))
 
 
-@pytest.mark.parametrize("extra", ["", ",visible=listed,alpha=1"])
+@pytest.mark.parametrize("extra", ["", ",alpha=1"])
 def test_the_twins_draws_evict_and_commit_on_the_device_as_in_the_twin(extra: str) -> None:
     twin, ran = StepModel(LATENCY, draws_of()), served(extra, drawn=True)
     for plan, outcome in ran.plans:

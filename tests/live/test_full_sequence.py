@@ -31,7 +31,6 @@ from .watched import LENGTHS, PROMPTS, Commits, decoder, policy_of, run
 SETTINGS = [
     "vanilla",
     "vanilla,logits=block,denoising_steps=3",
-    "vanilla,strategy=sequential,denoising_steps=3",
     "vanilla,strategy=low_confidence_dynamic,threshold=0.6",
     "fast-dllm",
     "fast-dllm,logits=block,block_length=8",
@@ -41,8 +40,7 @@ SETTINGS = [
     "sparse-dllm:0.5,pool_width=1",
     "sparse-dllm:0.5,block_length=8,denoising_steps=6",
     "sparse-dllm:0.3,head_centric=true,logits=block",
-    "sparse-dllm:0.5,head_centric=true,pool_width=5,at_least=1",
-    "sparse-dllm:0.1,at_least=6",
+    "sparse-dllm:0.5,head_centric=true,pool_width=5",
     "sparse-dllm:1.0",
     "sparse-dllm:0.5,strategy=low_confidence_dynamic,threshold=0.6",
 ]
@@ -114,7 +112,7 @@ def test_whole_requests_commit_what_a_plain_executor_commits(spec: str) -> None:
     assert served(spec) == plainly(policy_of(spec))
 
 
-@pytest.mark.parametrize("rule", [SparseCache(), SparseCache(head_centric=True, at_least=1), FastCache(), NoCache()])
+@pytest.mark.parametrize("rule", [SparseCache(), SparseCache(head_centric=True), FastCache(), NoCache()])
 def test_requests_multiplexed_commit_what_a_plain_executor_commits(rule: NoCache) -> None:
     policy = replace(parse("dllm-serve" + SERVED), cache=rule)
     watched = run(policy, LENGTHS)

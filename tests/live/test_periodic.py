@@ -24,11 +24,11 @@ from .watched import LENGTHS, PROMPTS, Commits, decoder, policy_of, run, served_
 DEEP = replace(SMALL, name="deep", layers=4)
 SETTINGS = [
     "maskkv:4,prompt_refresh=6,response_refresh=3",
-    "maskkv:3,prompt_refresh=5,response_refresh=4,transfer=0.5,alpha=0,beta=0",
-    "maskkv:8,prompt_refresh=7,response_refresh=2,boundary=1",
+    "maskkv:3,prompt_refresh=5,response_refresh=4,transfer=0.5",
+    "maskkv:8,prompt_refresh=7,response_refresh=2",
     "maskkv:5,prompt_refresh=5,response_refresh=7,transfer=1",
-    "maskkv:1,prompt_refresh=4,response_refresh=4,alpha=1,beta=1",
-    "maskkv:4,prompt_refresh=3,response_refresh=2,block_length=8,transfer=0.6,strategy=sequential",
+    "maskkv:1,prompt_refresh=4,response_refresh=4",
+    "maskkv:4,prompt_refresh=3,response_refresh=2,block_length=8,transfer=0.6",
 ]
 
 
@@ -178,7 +178,7 @@ def test_what_nobody_wrote_is_never_seen() -> None:
 
 
 @pytest.mark.parametrize(("kv_heads", "page"), [(1, 16), (2, 64), (4, 16)])
-@pytest.mark.parametrize("spec", ["maskkv:5,alpha=0,beta=0.1", "maskkv:17,boundary=1/2", "maskkv:200"])
+@pytest.mark.parametrize("spec", ["maskkv:5", "maskkv:17", "maskkv:200"])
 def test_a_request_fits_the_pages_that_the_engine_holds_for_it(spec: str, page: int, kv_heads: int) -> None:
     config = replace(DEEP, kv_heads=kv_heads)
     policy = parse(f"{spec},page_size={page},block_length=4")

@@ -67,9 +67,9 @@ def test_policy_fields_are_appended_to_the_spec() -> None:
         "optimus,threshold=0.9,obs=true",
         "optimus,threshold=0.9,obs=false",
     ]
-    listed = read_plan({"base": BASE, "list": [{"policy": "optimus", "policy.candidates": [4, 32]}, {}]})
-    assert [cell.world.policy for cell in listed.cells] == ["optimus,candidates=4/32", "chunk"]
-    assert [cell.varied["policy.candidates"] for cell in listed.cells] == ["4/32", None]
+    listed = read_plan({"base": BASE, "list": [{"policy": "optimus", "policy.max_chunk": 4}, {}]})
+    assert [cell.world.policy for cell in listed.cells] == ["optimus,max_chunk=4", "chunk"]
+    assert [cell.varied["policy.max_chunk"] for cell in listed.cells] == [4, None]
 
 
 def test_toml_may_leave_the_quotes_of_a_policy_field_out(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def test_a_winner_that_fails_on_held_out_traffic_gives_way_to_the_default() -> N
     [
         ("max_bach = [1]", "there is no field 'max_bach' (did you mean max_batch?)"),
         ('policy = ["optimos"]', "no preset is named 'optimos' (did you mean optimus?)"),
-        ("threshold = [0.9, 0.5]", "thresholds 0.80, 0.90; this run asks for 0.50"),
+        ("threshold = [0.9, 0.5]", "models of threshold 0.9, 0.8; this run asks for 0.5"),
         ("chunk = {low = 2, high = 40}", "chunk is 40, expected at most the block length 32"),
         ("chunk = {low = 8}", "chunk is {'low': 8}, expected values, or numbers low and high"),
         ("replicas = [0]", "replicas is 0, expected a whole number of at least 1"),
@@ -293,7 +293,7 @@ def test_a_full_sequence_model_has_a_space_and_a_default_of_its_own() -> None:
 
 
 def test_the_same_setting_has_one_name() -> None:
-    values = {"max_chunk": 32, "obs": False, "hysteresis": 0.0, "max_batch": "none"}
+    values = {"max_chunk": 32, "obs": False, "max_batch": "none"}
     plain = Space(WORLD, {}).candidate("optimus", {f"optimus.{name}": value for name, value in values.items()})
     assert plain == Candidate.at(WORLD, {"policy": "optimus"})
     assert Candidate.at(WORLD, {"policy": "chunk:16", "policy.max_batch": 8}).spec == "chunk,max_batch=8,chunk=16"
@@ -314,15 +314,15 @@ def test_min_quality_leaves_out_what_is_below_and_what_is_unknown(tmp_path: Path
     path = tmp_path / "mine.csv"
     path.write_text("policy,obs,score,baseline\noptimus,false,99,100\noptimus,true,90,100\n")
     mine = load_table(path)
-    both = space_of(WORLD, {"policy": "optimus", "obs": [False, True], "hysteresis": [0.0, 0.1]})
+    both = space_of(WORLD, {"policy": "optimus", "obs": [False, True], "max_chunk": [32, 16]})
     safe = guarded(both, lambda p: quality_of(p, "SDAR-8B", mine), 0.98)
     assert safe.dimensions == {
-        "policy": Choice(("optimus",)), "optimus.obs": Choice((False,)), "optimus.hysteresis": Choice((0.0,))
+        "policy": Choice(("optimus",)), "optimus.obs": Choice((False,)), "optimus.max_chunk": Choice((32,))
     }  # fmt: skip
     assert safe.notes == (
         "optimus: obs does not move to true: its quality is 90.0 %, expected at least 98 %",
-        "optimus: hysteresis does not move to 0.1: its quality is unknown: "
-        f"hysteresis is 0.1, and no score is in {path} for that on SDAR-8B",
+        "optimus: max_chunk does not move to 16: its quality is unknown: "
+        f"max_chunk is 16, and no score is in {path} for that on SDAR-8B",
     )
     nothing = space_of(WORLD, {"policy": "optimus"})
     with pytest.raises(DsimError, match="no policy of the space is known to keep 98 % of the quality"):

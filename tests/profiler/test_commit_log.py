@@ -40,7 +40,7 @@ def journal(policy: str, num_pages: int) -> tuple[dict[str, Any], list[Any], Any
     return lists, rows, table
 
 
-@pytest.mark.parametrize("policy", ["lmdeploy-bd32", "sglang-bd32", "chunk:8", "delayed-cache-plus"])
+@pytest.mark.parametrize("policy", ["lmdeploy-bd32", "chunk:8", "delayed-cache-plus"])
 @pytest.mark.parametrize("num_pages", [100, 7])  # 7: sequences are preempted
 def test_a_journal_tells_the_blocks_that_the_engine_had(policy: str, num_pages: int) -> None:
     lists, rows, table = journal(policy, num_pages)

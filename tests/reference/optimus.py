@@ -55,17 +55,11 @@ class CommitCurve:
         return expected
 
 
-def choose_chunk(
-    policy: ElasticChunk, curve: CommitCurve, chunks: npt.NDArray[np.int64], latency: Floats, last: int
-) -> int:
+def choose_chunk(policy: ElasticChunk, curve: CommitCurve, chunks: npt.NDArray[np.int64], latency: Floats) -> int:
     """The chunk of the next step, for latencies T(c, b) of the candidates; ties go to the smallest."""
     largest = int(chunks[-1])
     if curve.observed < policy.cold_start:
         return largest
     rate = curve.expected(chunks) / latency
     best = int(np.argmax(rate))
-    if policy.hysteresis and last:
-        held = int(np.searchsorted(chunks, last))
-        if rate[best] <= rate[held] * (1 + policy.hysteresis):
-            return last
     return int(chunks[best])

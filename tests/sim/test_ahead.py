@@ -2,7 +2,6 @@
 
 import itertools
 from dataclasses import dataclass, replace
-from functools import partialmethod
 from typing import Any
 
 import numpy as np
@@ -10,11 +9,10 @@ import pytest
 
 from dsim.engine.core import answers_of
 from dsim.engine.hooks import steady
-from dsim.engine.journal import StepRecorder, StepTotals
+from dsim.engine.journal import StepTotals
 from dsim.engine.policies.lmdeploy import Continuous
 from dsim.engine.policy import PRESETS, parse
 from dsim.sim.fleet import Fleet, Pool
-from dsim.sim.group import Group
 from dsim.sim.routers import routing
 from dsim.sim.scalers import scaling
 from dsim.sim.setting import Setting
@@ -47,11 +45,8 @@ def traffic(family: str) -> Trace:
     lengths = trace.input_length.copy()
     lengths[[3, 20, 35]] = 3_000_000
     answers = trace.output_length.copy()
-    answers[1::6] = 20  # read-only requests return a part of one canvas
     wishes: dict[str, list[Any]] = {
         "max_tokens": [int(n) + 40 if i % 3 == 2 else None for i, n in enumerate(answers)],
-        "diffusion_canvas_length": [96 if i % 4 == 0 else None for i in range(36)],
-        "diffusion_read_only": [i % 6 == 1 or None for i in range(36)],
         "estimated_length": [50 if i % 2 else None for i in range(36)],
         "priority": [i % 3 for i in range(36)],
         "deadline": [2.5 if i % 5 == 0 else None for i in range(36)],
@@ -126,13 +121,12 @@ def test_threads_run_replicas_that_take_turns_alike() -> None:
 LEAPING = (
     "ar", "ar,num_pages=12", "ar,max_batch=3", "ar,page_size=5", "ar,eos=ignored", "vllm-diffusion",
     "vllm-diffusion,num_pages=60", "vllm-diffusion,max_num_seqs=2", "vllm-diffusion,async_scheduling=false",
-    "vllm-diffusion,prefill_schedule_interval=3", "vllm-diffusion,max_num_batched_tokens=600,max_num_seqs=4",
+    "vllm-diffusion,max_num_batched_tokens=600,max_num_seqs=4",
     "sglang-gemma", "sglang-gemma,max_running_requests=2", "sglang-gemma,dllm_fdfo=false",
     "sglang-gemma,num_pages=8", "vllm-ar,num_pages=40", "vllm-ar,max_num_seqs=3", "vllm-ar,async_scheduling=false",
-    "vllm-ar,max_num_batched_tokens=96,max_num_seqs=16", "vllm-ar,prefill_schedule_interval=3",
+    "vllm-ar,max_num_batched_tokens=96,max_num_seqs=16",
     "vllm-ar,page_size=5,eos=ignored", "vllm-ar", "vllm-ar,prefix_caching=true,num_pages=110",
     "vllm-ar,prefix_caching=true,num_pages=80,async_scheduling=false",
-    "vllm-ar,prefix_caching=true,num_pages=400,page_size=5,watermark=0.05",
     "vllm-ar,max_num_batched_tokens=24,max_num_seqs=12",
 )  # fmt: skip
 
@@ -149,38 +143,6 @@ def as_sessions(trace: Trace) -> Trace:
         if ids[i] == ids[i - 12]:
             lengths[i] = lengths[i - 12] + trace.output_length[i - 12] + i % 40
     return replace(trace, input_length=lengths, extras={"session_id": ids})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("tokens", "difference", "taken"), [(2**24, 64, 1), (400, 64, 1), (2**24, 1, 1), (400, 1, 1), (0, 64, 0)]
-)
-def test_the_prefix_router_chooses_alike_where_it_is_compiled(
-    tokens: int, difference: int, taken: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """tokens: remembered of a replica; 0: the names are too many for compiled code."""
-    module = "dsim.sim.routers.longest_prefix."
-    monkeypatch.setattr(f"{module}MAX_TREE_TOKENS", tokens)
-    monkeypatch.setattr(f"{module}BALANCE_ABS_THRESHOLD", difference)
-    monkeypatch.setattr(f"{module}MOST_MARKS", 1 << 24 if tokens else 100)
-    monkeypatch.setattr("dsim.engine.engine.STEPS_A_CALL", 7)
-    trace = as_sessions(synth("poisson", 12.0, lengths="lognormal:90,70,60,30", num_requests=200, seed=5))
-    lengths = trace.input_length.copy()
-    lengths[[3, 20, 199]] = 3_000_000  # rejected
-    trace = replace(trace, input_length=lengths, arrival=np.floor(trace.arrival))
-    spec = "vllm-ar,prefix_caching=true,num_pages=110"
-    setting = Setting(parse(spec), golden.profile_of(parse(spec)))
-    handed_over = []
-    take = Group.take
-    monkeypatch.setattr(Group, "take", lambda *given: (handed_over.append(given), take(*given)))
-    for how in ({"replicas": 3}, {"replicas": 2, "drain": False}):
-        handed_over.clear()
-        slow, fast = (
-            simulate(trace, setting, router="prefix", step_by_step=by_step, **how) for by_step in (True, False)
-        )
-        assert len(handed_over) == taken
-        assert len(set(slow.table["replica"])) >= 2
-        check_alike(slow, fast, how)
 
 
 @pytest.mark.slow
@@ -204,43 +166,19 @@ def test_leaps_of_a_few_requests_end_where_steps_do(spec: str, emit: str, monkey
 
 
 def check_leaps(spec: str, emit: str, num: int, monkeypatch: pytest.MonkeyPatch, hows: list[dict[str, Any]]) -> None:
-    """A journal with room for one step stops each leap: so a run with one is the test of other runs."""
-    one_step = partialmethod(StepRecorder.__init__, batch=1)
+    """A journal has each step alone: so a run with one is the test of other runs."""
     trace = synth("poisson", 6.0, lengths="lognormal:90,70,160,90", num_requests=num, seed=5)
     wishes: dict[str, list[Any]] = {"max_tokens": [int(n) + 7 for n in trace.output_length]}
     if "gemma" in spec or "diffusion" in spec:
-        wishes = {"diffusion_canvas_length": [96 if i % 4 == 0 else None for i in range(num)]}
-        wishes |= {"diffusion_max_steps": [9 if i % 5 == 0 else None for i in range(num)]}
-    trace = replace(trace, extras=wishes if "eos" in spec or "canvas_length" in str(wishes) else {})
+        wishes = {"diffusion_max_steps": [9 if i % 5 == 0 else None for i in range(num)]}
+    trace = replace(trace, extras=wishes if "eos" in spec or "max_steps" in str(wishes) else {})
     if "prefix" in spec:
         trace = as_sessions(trace)
     setting = Setting(parse(spec), golden.profile_of(parse(spec)))
     for how in hows:
-        single, recorded = Kept(), Kept()
-        with monkeypatch.context() as patch:
-            patch.setattr(StepRecorder, "__init__", one_step)
-            steps = simulate(trace, setting, emit=emit, append=single, ordered=False, **how)
+        steps = simulate(trace, setting, emit=emit, append=lambda columns, lists: None, ordered=False, **how)
         assert steps.totals.num_decode_steps > 2 * num / 3
-        for append in (recorded, None):
-            leaps = simulate(trace, setting, emit=emit, append=append, ordered=False, **how)
-            check_alike(steps, leaps, how)
-        assert single.of_replicas() == recorded.of_replicas(), how
-
-
-class Kept:
-    """A journal's steps."""
-
-    def __init__(self) -> None:
-        self._steps: list[Any] = []
-
-    def __call__(self, columns: Any, lists: Any) -> None:
-        for i, row in enumerate(zip(*(columns[name] for name in columns if name not in UNTOLD), strict=True)):
-            of_rows = [values[offsets[i] : offsets[i + 1]].tobytes() for values, offsets in lists.values()]
-            self._steps.append((*row, *of_rows))
-
-    def of_replicas(self) -> list[Any]:
-        """By replica; each one's in their order."""
-        return sorted(self._steps, key=lambda step: step[0])
+        check_alike(steps, simulate(trace, setting, emit=emit, ordered=False, **how), how)
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def test_a_router_from_outside_chooses_by_what_it_may_see(tmp_path: Path) -> Non
         ("3", "returned 3 for request 0, expected a whole number from 0 to 2"),
         ("1 // 0", "asked for request 0: ZeroDivisionError"),
         ("request.output_length", "asked for request 0: AttributeError"),
-        ("replicas[0].outstanding_tokens", "asked for request 0: AttributeError"),
+        ("replicas[0].submitted_tokens", "asked for request 0: AttributeError"),
     ],
 )
 def test_a_router_from_outside_is_checked_and_sees_no_true_length(tmp_path: Path, answer: str, message: str) -> None:

@@ -37,7 +37,7 @@ SPECS = (
     "sparse-dllm:0.1,block_length=4",
     "maskkv:8,block_length=4,prompt_refresh=6,response_refresh=4,max_batch=3",
     "dllm-serve,block_length=4,max_batched_tokens=130",
-    "dllm-serve:0.2,block_length=8,max_batched_tokens=80,hold_behind_stalled=false",
+    "dllm-serve:0.2,block_length=8,max_batched_tokens=80",
     "dllm-serve:1,block_length=4,max_batched_tokens=90",
     "dllm-serve,block_length=4,max_batched_tokens=70,look_ahead=true",
     f"dllm-serve,block_length=4,max_batched_tokens=150,max_batch=3,{DYNAMIC}",

@@ -224,15 +224,6 @@ def test_a_file_goes_before_a_shipped_name(tmp_path: Path, monkeypatch: pytest.M
     assert load("azure-conv").notes.format == "vidur"
 
 
-def test_a_request_is_read_only_where_its_row_says_true(tmp_path: Path) -> None:
-    rows = [{"timestamp": 1000 * i, "input_length": 7, "output_length": 2} for i in range(3)]
-    rows[0]["diffusion_read_only"], rows[1]["diffusion_read_only"] = True, False
-    trace = load(save(tmp_path, rows))
-    assert [trace.request(i).read_only for i in range(3)] == [True, False, False]
-    rows[2]["diffusion_read_only"] = 2
-    assert "diffusion_read_only is 2, expected true or false" in refusal(save(tmp_path, rows))
-
-
 def test_where_a_request_of_a_step_log_ended_early_lengths_that_were_asked_for_are_limits(tmp_path: Path) -> None:
     asked = [{"kind": "request", "request": i, "input_length": 7, "output_length": 4, "arrival": 0.5} for i in (0, 1)]
     lines = [
