@@ -16,7 +16,7 @@ ROUTERS = ("round-robin", "random", "least-tokens", "jsq", "prefix")
 UNROUTED = "random"
 DECIDERS = ("always", "never", "uncached")
 FIXED = "fixed"
-SCALERS = (FIXED, "schedule", "hpa", "queued-forwards", "oracle")
+SCALERS = (FIXED, "schedule", "hpa", "queued-forwards")
 EMIT = ("block", "step", "end")
 
 OBJECTIVES = ("goodput", "throughput", "cost", "latency")

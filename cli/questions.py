@@ -236,7 +236,7 @@ class OnFleet(InTwin):
         Opt("A TOML file with pools, links, router, decider, scaler and startup.", "FILE", "Fleet and price"),
     ] = None
 
-    def fleet_words(self, policies: Sequence[str] | None, **extra: str) -> "FleetWords":
+    def fleet_words(self, policies: Sequence[str] | None, **extra: Any) -> "FleetWords":
         """policies: as named, if they are. DsimError for fields that pools replace."""
         from ..results.fleet_file import FleetWords
 

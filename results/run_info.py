@@ -75,7 +75,7 @@ class FleetInfo:
     links: tuple[str, ...] = ()
     decider: str = ""  # with links
     scaler: str = ""  # empty: constant count
-    startup: str = ""  # s, or its parts
+    startup: str = ""  # s
 
 
 @dataclass(frozen=True)

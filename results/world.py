@@ -30,7 +30,6 @@ from ..sim.memory import check_fits, longest
 from ..sim.routers import Routing, routing
 from ..sim.scalers import FIXED, scaling
 from ..sim.setting import Setting
-from ..sim.startup import Startup, in_words
 from ..sim.twin import Append, Progress, RunRecords, simulate
 from ..traces import Trace, load, prepare
 from ..traces.estimates import with_estimates
@@ -76,7 +75,7 @@ class World:
     links: tuple[str, ...] = ()  # `BANDWIDTH[,LATENCY][,field=value...]`
     decider: str = "always"  # which requests prefill elsewhere; SPEC like `scaler`
     scaler: str = FIXED  # `name[,field=value...]`, or `path/to/file.py:NAME[,field=value...]`
-    startup: float | str = 0.0  # s, or its parts (sim/startup.py)
+    startup: float = 0.0  # s, of a replica
     arrival: str = "trace"  # or a process, as `gamma,cv=2`
     rate: float | None = None  # req/s
     lengths: str | None = None
@@ -115,8 +114,7 @@ class World:
             raise DsimError(f"decider is {cut(self.decider)} and no link is given, expected one from a prefill pool")
         if self.startup and self.scaler == FIXED:
             raise DsimError(
-                f"startup is {Startup.parse(self.startup)} s and the scaler is {FIXED}, expected one that starts "
-                "replicas"
+                f"startup is {self.startup:g} s and the scaler is {FIXED}, expected one that starts replicas"
             )
         needs = OF_A_REPLICA * max(0, self.replicas) + OF_A_REQUEST * max(0, self.num_requests or 0)
         if needs > SMALL and needs > (free := free_memory()):
@@ -257,9 +255,8 @@ class World:
 
     def fleet(self) -> Fleet:
         settings = [self.setting(), *(world.setting() for _, world in self._by_pool()[1:])]
-        startup = Startup.parse(self.startup)
         pools = tuple(
-            Pool(setting, spec.count, spec.name, startup)
+            Pool(setting, spec.count, spec.name, self.startup)
             for setting, (spec, _) in zip(settings, self._by_pool(), strict=True)
         )
         links = tuple(Link.parse(text) for text in self.links)
@@ -299,7 +296,6 @@ class World:
         *,
         append: Append | None = None,
         ordered: bool = True,
-        threads: int = 1,
         progress: Progress | None = None,
     ) -> RunRecords:
         """requests: `self.requests()`, if loaded; others as in `twin.simulate`."""
@@ -314,7 +310,6 @@ class World:
             eos=self.ends_at_eos,
             append=append,
             ordered=ordered,
-            threads=threads,
             progress=progress,
         )
 
@@ -358,7 +353,6 @@ def on_fleet(worlds: Sequence[World], words: FleetWords, trusted: bool = True, s
     specs = [words.scaler, words.decider, *(spec.policy for spec in PoolSpec.parse_all(words.pools))]
     code = named_code(specs if trusted else ())
     fleet = {field.name: getattr(words, field.name) for field in fields(FleetWords)}
-    fleet["startup"] = in_words(words.startup)
     on_it = [replace(s, **fleet, allow_code=s.allow_code | code) for s in worlds[: 1 if words.pools else None]]
     for world in () if searched and not words.pools else on_it:
         world.fleet().check()

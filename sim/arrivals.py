@@ -33,8 +33,8 @@ class Source(Protocol):
     def start(self) -> simpy.Event | None:
         """Begin; returns the event of the last arrival, or None if requests come until all have ended."""
 
-    def next_time(self, turn: int = 0, every: int = 1) -> float:
-        """The next arrival (s); with `every`, of a request whose index is `turn` modulo `every`."""
+    def next_time(self, turn: int, every: int) -> float:
+        """The next arrival (s), at the earliest, of a request whose index is `turn` modulo `every`."""
 
     def ended(self, count: int) -> None:
         """`count` more requests have ended."""
@@ -81,10 +81,12 @@ class OpenLoop:
             engine.table[name][rows] = column
         return Inbox(rows, self._reach[rows], _fitting(engine, trace, rows))
 
-    def next_time(self, turn: int = 0, every: int = 1) -> float:
+    def next_time(self, turn: int, every: int) -> float:
         """The next arrival, or the run's end (s)."""
         i = self._next + (turn - self._next) % every
-        return float(self._reach[i]) if i < len(self._trace) else self._end
+        if i < len(self._trace):
+            return float(self._reach[i])
+        return self._end
 
     def ended(self, count: int) -> None:
         pass
@@ -166,7 +168,7 @@ class Sessions:
     def start(self) -> simpy.Event:
         return self._due.start()
 
-    def next_time(self, turn: int = 0, every: int = 1) -> float:
+    def next_time(self, turn: int, every: int) -> float:
         return min(self._due.next_time(turn, every), self._underway.next_time)
 
     def ended(self, count: int) -> None:
@@ -217,8 +219,7 @@ class ClosedLoop:
     def start(self) -> None:
         self.ended(self._workers)
 
-    def next_time(self, turn: int = 0, every: int = 1) -> float:
-        """The next arrival of a request underway (s)."""
+    def next_time(self, turn: int, every: int) -> float:
         return self._underway.next_time
 
     def ended(self, count: int) -> None:

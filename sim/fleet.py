@@ -1,5 +1,6 @@
 """A fleet: pools of replicas, their router, and the scaler that changes their number."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,7 +14,6 @@ from .link import Link
 from .routers import ROUTERS, Routing
 from .scalers import Scaling
 from .setting import Setting
-from .startup import AT_ONCE, Startup
 
 MAX_REPLICAS = 4096  # of a pool, and in one setting
 IN_TURN = Routing("round-robin", ROUTERS["round-robin"])
@@ -53,7 +53,7 @@ class Pool:
     setting: Setting
     count: int = 1  # ready when the run begins
     name: str = "pool"
-    startup: Startup = AT_ONCE  # from decision to serving
+    startup: float = 0.0  # s, from decision to serving
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,8 @@ class Fleet:
             if not 1 <= pool.count <= MAX_REPLICAS:
                 limit = "at least 1" if pool.count < 1 else f"at most {MAX_REPLICAS}"
                 raise PolicyError(f"replicas is {pool.count}, expected {limit}")
+            if not 0 <= pool.startup < math.inf:
+                raise PolicyError(f"startup is {pool.startup:g} s, expected at least 0 and finite")
             pool.setting.check()
         pools = {pool.name: pool for pool in self.pools}
         if len(pools) < len(self.pools):

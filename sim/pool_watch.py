@@ -8,10 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..engine.engine import Engine
-from ..engine.journal import RequestTable
 from ..engine.state import COMPLETED, COUNTERS, UNFINISHED
-from .fleet import Pool
 from .scalers.scaler import PoolView, ReplicaLoads
+from .servers import Members
 
 # Fields of state.Counters, read as changes.
 _TOTALS = (
@@ -24,51 +23,71 @@ _ZERO = np.zeros(len(_TOTALS))
 class PoolWatch:
     """Watches a pool.
 
-    table: its requests. cached: each request's prefix-cached prompt tokens, or None. role: of PoolView.
+    due: [requests] s, when each may come at the earliest, rising. handed_over: [requests] NaN until a link has brought
+    the request; None: it comes by no link. cached: each request's prefix-cached prompt tokens, or None. role: of
+    PoolView.
     """
 
     def __init__(
-        self, pool: Pool, table: RequestTable, cached: npt.NDArray[Any] | None, role: str = "both"
+        self, members: Members, due: npt.NDArray[np.float64], *, handed_over: npt.NDArray[np.float64] | None = None,
+        cached: npt.NDArray[Any] | None = None, role: str = "both",
     ) -> None:  # fmt: skip
-        self._pool, self._table, self._cached, self._role = pool, table, cached, role
-        self._new: list[int] = []  # sent since the last tick
+        self.role = role
+        self._pool, self._table, self._numbers = members.pool, members.table, members.numbers
+        self._due, self._handed_over, self._cached = due, handed_over, cached
+        self._num_due = 0  # first requests that may have come
+        self._to_come = np.zeros(0, np.int64)  # of these, no replica has had
         self._open = np.zeros(0, np.int64)  # unfinished at the last tick
         self._before: dict[int, npt.NDArray[np.float64]] = {}  # _TOTALS by replica at the last tick
         self._last = 0.0  # s, the last tick
         self._forwards = self._committed = 0.0  # since the run began
 
-    def add_requests(self, *requests: int) -> None:
-        self._new += requests
+    def _new_requests(self, now: float) -> npt.NDArray[np.int64]:
+        """Requests that the pool's replicas had since the last tick."""
+        num_due = int(np.searchsorted(self._due, now, side="right"))
+        candidates = np.concatenate([self._to_come, np.arange(self._num_due, num_due)])
+        self._num_due = num_due
+        replicas = self._table["replica"][candidates]
+        entered = replicas >= 0
+        if self._handed_over is not None:
+            entered &= ~np.isnan(self._handed_over[candidates])
+        self._to_come = candidates[~entered]
+        new: npt.NDArray[np.int64] = candidates[entered & np.isin(replicas, self._numbers)]
+        return new
 
-    def view(self, now: float, engines: Sequence[Engine], starting: int, draining: Sequence[Engine]) -> PoolView:
-        """The pool now; engines: of ready replicas."""
+    def view(self, now: float, members: Members, starting: int) -> PoolView:
+        """The pool now; starting: replicas."""
         pool = self._pool
         policy, limits = pool.setting.policy, pool.setting.limits
-        every = [*engines, *draining]
+        engines = [replica.engine for replica in members.ready]
+        every = [replica.engine for replica in members.replicas]
         # np.concatenate would compare the records' fields for each replica.
         counters = np.frombuffer(b"".join(engine.counters.tobytes() for engine in every), COUNTERS)
         steps = self._steps(counters, [engine.replica for engine in every])
         counters = counters[: len(engines)]
         requests, queues = self._requests(now)
         self._last = now
+        tokens_per_forward = nan
+        if self._forwards and self._committed:
+            tokens_per_forward = self._committed / self._forwards
         return PoolView(
             name=pool.name,
             ready=len(engines),
             starting=starting,
-            draining=len(draining),
+            draining=len(members.draining),
             waiting=int(counters["num_waiting"].sum()),
             running=int(counters["num_running"].sum()),
             tokens=int(counters["expected_tokens"].sum()),
             pages_held=int(counters["pages_held"].sum()),
             num_pages=len(engines) * limits.num_pages,
-            tokens_per_forward=self._committed / self._forwards if self._forwards and self._committed else nan,
+            tokens_per_forward=tokens_per_forward,
             block_length=policy.block_length,
             page_size=policy.memory.page_size,
             max_batch=limits.max_batch,
             max_prefill=limits.max_prefill_tokens or policy.batching.max_prefill_tokens,
             context_limit=limits.context_limit,
             gpus=pool.setting.profile.device.count,
-            role=self._role,
+            role=self.role,
             loads=self._loads(steps[: len(engines)], counters, engines, *queues),
             **requests,
         )
@@ -76,7 +95,7 @@ class PoolWatch:
     def _requests(self, now: float) -> tuple[dict[str, Any], tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
         """PoolView's fields on requests; the replica and prompt tokens of each queued request."""
         table, lengths, block = self._table, self._table.asked, self._pool.setting.policy.block_length
-        new = np.array(self._new, np.int64)
+        new = self._new_requests(now)
         indices = np.concatenate([self._open, new])
         rows, arrival = table.rows[indices], table.arrival[indices]
         active, waits, done = rows["status"] == UNFINISHED, np.isnan(rows["scheduled"]), rows["status"] == COMPLETED
@@ -84,7 +103,7 @@ class PoolWatch:
         emitted = (first > self._last) & (first <= now)
         several = done & (rows["num_tokens"] > rows["num_first"])
         blocks = -(-np.maximum(lengths.estimate[indices] - rows["num_tokens"], 1) // block)
-        queued = active & waits & (rows["replica"] >= 0)  # not the requests between two blocks
+        queued = active & waits
         prompts = lengths.input_length[indices] - rows["arrived"]
         fields = {
             "submitted": len(new),
@@ -104,7 +123,7 @@ class PoolWatch:
             looked_up = ~waits & (rows["scheduled"] > self._last) & (rows["arrived"] == 0)
             if total := prompts[looked_up].sum():
                 fields["hit_rate"] = float(self._cached[indices][looked_up].sum() / total)
-        self._new, self._open = [], indices[active]
+        self._open = indices[active]
         return fields, (rows["replica"][queued], prompts[queued])
 
     def _steps(self, counters: Any, replicas: Sequence[int]) -> npt.NDArray[np.float64]:

@@ -21,18 +21,17 @@ from ..files.interrupt import asked_to_stop
 from ..traces import Trace
 from ..traces.prefixes import prefixes_of
 from .arrivals import ClosedLoop, OpenLoop, Sessions, Source
+from .autoscaler import Autoscaler, Change, Fixed
 from .clock import Clock
 from .fleet import Fleet, Pool
-from .moves import Moves
+from .pool_watch import PoolWatch
 from .routers import routing
-from .scalers.oracle import Oracle
-from .servers import Change, Servers
+from .servers import Members, Receiver, Routed, Run, Servers
 from .setting import Setting
-from .split import Split
+from .split import Moves, Split
 
 Append = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
 Progress = Callable[[int, float], None]
-WAVES = 12  # full batches in the replay that measures a request's cost: its start and end count little
 CANVAS = 256  # tokens for a full-sequence model's answer of unknown length (full-sequence-diffusion.md 6)
 
 
@@ -69,7 +68,6 @@ def simulate(
     drain: bool = True,
     eos: bool = False,
     step_by_step: bool = False,
-    threads: int = 1,
     append: Append | None = None,
     ordered: bool = True,
     progress: Progress | None = None,
@@ -79,10 +77,9 @@ def simulate(
     fleet: or a setting alone, with `replicas` behind a shipped `router`. sessions: a turn is sent at its time, or when
     the turn before has ended. drain: go on after the last arrival until all is served. eos: a request's last token is
     an EOS that no policy foresees; with max_tokens, where the answer is shorter. What it ends is the policy's `eos`
-    (`_past_eos`, `_on_canvases`). step_by_step: each arrival is an event of SimPy: the same, slower. threads: that may
-    run the replicas, with the same result for every number; one, with a journal. append: receives the journal's
-    steps in batches (STEP_COLUMNS, STEP_LISTS as values and offsets). ordered: append in the run's order; False,
-    faster, keeps each replica's. progress: receives ended requests and simulated time.
+    (`_past_eos`, `_on_canvases`). step_by_step: each arrival is an event of SimPy: the same, slower. append:
+    receives the journal's steps in batches (STEP_COLUMNS, STEP_LISTS as values and offsets). ordered: append in the
+    run's order; False, faster, keeps each replica's. progress: receives ended requests and simulated time.
 
     Ctrl-C ends the run early and returns the result so far.
     """
@@ -96,10 +93,12 @@ def simulate(
     settings = [pool.setting for pool in fleet.pools]
     decoding = [pool.setting for pool in fleet.pools if not fleet.prefills(pool)]
     caches = any(caches_prefixes(setting.policy) for setting in settings)
-    prefixes = prefixes_of(trace) if caches or fleet.routing.kind.goes_by_prefix else None
+    prefixes, cached = None, None
+    if caches or fleet.routing.kind.goes_by_prefix:
+        prefixes = prefixes_of(trace)
+    if prefixes is not None and caches:
+        cached = prefixes.cached
     trace, missed = _with_missed_eos(trace, decoding, eos)
-    if fleet.scaling is not None and isinstance(fleet.scaling.scaler, Oracle):
-        fleet = _foreseen(fleet, trace, seed, timed=concurrency is None and not sessions)
     for setting in decoding:
         check_fit(trace, setting.limits, setting.policy)
     for setting in settings:
@@ -110,11 +109,18 @@ def simulate(
         if isinstance(draws, CommitDraws):
             draws.miss_eos(missed, trace.max_tokens > 0)
         step_models.append(setting.step_model(draws))
-    closed = concurrency is not None or sessions  # requests come when others have ended
+    due, closed = trace.arrival, concurrency is not None or sessions  # requests come when others have ended
+    if concurrency is not None:
+        due = np.zeros(len(trace))
     table = RequestTable(len(trace), None if closed else trace.arrival, Asked(*trace.lengths))
-    env = Clock()
-    width = max(setting.policy.width for setting in settings)
-    recorder = None if append is None else StepRecorder(append, width)
+    moves = None
+    tables = [table] * len(fleet.pools)
+    if fleet.links:
+        moves = Moves(len(trace), fleet.shares_where_decoded)
+        tables = [moves.prefills if fleet.prefills(pool) else table for pool in fleet.pools]
+    env, recorder = Clock(), None
+    if append is not None:
+        recorder = StepRecorder(append, max(setting.policy.width for setting in settings))
     ended = 0
 
     def finished(num: int, now: float) -> None:
@@ -124,32 +130,41 @@ def simulate(
         if progress is not None:
             progress(ended, now)
 
-    moves = Moves(table, fleet.shares_where_decoded) if fleet.links else None
     firsts: dict[str, Engine] = {}
 
-    def new_engine(pool: Pool, number: int) -> Engine:
-        table_of_pool = table if split is None else split.table_of(pool)
+    def new_engine(pool: Pool, table: RequestTable, number: int) -> Engine:
         like = firsts.get(pool.name)
-        engine = pool.setting.engine(table_of_pool, replica=number, emit=emit, eos=eos, prefixes=prefixes, like=like)
+        engine = pool.setting.engine(table, replica=number, emit=emit, eos=eos, prefixes=prefixes, like=like)
         firsts.setdefault(pool.name, engine)
         return engine
 
     new_router = partial(fleet.routing.new, prefixes, seed=seed)
-    split = None if moves is None else Split(env, fleet, table, moves, new_router)
-    servers = Servers(
-        env, fleet, new_router(), step_models, new_engine, recorder, finished, table,
-        prefixes.cached if prefixes is not None and caches else None, seed, split,
-    )  # fmt: skip
+    receiver: Receiver = Routed(new_router())
+    if moves is not None:
+        receiver = Split(fleet, table, moves, new_router(prefills=True), new_router())
     frontend = settings[0].profile.frontend
     source: Source
     if concurrency is not None:
-        source = ClosedLoop(env, trace, servers.submit, concurrency, frontend)
+        source = ClosedLoop(env, trace, receiver.submit, concurrency, frontend)
     elif sessions:
-        source = Sessions(env, trace, table, servers.submit, drain, frontend)
+        source = Sessions(env, trace, table, receiver.submit, drain, frontend)
     else:
-        source = OpenLoop(env, trace, servers.submit, drain, frontend)
+        source = OpenLoop(env, trace, receiver.submit, drain, frontend)
     in_order = ordered and append is not None and (fleet.num_replicas > 1 or fleet.scaling is not None)
-    servers.start(source, not step_by_step and not in_order, threads)
+    run = Run(
+        env=env,
+        fleet=fleet,
+        tables=tables,
+        step_models=step_models,
+        new_engine=new_engine,
+        recorder=recorder,
+        finished=finished,
+    )
+    servers = Servers(run, receiver, source, ahead=not (closed or step_by_step or in_order))
+    servers.start()
+    scaler = Fixed()
+    if fleet.scaling is not None:
+        scaler = Autoscaler(env, servers, receiver, fleet.scaling, partial(watch_of, fleet, moves, due, cached))
     interrupted = False
     try:
         with asked_to_stop(env.stop):
@@ -161,40 +176,34 @@ def simulate(
     if recorder is not None:
         recorder.flush()
     first, totals = settings[0], servers.totals
-    paid = None if fleet.scaling is None else servers.replica_time(totals.end)
+    paid = scaler.replica_time(totals.end)
     servers.close()
     return RunRecords(
-        first.policy, first.limits, first.commits, table, totals, env.now, interrupted,
-        cached_tokens=prefixes.cached if prefixes is not None and caches else None, law=first.law,
+        policy=first.policy,
+        limits=first.limits,
+        commit_model=first.commits,
+        table=table,
+        totals=totals,
+        end=env.now,
+        interrupted=interrupted,
+        cached_tokens=cached,
+        law=first.law,
         replica_time=paid,
-        changes=tuple(servers.changes), moves=None if moves is None else moves.columns,
-    )  # fmt: skip
+        changes=tuple(scaler.changes),
+        moves=None if moves is None else moves.columns,
+    )
 
 
-def _foreseen(fleet: Fleet, trace: Trace, seed: int, timed: bool) -> Fleet:
-    """The fleet with an oracle of the trace and its requests' cost on a full replica of the first pool."""
-    assert fleet.scaling is not None
-    oracle, pool = fleet.scaling.scaler, fleet.pools[0]
-    assert isinstance(oracle, Oracle)
-    if not timed:
-        raise PolicyError("scaler is oracle and requests come when others have ended, expected arrivals of the trace")
-    work = _work(trace, pool.setting, seed)
-    return replace(fleet, scaling=replace(
-        fleet.scaling, scaler=oracle.knowing(trace.arrival, work, pool.startup.mean)
-    ))  # fmt: skip
-
-
-def _work(trace: Trace, setting: Setting, seed: int) -> npt.NDArray[np.float64]:
-    """Seconds of a full replica per request, from a replay of some that come at once."""
-    num = min(len(trace), WAVES * setting.limits.max_batch)
-    sample = trace.take(np.linspace(0, len(trace) - 1, num).astype(np.int64), np.zeros(num))
-    result = simulate(sample, setting, seed=seed)
-    totals, block = result.totals, setting.policy.block_length
-    blocks = -(-trace.output_length // block).astype(np.float64)
-    token_time = totals.prefill_time / max(1, totals.prefill_tokens)
-    block_time = totals.decode_time / float(max(1, -(-sample.output_length // block).sum()))
-    work: npt.NDArray[np.float64] = token_time * trace.input_length + block_time * blocks
-    return work
+def watch_of(
+    fleet: Fleet, moves: Moves | None, due: npt.NDArray[np.float64], cached: npt.NDArray[np.int64] | None,
+    members: Members,
+) -> PoolWatch:  # fmt: skip
+    """What a scaler sees of a pool. due: as in PoolWatch."""
+    if moves is None:
+        return PoolWatch(members, due, cached=cached)
+    if fleet.prefills(members.pool):
+        return PoolWatch(members, due, cached=cached, role="prefill")
+    return PoolWatch(members, due, handed_over=moves.filled["submitted"], cached=cached, role="decode")
 
 
 def _with_missed_eos(trace: Trace, settings: list[Setting], eos: bool) -> tuple[Trace, npt.NDArray[np.bool_]]:

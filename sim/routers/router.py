@@ -102,15 +102,6 @@ def restricted(request: RequestView) -> Any:
     return Restricted(request, "request", REQUEST_FIGURES)
 
 
-def figures(replicas: Sequence[ReplicaView], name: str) -> Sequence[int] | npt.NDArray[np.int64]:
-    """A figure of each replica, as one array if they share one."""
-    column = getattr(replicas, "column", None)
-    if column is not None:
-        values: Sequence[int] | npt.NDArray[np.int64] = column(name)
-        return values
-    return [getattr(replica, name) for replica in replicas]
-
-
 class Router:
     """Chooses each request's replica; every run makes a new one, so it may keep state.
 
@@ -123,14 +114,11 @@ class Router:
     goes_by_prefix: ClassVar[bool] = False  # asks for the names of prompts' beginnings
     settings: ClassVar[Mapping[str, type]] = {}  # its SPEC's fields, which `__init__` takes by name
 
-    seed = 0  # of the run; set after `__init__`
+    seed = 0  # of the run; set after `__init__`, as the next one
+    prefills = False  # chooses where to prefill in a fleet with links
 
     def __init__(self, prefixes: Prefixes | None = None) -> None:
         self.prefixes = prefixes
-
-    def where_prefilled(self) -> "Router":
-        """The router that chooses where to prefill in a fleet with links; by default this one."""
-        return self
 
     def in_advance(self, num_requests: int, num_replicas: int) -> npt.NDArray[np.int64] | None:
         """[requests] the replica of each, if it depends on no replica's state; None: it does."""
@@ -147,7 +135,5 @@ class Router:
         """The index in `replicas`, which take requests now, by number."""
         if not self.least:
             raise NotImplementedError("it has no method route")
-        loads: Any = figures(replicas, self.least[0])
-        for name in self.least[1:]:
-            loads = np.add(loads, figures(replicas, name))
-        return int(np.argmin(loads))  # the first of equals
+        loads = [sum(getattr(replica, name) for name in self.least) for replica in replicas]
+        return loads.index(min(loads))  # the first of equals

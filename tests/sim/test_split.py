@@ -92,14 +92,8 @@ def test_a_transfer_takes_its_latency_and_its_bytes_over_the_bandwidth() -> None
 def test_a_replicas_transfers_share_its_link_and_those_of_others_do_not() -> None:
     # On one replica prefills end at 1 and 2 s, on two at 1 and 1.5 s. A token takes a quarter of a second.
     trace, slow = toy_trace([0, 0.5], [8, 8], [4, 4]), Link(KV * 4.0)
-    for sharing, count, ends in (
-        ("sender", 1, [4, 5]),
-        ("sender", 2, [3, 3.5]),
-        ("pool", 2, [4.5, 5]),
-        ("none", 1, [3, 4]),
-    ):
-        found = moves(split(trace, replace(slow, sharing=sharing), counts=(count, 1)))["submitted"]
-        assert found == pytest.approx(ends), sharing
+    for count, ends in ((1, [4, 5]), (2, [3, 3.5])):
+        assert moves(split(trace, slow, counts=(count, 1)))["submitted"] == pytest.approx(ends), count
 
 
 def test_layers_that_travel_while_others_are_computed_leave_the_last_one() -> None:
@@ -142,28 +136,6 @@ def test_pages_are_held_at_both_ends_until_a_transfer_is_over() -> None:
     pages = journal.steps["pages"][journal.steps["replica"] == 1].tolist()
     assert pages[0] >= 2
     assert result.table["finish"].tolist() == sorted(result.table["finish"].tolist())
-
-
-def test_pages_are_reserved_at_arrival_or_at_the_end_of_the_prefill() -> None:
-    first = {}
-    for when, reserved in (("early", 0), ("late", 1)):
-        journal = Collector()
-        # Request 1 is decoded from 0 s on; the other's prefill takes until 1 s, and its transfer until 11 s.
-        result = split(toy_trace([0, 0], [16, 3], [4, 9]), Link(math.inf, 10.0, reserve=when), append=journal)
-        assert moves(result)["reserved_step"][0] == reserved
-        first[when] = journal.steps["pages"][journal.steps["replica"] == 1][0]
-    assert first["early"] - first["late"] == 2
-
-
-def test_a_lease_that_runs_out_has_the_decoding_replica_prefill() -> None:
-    full = setting(f"{BLOCK4},num_pages=6")
-    result = split(toy_trace([0, 0], [3, 16], [36, 4]), replace(AT_ONCE, lease=2.0), d=full)
-    found = moves(result)
-    assert found["arrived"] == [0, 0]
-    assert found["prefill_replica"] == [-1, 0]
-    assert found["released"][1] == found["prefill_finish"][1] + 2
-    assert result.table["status"].tolist() == [0, 0]
-    assert np.allclose(sum(parts(columns_of(result)).values()), result.table["finish"])
 
 
 @pytest.mark.parametrize(
@@ -256,7 +228,7 @@ def test_requests_are_conserved_and_journals_replay_through_moves(spec: str, cro
     trace = toy_trace(np.arange(n) * 0.5, prompts, rng.integers(0, 50, n))
     own = Setting(parse(f"{spec},num_pages={pages}" if crowded else spec), toy_profile())
     fleet_of = Pool(own, 1, "p"), Pool(own, 2, "d")
-    journal, link = Collector(), Link(KV * 2000.0, 0.01, reserve="early" if crowded else "late")
+    journal, link = Collector(), Link(KV * 2000.0, 0.01)
     result = simulate(trace, Fleet(fleet_of, routing("least-tokens"), links=(link,)), append=journal)
     assert result.moves is not None
     assert (result.table["status"] == 0).all()
@@ -317,8 +289,8 @@ def test_a_fleet_whose_links_cannot_work_is_refused(links: list[Link], specs: li
     [
         ("450GB/s,10us", Link(450e9, 10e-6)),
         ("400Gb/s", Link(50e9)),
-        ("inf,1ms,from=p,to=d,reserve=early", Link(math.inf, 1e-3, "p", "d", reserve="early")),
-        ("1.5TB/s,overlap=true,sharing=pool,lease=5", Link(1.5e12, sharing="pool", overlap=True, lease=5.0)),
+        ("inf,1ms,from=p,to=d", Link(math.inf, 1e-3, "p", "d")),
+        ("1.5TB/s,overlap=true", Link(1.5e12, overlap=True)),
     ],
 )
 def test_a_link_is_read(text: str, link: Link) -> None:

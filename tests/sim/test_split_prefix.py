@@ -112,9 +112,9 @@ def tree(seed: int, n: int = 40) -> Trace:
 @pytest.mark.parametrize("pages", [400, 40], ids=["roomy", "crowded"])
 def test_requests_are_conserved_and_journals_replay(spec: str, pages: int) -> None:
     num = 20
-    for seed, reserve, router in ((0, "late", "prefix"), (1, "early", "least-tokens")):
+    for seed, router in enumerate(("prefix", "least-tokens")):
         trace, journal = tree(seed, num), Collector()
-        link, spec_of = Link(KV * 300.0, 0.01, reserve=reserve, lease=5.0), f"{spec},num_pages={pages}"
+        link, spec_of = Link(KV * 300.0, 0.01), f"{spec},num_pages={pages}"
         result = split(trace, link, spec_of, caches="d", num=2, router=router, append=journal, seed=1)
         assert (result.table["status"] == 0).all()
         columns = columns_of(result)
