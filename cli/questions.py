@@ -78,7 +78,7 @@ LENGTHS = Opt(
     "then ,max_tokens=N: a limit for all.", "L", "Traffic",
 )  # fmt: skip
 ARRIVAL = Opt(
-    f"One of: {', '.join(choices.ARRIVALS)}; gamma and weibull with ,cv=C: of their gaps.", "A", "Traffic",
+    f"One of: {', '.join(choices.ARRIVALS)}; gamma with ,cv=C: of its gaps.", "A", "Traffic",
     values=lambda: choices.ARRIVALS,
 )  # fmt: skip
 RATE = Opt("Requests per second; the trace's own by default.", "R", "Traffic")

@@ -108,15 +108,6 @@ FORMATS = {
             end="request_finished_ts", ttft="first_token_latency", is_log=True,
         ),
         Format(
-            "otlp", "startTimeUnixNano", "gen_ai.usage.input_tokens or gen_ai.usage.prompt_tokens",
-            "gen_ai.usage.output_tokens or gen_ai.usage.completion_tokens", "ns",
-            {"gen_ai.response.model or gen_ai.request.model": "model", "status": "status",
-             "gen_ai.request.id or gen_ai.response.id": "id", "gen_ai.operation.name": "kind"},
-            # From the span's start: by the client (conventions), by the server (vLLM).
-            ttft="gen_ai.response.time_to_first_chunk or gen_ai.latency.time_to_first_token", end="endTimeUnixNano",
-            is_log=True,
-        ),
-        Format(
             "openai", "created", "usage.prompt_tokens", "usage.completion_tokens", "s",
             {"id": "id", "model": "model", "object": "kind", "choices.0.finish_reason": "status"}, is_log=True,
         ),

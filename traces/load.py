@@ -12,7 +12,6 @@ import numpy as np
 from ..engine.errors import TraceError
 from ..files.read import cut, cut_words, did_you_mean, printable
 from .formats import MEASURED, OF_RUN, TICKS_PER_SECOND, Asked, Format, own_format, recognise
-from .otlp import OTLP, is_otlp, rows_of_spans
 from .parse import Columns, columns_of_rows
 from .rows import FRAME, Row, Rows, raw_rows, read_bytes
 from .shipped import SHIPPED
@@ -87,8 +86,6 @@ def read_rows(rows: Rows, options: Asked) -> tuple[Columns, Format]:
         form = own_format(rows, options.columns)
     elif (first or {}).get("schema") == "dsim-steplog":
         rows, form = requests_of_log(rows), STEP_LOG
-    elif is_otlp(rows.keys):
-        rows, form = rows_of_spans(rows), OTLP
     else:
         form = recognise(rows)
     if form.name == "dsim" and "limited" in rows.keys:

@@ -6,10 +6,10 @@ import numpy as np
 
 from ..engine.errors import TraceError
 from ..engine.prefix import Prefixes
-from .hashes import HASHED
 from .trace import COPY, Trace
 
 OF_A_SESSION = 16  # tokens of a session's block
+HASHED = 512  # tokens a hash id if the trace does not say: Mooncake's
 
 Names = list[int]
 

@@ -33,9 +33,10 @@ def synth(
         raise TraceError("arrival is trace, expected an arrival process: a synthetic trace has no times")
     check_rate(rate)
     times = renewal(arrival, num_requests, rate, cv, seed)
-    cv_text = f"cv={cv:g}," if arrival in ("gamma", "weibull") else ""
-    source = lengths.name if isinstance(lengths, Trace) else lengths
-    name = f"{arrival}({rate:g}/s,{cv_text}{source},seed={seed})"
+    source = getattr(lengths, "name", lengths)
+    if arrival == "gamma":
+        source = f"cv={cv:g},{source}"
+    name = f"{arrival}({rate:g}/s,{source},seed={seed})"
     notes = TraceNotes(path=name, format="synthetic", num_rows=len(times))
     return Trace(name, times, *lengths_of(lengths, len(times), seed), notes)
 

@@ -116,9 +116,10 @@ class Trace:
         wishes: dict[str, npt.NDArray[Any]] = {}
         if "max_tokens" in self.extras:
             wishes["limited"] = self.max_tokens > 0
-        for name, empty in (("priority", 0), ("deadline", math.nan)):
-            if name in self.extras:
-                wishes[name] = np.array([empty if value is None else value for value in self.extras[name]])
+        if "priority" in self.extras:
+            wishes["priority"] = self.numbers("priority")
+        if "deadline" in self.extras:
+            wishes["deadline"] = np.array(self.extras["deadline"], np.float64)
         return wishes
 
     @property
@@ -139,7 +140,7 @@ class Trace:
     @property
     def limit(self) -> Ints:
         """Tokens at which a request ends at the latest: its limit, else its answer's length."""
-        return np.maximum(self.output_length, self.max_tokens) if "max_tokens" in self.extras else self.output_length
+        return np.maximum(self.output_length, self.max_tokens)
 
     @property
     def expected(self) -> Ints:
@@ -163,16 +164,6 @@ class Trace:
         }
         columns = {"arrival": self.arrival, "input_length": self.input_length, "output_length": self.output_length}
         return pd.DataFrame({**columns, **extras})
-
-    def plot(self) -> Any:
-        """Requests a minute, as a Plotly figure."""
-        import pandas as pd
-
-        width = max(1.0, self.duration / 60 / 500)  # minutes a bar; at most 500 bars
-        counts = np.bincount((self.arrival / 60 / width).astype(np.int64))
-        rate = pd.Series(counts / width, index=pd.Index(width * np.arange(len(counts)), name="minutes"))
-        title = f"{self.name}: {len(self):,} requests"
-        return rate.rename("requests a minute").plot.bar(backend="plotly", title=title)
 
     def take(self, rows: npt.ArrayLike, times: Floats | None = None) -> "Trace":
         """These rows in this order, at their or the given times (s), shifted to start at 0."""

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,20 @@ import numpy as np
 from ..files.write import check_file, writing
 from .formats import OPTIONAL
 from .trace import Trace
+
+BLOCK = 16  # tokens a new hash id, as in `vllm bench serve --dataset-name timed_trace`
+
+
+def with_hash_ids(trace: Trace) -> Trace:
+    """With unique hash ids, one a BLOCK of prompt tokens, if the trace has none.
+
+    vLLM's replayer builds prompts from ids: without them it sends empty ones.
+    """
+    if "hash_ids" in trace.extras:
+        return trace
+    counts = -(-trace.input_length // BLOCK)
+    ids = [of_request.tolist() for of_request in np.split(np.arange(counts.sum()), np.cumsum(counts)[:-1])]
+    return replace(trace, extras={**trace.extras, "hash_ids": ids, "block_size": [BLOCK] * len(trace)})
 
 
 def write(trace: Trace, path: str | Path, *, force: bool = False) -> Path:

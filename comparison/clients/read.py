@@ -20,7 +20,7 @@ from ...traces.rows import Row, Rows, inside, object_or_complaint, raw_rows, rea
 ARRIVALS = "a step log with arrivals (docs/steplog.md)"
 DETAILED = "vllm bench serve --save-result --save-detailed or SGLang's bench_serving --output-details"
 EXAMPLE = "arrival=START,first=FIRST_TOKEN,end=END,input=COLUMN,output=COLUMN"
-TOOLS = {"litellm": "LiteLLM", "sglang": "SGLang", "otlp": "OpenTelemetry"}
+TOOLS = {"litellm": "LiteLLM", "sglang": "SGLang"}
 ARRAYS = ("ttfts", "itls", "input_lens", "output_lens", "errors")  # of vLLM's and SGLang's files
 VLLM = Format(
     "vllm bench serve", "start_times", "input_lens", "output_lens", "s",

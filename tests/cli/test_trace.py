@@ -37,7 +37,6 @@ def test_info_shows_a_trace(burstgpt: Path) -> None:
         "requests: 3 of 4 rows, 1 failed dropped",
         "rate: 0.0177 req/s for 113.0 s",
         "gap CV: 0.29 (burstiness 11.73)",
-        "Fano factor: 0.982 in 1 s, 0.818 in 10 s",
         "by minute: p50 0.0333, p90 0.0333, peak 0.0333 req/s: 1.00 x mean, minute 1 of 1",
         "also: log_type, model",
         " tokens   mean   std   p50   p90     p99     max   total",

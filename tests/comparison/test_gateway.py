@@ -80,7 +80,7 @@ def test_any_log_is_read_by_its_own_columns(tmp_path: Path) -> None:
     [
         (CSV, None, None, "keys at, first, end, in, out are of no known trace, expected one of: "),
         (CSV, "arrival=at,first=first", None, "lacks end, expected arrival=START,first=FIRST_TOKEN,end=END"),
-        (CSV.replace("12.5", "9"), OWN, None, "csv:3: first is -3 s and end is 1 s after at, expected the first"),
+        (CSV.replace("12.5", "9"), OWN, None, "csv:3: first is -3 s and end 1 s after at, expected the first"),
         (CSV, OWN, "model=a", "no column model (--only), expected one of: at, first, end, in, out"),
         (CSV, OWN, "in=21", "no row is of in 21, expected one of 20: 1, 30: 1"),
     ],

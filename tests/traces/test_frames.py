@@ -51,8 +51,8 @@ def test_a_frame_is_of_any_known_format_or_of_columns_that_are_named(columns: di
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"input_length": [100, -3, 300]}, "frame.iloc[1]: input_length is -3, expected at least 0 "),
-        ({"output_length": [10, 20, None]}, "frame.iloc[2]: output_length is missing, expected a number of at"),
+        ({"input_length": [100, -3, 300]}, "frame.iloc[1]: input_length is -3, expected a whole number from 0 "),
+        ({"output_length": [10, 20, None]}, "frame.iloc[2]: output_length is missing, expected a whole number from"),
         ({"arrival": pd.to_datetime(["2026-01-01", None, "2026-01-01"])}, "frame.iloc[1]: arrival is "),
         ({"max_tokens": [None, 5, None]}, "the frame: frame: max_tokens of row 1 is 5, expected 20 "),
         ({"policy": ["a", "b", "a"]}, "the frame holds the requests of 2 policies (a, b), expected those of one"),

@@ -132,9 +132,7 @@ def test_a_description_of_a_small_trace_is_exact() -> None:
     assert (facts["num_requests"], facts["duration"], facts["repeated_hash_ids"]) == (6, 6.0, 0)
     assert facts["rate"] == pytest.approx(5 / 6)
     assert facts["cv"] == pytest.approx(np.std([0, 0, 3, 0, 3]) / 1.2)
-    assert facts["zero_gaps"] == pytest.approx(0.6)
     # Windows of 1 s: 3, 0, 0, 2, 0, 0, and the last arrival beyond them.
-    assert facts["fano"] == {"1": pytest.approx((13 / 6 - 25 / 36) / (5 / 6)), "10": None, "60": None}
     late = Trace("late", np.array([0.0, 10.0, 70.0, 130.0]), *np.full((2, 4), 9))
     assert describe(late)["by_minute"] == {
         "num": 2, "mean": 0.025, "p50": 1 / 60, "p90": 2 / 60, "peak": 2 / 60, "peak_at": 0,
