@@ -93,7 +93,7 @@ class ServeQuestion(q.OnDevice, q.Coded, q.Forced, Question["RunResult"]):
                 raise DsimError(f"{option} and --twin is {self.twin}, expected --model with it")
         from ..results.run_info import FILES
         from ..results.world import World, named_code
-        from ..serve.serving import ServerOptions, serve_until_stopped
+        from ..serve.server import ServerOptions, serve_until_stopped
 
         server = ServerOptions(
             self.host, self.port, self.grace, self.allow_host, self.served_name, self.api_key, self.access_log
@@ -104,8 +104,8 @@ class ServeQuestion(q.OnDevice, q.Coded, q.Forced, Question["RunResult"]):
             allow_code=named_code([self.policy, self.router], self.allow_code),
         )  # fmt: skip
         served = serve_until_stopped(
-            lambda append: self._open(world, append, watch), server, self.slos, self.policy, self.folder, self.force,
-            watch.say,
+            lambda append: self._open(world, append, watch), server, self.slos, self.policy,
+            out=self.folder, force=self.force, say=watch.say,
         )  # fmt: skip
         return Answer(
             value=served.run, out=self.folder, files=FILES,

@@ -8,6 +8,11 @@ from ..engine.errors import DsimError
 from ..files.read import read_csv
 
 RELEASES = {"vllm": "vLLM 0.33.0", "sglang": "SGLang 0.5.23", "lmdeploy": "LMDeploy 0.18.0"}
+RANK_LABELS = {"vllm": "engine", "sglang": "dp_rank", "lmdeploy": "engine"}  # of a replica
+CACHE_SETTINGS = "vllm:cache_config_info"  # a metric with settings as labels
+# Of a page without a GPU (docs/serve-metrics.md).
+SIMULATED = "dsim_simulated"
+SIMULATED_TIME, SIMULATED_START = f"{SIMULATED}_time_seconds", f"{SIMULATED}_start_seconds"
 WITH_HANDLES = "lmdeploy"  # a request waits for one of max_batch handles, and its latencies begin with it
 
 

@@ -248,24 +248,10 @@ def check_fit(trace: Trace, limits: Limits, policy: Policy) -> None:
     engine = Engine(policy, limits, RequestTable(0), latency=LatencyModel(((0.0, 0.0),), 0.0))
     if any(engine.fits(trace.request(i)) for i in range(len(trace))):
         return
-    if policy.family == "full-sequence":
-        raise TraceError(
-            f"{trace.name}: none of its {len(trace)} requests fits the context of {limits.context_limit} tokens, "
-            f"{limits.num_pages} pages of {policy.memory.page_size} and the tokens of a step"
-        )
-    length = trace.input_length + trace.limit
-    if not policy.batching.fits(policy, int(length.min())):
-        raise TraceError(
-            f"{trace.name}: none of its {len(trace)} requests fits: the shortest has {int(length.min())} tokens, more "
-            f"than a step of {cut(policy.name)} takes"
-        )
-    i = int(np.argmin(length))
-    pages, window_pages = engine.most_pages(trace.request(i))
-    needed, expected = f"{pages + window_pages} pages", f"{limits.num_pages} pages of {policy.memory.page_size}"
-    if window_limit := policy.memory.pools(limits.num_pages, limits.window_bytes, limits.kv_bytes)[1]:
-        needed += f", {window_pages} of them in layers with a window"
-        expected += f", {window_limit} of them for layers with a window"
+    i = int(np.argmin(trace.input_length + trace.limit))
+    length, pages = int(trace.input_length[i] + trace.limit[i]), sum(engine.most_pages(trace.request(i)))
     raise TraceError(
-        f"{trace.name}: none of its {len(trace)} requests fits: the shortest has {int(length[i])} tokens "
-        f"({needed}), expected at most {limits.context_limit} tokens (context) and {expected}"
+        f"{trace.name}: none of its {len(trace)} requests fits into a step of {cut(policy.name)}, the context of "
+        f"{limits.context_limit} tokens and {limits.num_pages} pages of {policy.memory.page_size}: the shortest has "
+        f"{length} tokens ({pages} pages)"
     )

@@ -1,6 +1,5 @@
 """Warnings: settings of a policy or its requests that the profile does not know."""
 
-import dataclasses
 from collections.abc import Iterator
 
 from ..files.read import cut
@@ -26,17 +25,6 @@ def _of_setting(setting: Setting) -> Iterator[str]:
         )
     if law is None:
         return
-    if unmasking.own_threshold is not None:
-        # Of a policy that edits, the second threshold too.
-        defaults = {field.name: field.default for field in dataclasses.fields(unmasking)}
-        engine = {"threshold": unmasking.own_threshold, "edit_threshold": defaults.get("edit_threshold")}
-        changed = [name for name, default in engine.items() if default not in (None, getattr(unmasking, name, None))]
-        if changed:
-            settings = " and ".join(f"{name} {getattr(unmasking, name):g}" for name in changed)
-            yield (
-                f"{policy.name}: {settings} have no effect: the law of {profile.name} for {law.workload} sets the "
-                "forwards of a block"
-            )
     counted = profile.counted_length(law.workload, law.canvas_length)
     if counted != law.canvas_length:
         times = max(1.0, law.canvas_length / counted)
@@ -47,7 +35,7 @@ def _of_setting(setting: Setting) -> Iterator[str]:
 
 
 def _of_requests(setting: Setting, requests: Trace) -> Iterator[str]:
-    policy, profile, narrows = setting.policy, setting.profile, setting.policy.batching.narrows_canvases
+    policy, profile = setting.policy, setting.profile
     names = dict.fromkeys(str(name) for name in requests.extras.get("model", ()) if name)
     models = {shape.name for name in names if (shape := known_model(name)) is not None}
     if models and profile.model.name not in models:
@@ -56,15 +44,9 @@ def _of_requests(setting: Setting, requests: Trace) -> Iterator[str]:
             f"the requests are of {cut(', '.join(names))} in the log, and {profile.name} is of "
             f"{profile.model.name}: expected a profile of their model (shipped: {shipped or 'none'})"
         )
-    reads = int(requests.numbers(READ_ONLY).sum())
-    if reads and not narrows:
+    special = (requests.canvas_length > 0) | (requests.numbers(READ_ONLY) > 0)
+    if special.any() and not policy.batching.narrows_canvases:
         yield (
-            f"{policy.name}: {reads} of {len(requests)} requests read a canvas (diffusion_read_only): this policy "
-            "commits them like others"
+            f"{policy.name}: {int(special.sum())} of {len(requests)} requests have a diffusion_canvas_length or "
+            "diffusion_read_only: this policy commits them like others"
         )
-    narrow = int(((requests.canvas_length > 0) & (requests.canvas_length < policy.block_length)).sum())
-    if narrow and setting.law is not None and not policy.granularity.on_a_grid:
-        does = f"are {policy.block_length} wide: this policy cannot narrow them"
-        if narrows:
-            does = f"take the steps of {policy.block_length}: no law is known for narrower ones"
-        yield f"{policy.name}: canvases of {narrow} of {len(requests)} requests (diffusion_canvas_length) {does}"

@@ -1,9 +1,7 @@
 """Load a trace: find, recognise, read, sort it and shift it to start at 0."""
 
 import os
-from collections import Counter
 from dataclasses import replace
-from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,13 +17,6 @@ from .trace import Trace, TraceNotes
 
 if TYPE_CHECKING:
     import pandas as pd
-
-# A step log's request lines; its first line identifies it.
-STEP_LOG = Format(
-    "steplog", "arrival", "input_length", "output_length", "s",
-    {key: key for key in ("id", "max_tokens", "hash_ids", "block_size", "diffusion_max_steps")},
-)  # fmt: skip
-
 
 def load(
     path_or_name: "str | Path | pd.DataFrame",
@@ -84,8 +75,6 @@ def read_rows(rows: Rows, options: Asked) -> tuple[Columns, Format]:
         raise TraceError(f"{rows.place(0)}: {rows.bad.get(0, 'row has no keys')}")
     if options.columns is not None:
         form = own_format(rows, options.columns)
-    elif (first or {}).get("schema") == "dsim-steplog":
-        rows, form = requests_of_log(rows), STEP_LOG
     else:
         form = recognise(rows)
     if form.name == "dsim" and "limited" in rows.keys:
@@ -100,31 +89,6 @@ def of_run(row: Row) -> Row:
     limit = row.get("max_tokens") if row.get("limited") else None
     width = {"diffusion_canvas_length": max(canvas, 0) or None, "diffusion_read_only": canvas < 0 or None}
     return {**row, **width, "max_tokens": limit, "status": None}
-
-
-def requests_of_log(log: Rows) -> Rows:
-    """A step log's request lines (docs/steplog.md); finished ones get their actual output length.
-
-    If one ended early, the requested lengths become limits.
-    """
-    rows = log.take([i for i, row in enumerate(log.rows) if i in log.bad or row.get("kind") == "request"])
-    if not rows.rows:
-        raise TraceError(f"{log.path} holds no request lines, expected a step log that names its requests")
-    emitted: Counter[str] = Counter()
-    finished = {str(row.get("request")) for row in log.rows if row.get("kind") == "finish"}
-    for row in log.rows:
-        if isinstance(names := row.get("requests"), list):
-            counts = row.get("emitted")  # one value is for all rows
-            for name, tokens in zip(names, counts if isinstance(counts, list) else repeat(counts), strict=False):
-                emitted[str(name)] += tokens if isinstance(tokens, int) and str(name) in finished else 0
-    limits = [row.get("output_length") for row in rows.rows]
-    lengths = [emitted[str(row.get("request"))] or limit for row, limit in zip(rows.rows, limits, strict=True)]
-    early = any(isinstance(limit, int) and int(got or 0) < limit for got, limit in zip(lengths, limits, strict=True))
-    each_row = [
-        {**row, "output_length": length, **({"max_tokens": limit} if early else {})}
-        for row, length, limit in zip(rows.rows, lengths, limits, strict=True)
-    ]
-    return replace(rows, rows=each_row)
 
 
 def finish(columns: Columns, form: Format, path: str, name: str) -> Trace:

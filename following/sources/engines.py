@@ -7,7 +7,16 @@ from ...engine.errors import DsimError
 from ...engine.plain import Range, plain
 from ...files.read import cut, parsing
 from ...files.samples import RANK
-from ...results.engine_metrics import BY_NAME, RELEASES, WITH_HANDLES, Quantity
+from ...results.engine_metrics import (
+    BY_NAME,
+    CACHE_SETTINGS,
+    RELEASES,
+    SIMULATED,
+    SIMULATED_START,
+    SIMULATED_TIME,
+    WITH_HANDLES,
+    Quantity,
+)
 from .sample import MEAN_GAUGES, MOST_REQUESTS, Buckets, Sample
 
 # The quantities that a follower compares.
@@ -18,7 +27,6 @@ READ = tuple(
         "kv_usage", "ttft", "e2el", "queue", "input_length", "output_length",
     )
 )  # fmt: skip
-SETTINGS = "vllm:cache_config_info"  # a metric with settings as labels
 MOST_COUNT = 1e15  # no value of a page that is read is larger
 LATEST = 1e11  # s since 1970
 NO_SETTINGS = ("engine", "engine_index", "engine_id")  # its other labels
@@ -66,11 +74,14 @@ def _sample(page: _Page, time: float, source: str) -> Sample:
     if BY_NAME["requests"].name_in(engine) not in page and "e2el" in histograms:
         counters["requests"] = histograms["e2el"].num
     settings = {
-        key: value for labels, _ in page.get(SETTINGS, []) for key, value in labels.items() if key not in NO_SETTINGS
+        key: value
+        for labels, _ in page.get(CACHE_SETTINGS, [])
+        for key, value in labels.items()
+        if key not in NO_SETTINGS
     }
-    for labels, _ in page.get("dsim_simulated", []):  # a twin's page (docs/serve-metrics.md)
+    for labels, _ in page.get(SIMULATED, []):  # a twin's page (docs/serve-metrics.md)
         settings["dsim_speed"] = str(plain(float(labels.get("dsim_speed", 1)), float, Range(0, 1e6)))
-    times = [value for name in ("start", "time") for _, value in page.get(f"dsim_simulated_{name}_seconds", [])]
+    times = [value for name in (SIMULATED_START, SIMULATED_TIME) for _, value in page.get(name, [])]
     time = sum(times) if times else time
     sample = Sample(min(time, LATEST), engine, len(page[running]), counters, gauges, histograms, settings)
     if sample.num_open > MOST_REQUESTS:

@@ -15,7 +15,7 @@ from dsim.following.sources.growing import AccessLog as Growing
 from dsim.following.sources.scrape import Target
 from dsim.following.watch import Watcher
 from dsim.results.world import World
-from dsim.serve.access import AccessLog
+from dsim.serve.fleet import AccessLog
 from dsim.serve.open import open_twin
 
 from ..serve.serving import serving

@@ -16,7 +16,7 @@ from dsim.engine.journal import StepTotals
 from dsim.engine.latency import LatencyModel
 from dsim.serve.app import Settings, application
 from dsim.serve.open import Behind
-from dsim.serve.server import Server
+from dsim.serve.server import Server, ServerOptions
 
 from ..held_up import PATIENCE
 
@@ -101,7 +101,7 @@ def serving(
 
     settings = Settings("a model", behind.header, api_key, hosts)
     app = application(behind.fleet, behind.words, settings)
-    server = Server(app, "127.0.0.1", 0, drain, behind.fleet, started)
+    server = Server(app, ServerOptions("127.0.0.1", 0, drain), behind.fleet, started)
     running = Running(behind, server)
     behind.start()
     running.thread = thread = threading.Thread(target=server.run)

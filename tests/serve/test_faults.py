@@ -16,7 +16,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dsim.engine.journal import StepTotals
@@ -31,8 +30,6 @@ from dsim.sim.routers import Router
 from ..cli.command import dsim
 from ..held_up import PATIENCE
 from .serving import CHUNK, SLOW, Running, serving, until
-
-FILL = np.zeros(64, np.int32)
 
 
 class FailsAt:
@@ -159,16 +156,6 @@ def test_a_server_whose_replica_failed_ends_with_1(monkeypatch: pytest.MonkeyPat
     assert (status.result(), ran.code) == (503, 1)
     assert "Error: replica 0 failed: ValueError: a fault" in ran.err
     assert read_run(Path("run")).requests("chunk:2")["status"].tolist() == [UNFINISHED]
-
-
-def test_a_fault_of_one_request_ends_that_request(twin: Callable[..., Behind]) -> None:
-    behind = twin()
-    behind = dataclasses.replace(behind, text=FailsAt(2, lambda request, slot, length: FILL[:length], KeyError(7)))
-    with serving(behind) as server:
-        found = [server.complete(prompt=[0], max_tokens=3) for _ in range(3)]
-        until(lambda: behind.fleet.engines[0].num_running == 0)
-    assert [reply.status for reply in found] == [200, 503, 200]
-    assert found[1].json["error"]["message"] == "the reply's tokens cannot be read"
 
 
 @pytest.mark.parametrize("n", [1, 3])
