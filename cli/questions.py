@@ -278,7 +278,6 @@ class Paced:
 
     rate: A[float | None, RATE] = None
     num_requests: A[int | None, Opt("How many requests to replay.", "N", "Traffic")] = None
-    time_scale: A[float | None, Opt("Multiply the trace's gaps.", "X", "Traffic")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from .trace import Trace, TraceNotes
 if TYPE_CHECKING:
     import pandas as pd
 
+
 def load(
     path_or_name: "str | Path | pd.DataFrame",
     *,
@@ -67,16 +68,14 @@ def read_data(path: str, data: bytes, options: Asked) -> tuple[Columns, Format]:
 def read_rows(rows: Rows, options: Asked) -> tuple[Columns, Format]:
     """Of any file."""
     if not rows.rows:
-        raise TraceError(
-            f"{rows.path} holds {'no' if rows.header is None else 'a header and no'} rows, expected a trace"
-        )
+        raise TraceError(f"{rows.path} holds no rows, expected a trace")
     first = next((row for row in rows.rows if row), None)
     if first is None and rows.header is None:
         raise TraceError(f"{rows.place(0)}: {rows.bad.get(0, 'row has no keys')}")
-    if options.columns is not None:
-        form = own_format(rows, options.columns)
-    else:
+    if options.columns is None:
         form = recognise(rows)
+    else:
+        form = own_format(rows, options.columns)
     if form.name == "dsim" and "limited" in rows.keys:
         rows = replace(rows, rows=list(map(of_run, rows.rows)))
     return columns_of_rows(rows, form, options)
@@ -84,9 +83,9 @@ def read_rows(rows: Rows, options: Asked) -> tuple[Columns, Format]:
 
 def of_run(row: Row) -> Row:
     """In requests.parquet a limit that was not asked for is no limit."""
-    canvas = row.get("canvas_length")
-    canvas = canvas if isinstance(canvas, int) else 0
-    limit = row.get("max_tokens") if row.get("limited") else None
+    canvas, limit = row.get("canvas_length") or 0, None
+    if row.get("limited"):
+        limit = row.get("max_tokens")
     width = {"diffusion_canvas_length": max(canvas, 0) or None, "diffusion_read_only": canvas < 0 or None}
     return {**row, **width, "max_tokens": limit, "status": None}
 
@@ -97,32 +96,30 @@ def finish(columns: Columns, form: Format, path: str, name: str) -> Trace:
         policies = cut(", ".join(sorted(map(str, runs))))
         expected = f"expected those of one: --only {OF_RUN}=NAME"
         raise TraceError(f"{path} holds the requests of {len(runs)} policies ({policies}), {expected}")
-    keep = np.flatnonzero(columns.output_length > 0)
-    num_failed = len(columns.time) - len(keep)
-    if not len(keep):
+    answered = columns.output_length > 0
+    if not answered.any():
         raise TraceError(
-            f"{path}: none of {columns.num_rows} rows is a request ({columns.num_skipped} bad, "
-            f"{num_failed} without output), expected at least 1"
+            f"{path}: none of {columns.num_rows} rows is a request ({columns.num_skipped} bad, {len(answered)} without "
+            "output), expected at least 1"
         )
-    time = columns.time[keep]
+    if not answered.all():
+        columns = columns.take(np.flatnonzero(answered).tolist())
     # Out of order: an earlier row is later.
-    num_unsorted = int((time < np.maximum.accumulate(time)).sum())
+    num_unsorted = int((columns.time < np.maximum.accumulate(columns.time)).sum())
     if num_unsorted:
         columns.warnings.append(f"{num_unsorted} rows were out of order and have been sorted")
-        keep = keep[np.argsort(time, kind="stable")]
-    if num_unsorted or num_failed:
-        columns = columns.take(keep.tolist())
+        columns = columns.take(np.argsort(columns.time, kind="stable").tolist())
     extras = dict(columns.extras)
     for metric, after in columns.waited.items():
         if not np.isnan(after).all():
-            extras[MEASURED[metric]] = [None if wait != wait else wait for wait in after.tolist()]
+            extras[MEASURED[metric]] = np.where(np.isnan(after), None, after).tolist()
     notes = TraceNotes(
         path=path,
         format=form.name,
         num_rows=columns.num_rows,
         num_unsorted=num_unsorted,
         num_skipped=columns.num_skipped,
-        failed_in_trace=num_failed,
+        failed_in_trace=int((~answered).sum()),
         warnings=tuple(columns.warnings),
     )
     time = (columns.time - columns.time[0]) / form.ticks

@@ -164,8 +164,10 @@ def lengths(cells: Cells, form: Format, answered: npt.NDArray[np.bool_]) -> tupl
     for key in (form.input, form.output):
         values = cells.rows.values(key)
         for i, value in enumerate(values):
-            if is_missing(value) and (form.report or not answered[i]):
+            if form.report and is_missing(value):
                 values[i] = 0
+            elif not answered[i]:
+                values[i] = (quick_numbers([value], **COUNT.keywords) or [0])[0]
         columns.append(np.array(cells.column(key, COUNT, values), np.int64))
     num_input, num_output = columns
     num_output[~answered] = 0

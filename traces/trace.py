@@ -219,28 +219,19 @@ class Trace:
     def _check(self) -> None:
         """Equal lengths, sorted times, values in range."""
         sizes = {len(self), len(self.input_length), len(self.output_length), *map(len, self.extras.values())}
-        if len(sizes) != 1:
-            raise TraceError(f"{self.name}: columns of {sorted(sizes)} rows, expected one length")
-        if not len(self):
-            raise TraceError(f"{self.name} holds no requests, expected at least 1")
-        if not np.isfinite(self.arrival).all() or self.arrival[0] != 0 or (np.diff(self.arrival) < 0).any():
-            raise TraceError(f"{self.name}: arrivals must be finite, start at 0 and never decrease")
-        if self.duration > MAX_TIME:
-            raise TraceError(
-                f"{self.name}: the last request arrives after {self.duration:g} s, expected at most {MAX_TIME:g} s"
-            )
-        for name in ("input_length", "output_length"):
-            column = getattr(self, name)
-            bad = np.flatnonzero((column < 1) | (column > MAX_LENGTH))
-            if len(bad):
-                i = int(bad[0])
-                raise TraceError(f"{self.name}: {name} of row {i} is {column[i]}, expected 1 to {MAX_LENGTH}")
-        for i, limit in enumerate(self.extras.get("max_tokens", [])):
-            if limit is not None and not self.output_length[i] <= limit <= MAX_LENGTH:
-                raise TraceError(
-                    f"{self.name}: max_tokens of row {i} is {limit}, expected {self.output_length[i]} (its "
-                    f"output_length) to {MAX_LENGTH}"
-                )
+        if len(sizes) != 1 or not len(self):
+            raise TraceError(f"{self.name}: columns of {sorted(sizes)} rows, expected one length of at least 1")
+        if not 0 <= self.duration <= MAX_TIME or self.arrival[0] != 0 or not (np.diff(self.arrival) >= 0).all():
+            raise TraceError(f"{self.name}: arrivals must start at 0, never decrease and end by {MAX_TIME:g} s")
+        limits = self.max_tokens
+        for name, column, least in (
+            ("input_length", self.input_length, 1),
+            ("output_length", self.output_length, 1),
+            ("max_tokens", limits, np.where(limits == 0, 0, self.output_length)),
+        ):
+            for i in np.flatnonzero((column < least) | (column > MAX_LENGTH))[:1].tolist():
+                least = np.broadcast_to(least, len(self))[i]
+                raise TraceError(f"{self.name}: {name} of row {i} is {column[i]}, expected {least} to {MAX_LENGTH}")
 
 
 def check_rate(rate: float) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dsim.engine.commits import CanvasLaw, LawDraws
-from dsim.engine.errors import PolicyError, ProfileError, TraceError
+from dsim.engine.errors import PolicyError, ProfileError, TraceError, cut
 from dsim.engine.journal import REQUEST_COLUMNS, STATUSES, RequestTable
 from dsim.engine.policy import PRESETS, parse
 from dsim.profiler import hardware, models
@@ -188,8 +188,8 @@ def test_a_trace_that_cannot_fit_is_one_line_with_both_values() -> None:
     with pytest.raises(TraceError) as error:
         simulate(trace, Setting(parse(small("chunk:4")), PROFILE))
     assert str(error.value) == (
-        f"toy: none of its 2 requests fits into a step of {small('chunk:4')}, the context of 32768 tokens and 40 pages "
-        "of 8: the shortest has 321 tokens (41 pages)"
+        f"toy: none of its 2 requests fits into a step of {cut(small('chunk:4'))}, the context of 32768 tokens and 40 "
+        "pages of 8: the shortest has 321 tokens (41 pages)"
     )
 
 

@@ -39,8 +39,8 @@ def test_a_trace_with_columns_of_its_own_is_read_by_their_names(tmp_path: Path) 
          "{path}:2: tenant is \"a\", expected a whole number from 0 to 10000000 "
          "(--skip-bad leaves bad rows out)"),
         ("arrival=tenant,input=prompt_tokens,output=completion_tokens",
-         "{path}:2: tenant is \"a\", expected a date and time from 1970 to 2116 such as 2026-03-01T10:00:00Z (--skip-bad "
-         "leaves bad rows out)"),
+         "{path}:2: tenant is \"a\", expected a date and time from 1970 to 2116 such as 2026-03-01T10:00:00Z "
+         "(--skip-bad leaves bad rows out)"),
     ],
 )  # fmt: skip
 def test_a_column_that_is_not_there_or_not_numbers_is_told_in_one_line(
