@@ -227,8 +227,8 @@ class OnFleet(InTwin):
     decider: A[
         str,
         Opt(
-            f"Which requests a prefill pool takes: {', '.join(choices.DECIDERS)}, or ./mine.py:DECIDER; then "
-            ",field=value...", "D", "Fleet and price", values=lambda: choices.DECIDERS,
+            f"Which requests a prefill pool takes: {', '.join(choices.DECIDERS)}[,tokens=N].", "D", "Fleet and price",
+            values=lambda: choices.DECIDERS,
         ),
     ] = "always"  # fmt: skip
     fleet: A[

@@ -22,7 +22,7 @@ from ..files.read import cut, quoted, read_toml
 from ..profiler.placed import placed, yield_files
 from ..profiler.profile import DEFAULT, Profile, as_run_by, located, with_file_of
 from ..profiler.profile import load as load_profile
-from ..sim.deciders import deciding
+from ..sim.deciders import least_uncached
 from ..sim.fleet import MAX_REPLICAS as MAX_REPLICAS
 from ..sim.fleet import Fleet, Pool, PoolSpec
 from ..sim.link import Link
@@ -260,7 +260,7 @@ class World:
         links = tuple(Link.parse(text) for text in self.links)
         return Fleet(
             pools, self.routing(), scaling(self.scaler, self.allow_code), links,
-            deciding(self.decider, self.allow_code),
+            least_uncached(self.decider),
         ).with_ends()  # fmt: skip
 
     def of_each_pool(self) -> "list[World]":

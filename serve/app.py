@@ -6,16 +6,13 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
-from ipaddress import ip_address
 from typing import Annotated, Any
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field, ValidationError
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -48,7 +45,6 @@ class Settings:
     model: str  # the name in the API
     about: str  # twin or live: a header of every reply
     api_key: str | None = None
-    hosts: list[str] | None = None  # allowed in the Host header; None: any
 
 
 class TextPart(BaseModel, strict=True):
@@ -112,7 +108,6 @@ def application(fleet: Fleet, words: Words, settings: Settings) -> Starlette:
         Route("/health", answers.health),
         Route("/metrics", answers.metrics),
     ]
-    middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=settings.hosts or ["*"])]
     return Starlette(
         routes=routes,
         exception_handlers={
@@ -121,21 +116,7 @@ def application(fleet: Fleet, words: Words, settings: Settings) -> Starlette:
             404: lambda request, error: _error(404, f"there is no {request.url.path[:80]}"),
             405: lambda request, error: _error(405, f"{request.method} is not for {request.url.path[:80]}"),
         },
-        middleware=middleware,
     )
-
-
-def known_hosts(bound: str, also: Sequence[str]) -> list[str] | None:
-    """Hosts that requests may name: if bound to the loopback, this machine's names and `also`; else any (None).
-
-    This stops DNS rebinding: a web page points its own name at this machine, and the Host header has that name.
-    """
-    local = bound == "localhost"
-    with suppress(ValueError):
-        local = ip_address(bound).is_loopback
-    if not local:
-        return None
-    return ["localhost", "127.0.0.1", "[::1]", bound, *also]
 
 
 class _Routes:
@@ -175,8 +156,7 @@ class _Routes:
         return PlainTextResponse(closed + "\n", 503)
 
     async def metrics(self, request: Request) -> Response:
-        text, kind = self._page.text(request.headers.get("accept", ""))
-        return Response(text, headers={**self._headers, "content-type": kind})
+        return Response(self._page.text(), headers={**self._headers, "content-type": CONTENT_TYPE_LATEST})
 
     def _check_key(self, request: Request) -> None:
         # Digests have equal length, so the time of a comparison does not tell the key's length.

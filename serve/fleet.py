@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..engine.commits import CommitDraws
+from ..engine.commits import CommitDraws, Commits
 from ..engine.engine import Engine
 from ..engine.errors import DsimError, cut
 from ..engine.journal import Append, RequestTable, StepRecorder, StepTotals
@@ -123,7 +123,7 @@ class Fleet:
     table: RequestTable
     clock: Clock
     _: KW_ONLY
-    draws: CommitDraws | None = None
+    draws: Commits | None = None
     append: Append | None = None
     prefixes: ToldPrefixes | None = None
     vocab: int | None = None
@@ -137,7 +137,7 @@ class Fleet:
         self.num_requests = 0
         self.replicas: list[Replica] = []
         self.watches: list[Watch] = []  # one per replica
-        self.journal_failure: Exception | None = None
+        self.journal_failure: str | None = None
         self._stopping: str | None = None
         self._recording = threading.Lock()
         self._entering = threading.Lock()  # no stream enters a replica that has ended its streams
@@ -151,7 +151,7 @@ class Fleet:
                 recorder = StepRecorder(self._record, engine.policy.width, BATCH)
             committed, ended = partial(self._send, text), partial(self._end, len(self.replicas))
             host = getattr(executor, "host", None)
-            self.watches.append(Watch(self.publishes, engine, self.clock, self.prefixes, host))
+            self.watches.append(Watch(self.publishes, engine, self.prefixes, host))
             self.replicas.append(
                 Replica(
                     engine, executor, self.clock, committed, ended, recorder, simulates=self.simulates,
@@ -200,7 +200,7 @@ class Fleet:
         if self.prefixes is not None:
             self.prefixes.tell(index, ids)
         replica = self.replicas[self.router.route(self.engines, request)]
-        if self.draws is not None:
+        if isinstance(self.draws, CommitDraws):
             self.draws.seat(np.array([index]), np.array([len(prompt)]), np.array([output_length]))
         with self._entering:
             if not replica.alive:
@@ -225,7 +225,6 @@ class Fleet:
     def cancel(self, stream: Stream) -> None:
         """End a request whose client disconnected, if it has not ended."""
         if self._streams.pop(stream.index, None) is not None:
-            self.watches[stream.replica.engine.replica].cancelled(stream.index)
             self._note_end(stream, "cancelled", self.clock())
             stream.replica.cancel(stream.index)
 
@@ -291,7 +290,7 @@ class Fleet:
             try:
                 self.append(columns, lists)
             except Exception as error:  # a failing disk ends no requests
-                self.journal_failure = error
+                self.journal_failure = str(error)
                 _log.error("the journal records no more steps; serving continues: %s", error)
 
     def _end(self, index: int) -> None:

@@ -1,9 +1,11 @@
 """The text of /metrics: the fleet's quantities under the names of an engine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from prometheus_client import Metric, generate_latest, metrics_core
+from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.utils import floatToGoString
 
 from ..results.engine_metrics import (
     CACHE_SETTINGS,
@@ -15,24 +17,15 @@ from ..results.engine_metrics import (
     SIMULATED_TIME,
     Quantity,
 )
-
-if TYPE_CHECKING:
-    from prometheus_client import Metric
-
-    from .fleet import Fleet
-    from .replica import Replica
-    from .watch import Watch
-
-
-def _waiting_for_handle(replica: Replica) -> int:
-    return max(0, replica.engine.num_running + replica.num_queued - replica.engine.limits.max_batch)
-
+from .fleet import Fleet
+from .replica import Replica
+from .watch import Watch
 
 # Quantities that the engine counts; the watch counts all others.
 OF_ENGINE: dict[str, Callable[[Replica], float]] = {
     "running": lambda replica: replica.engine.num_running,
     "waiting": lambda replica: replica.num_queued,
-    "waiting_for_handle": _waiting_for_handle,
+    "waiting_for_handle": lambda replica: 0,  # all wait in the queue
     "kv_usage": lambda replica: replica.engine.pages_held / replica.engine.limits.num_pages,
     "prefix_queries": lambda replica: replica.engine.totals.prefix_queries,
     "prefix_hits": lambda replica: replica.engine.totals.prefix_hits,
@@ -50,18 +43,12 @@ class MetricsPage:
         self._fleet = fleet
         self._model = model
 
-    def text(self, accept: str = "") -> tuple[bytes, str]:
-        """Text and content type, by the client's Accept header."""
-        from prometheus_client.exposition import choose_encoder  # other commands do not need it
-
-        encode, kind = choose_encoder(accept)
+    def text(self) -> bytes:
         page: Any = self
-        return encode(page), kind
+        return generate_latest(page)
 
     def collect(self) -> Iterator[Metric]:
         """Every quantity that the engine publishes, and three of dsim's own that show that time is simulated."""
-        from prometheus_client.metrics_core import GaugeMetricFamily
-
         fleet, engine = self._fleet, self._fleet.publishes
         masks = fleet.engines[0].policy.rows.commits == "masks"
         for quantity in QUANTITIES:
@@ -71,8 +58,10 @@ class MetricsPage:
             sizes = GaugeMetricFamily(
                 CACHE_SETTINGS, "Sizes of the KV cache.", labels=["engine", "block_size", "num_gpu_blocks"]
             )
-            for one in fleet.engines:
-                sizes.add_metric([str(one.replica), str(one.policy.memory.page_size), str(one.limits.num_pages)], 1.0)
+            for replica in fleet.engines:
+                sizes.add_metric(
+                    [str(replica.replica), str(replica.policy.memory.page_size), str(replica.limits.num_pages)], 1.0
+                )
             yield sizes
         if fleet.simulates:
             info = GaugeMetricFamily(
@@ -86,9 +75,6 @@ class MetricsPage:
             yield GaugeMetricFamily(SIMULATED_START, about, value=fleet.clock.opened)
 
     def _family(self, quantity: Quantity, engine: str) -> Metric:
-        from prometheus_client import metrics_core
-        from prometheus_client.utils import floatToGoString
-
         families: Any = {
             "counter": metrics_core.CounterMetricFamily,
             "gauge": metrics_core.GaugeMetricFamily,
@@ -119,7 +105,4 @@ def _value(quantity: str, replica: Replica, watch: Watch) -> float:
         return sum(watch.finished.values())
     if quantity not in OF_ENGINE:
         return watch.counts[quantity]
-    value = OF_ENGINE[quantity](replica)
-    if quantity == "waiting" and watch.handles is not None:
-        value -= _waiting_for_handle(replica)
-    return value
+    return OF_ENGINE[quantity](replica)

@@ -20,17 +20,12 @@ from ..files.interrupt import SIGNALS
 from ..report.run import RunResult, run_html
 from ..results.run_folder import RunWriter
 from ..results.slo import Slo
-from .app import Settings, application, known_hosts
+from .app import Settings, application
 from .fleet import STOPPING, AccessLog, Fleet
 from .open import MAX_REQUESTS, Behind
 
-try:
-    import resource
-except ImportError:  # not a POSIX system
-    resource = None  # type: ignore[assignment]
-
 LAST_BYTES = 2.0  # s for clients to receive the ends of aborted replies
-MAX_CONNECTIONS = 4096  # further clients get 503
+MAX_CONNECTIONS = 1000  # further clients get 503
 KEEP_ALIVE = 65  # s for which an idle connection stays open
 
 
@@ -46,8 +41,8 @@ class Server(uvicorn.Server):
     ) -> None:
         limits: dict[str, Any] = {"limit_concurrency": MAX_CONNECTIONS, "timeout_keep_alive": KEEP_ALIVE}
         quiet: dict[str, Any] = {"access_log": False, "log_config": None, "server_header": False}
-        where: dict[str, Any] = {"host": options.host, "port": options.port}
-        super().__init__(uvicorn.Config(app, http="h11", lifespan="off", ws="none", **where, **limits, **quiet))
+        address: dict[str, Any] = {"host": options.host, "port": options.port}
+        super().__init__(uvicorn.Config(app, http="h11", lifespan="off", ws="none", **address, **limits, **quiet))
         self._drain = options.drain
         self._fleet = fleet
         self._on_start = started
@@ -110,13 +105,6 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def raise_file_limit() -> None:
-    """Raise the soft limit on open files to the hard one: each connection is a file."""
-    if resource is not None:
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 @dataclass(frozen=True)
 class ServerOptions:
     """Options that concern clients."""
@@ -124,7 +112,6 @@ class ServerOptions:
     host: str
     port: int
     drain: float  # s
-    allow_host: Sequence[str] = ()
     served_name: str | None = None
     api_key: str | None = None
     access_log: str | Path | None = None
@@ -141,7 +128,7 @@ class Served:
     """What a server's life left."""
 
     run: RunResult
-    failure: str | Exception | None  # of a replica, else of the journal
+    failure: str | None  # of a replica, else of the journal
     started: bool  # False: it could not listen
 
 
@@ -159,7 +146,6 @@ def serve_until_stopped(
     objectives = [Slo.parse(text) for text in slos]
     for slo in objectives:
         slo.check_class(())
-    raise_file_limit()
     folder: Any = nullcontext()
     if out is not None:
         folder = RunWriter(out, force=force, room_for=MAX_REQUESTS)
@@ -172,8 +158,7 @@ def serve_until_stopped(
         if options.access_log is not None:
             fleet.access = AccessLog(Path(options.access_log), fleet.clock.opened, force)
         name = options.served_name or behind.model
-        hosts = known_hosts(options.host, options.allow_host)
-        app = application(fleet, behind.words, Settings(name, behind.header, options.api_key or None, hosts))
+        app = application(fleet, behind.words, Settings(name, behind.header, options.api_key or None))
         server = Server(app, options, fleet, lambda url: say(f"Serving {name}: {behind.about}, on {url}"))
         behind.start()
         try:

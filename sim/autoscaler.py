@@ -55,12 +55,7 @@ class Autoscaler(Fixed):
     """
 
     def __init__(
-        self,
-        env: Clock,
-        servers: Servers,
-        receiver: Receiver,
-        scaling: Scaling,
-        watch: Callable[[Members], PoolWatch],
+        self, env: Clock, servers: Servers, receiver: Receiver, scaling: Scaling, watch: Callable[[Members], PoolWatch]
     ) -> None:
         self._env, self._servers, self._receiver, self._scaling = env, servers, receiver, scaling
         self._pools = [_Scaled(members, watch(members)) for members in servers.pools]

@@ -51,7 +51,9 @@ class Link:
     def size(self, profile: Profile, tokens: int) -> int:
         """Bytes of a sequence's KV; layers with a window keep its last tokens."""
         memory, windowed = profile.memory, profile.model.windowed
-        in_window = tokens if windowed is None else min(tokens, windowed.window - 1)
+        in_window = tokens
+        if windowed is not None:
+            in_window = min(tokens, windowed.window - 1)
         return tokens * memory.kv_bytes_per_token + in_window * memory.window_bytes_per_token
 
     def unsent(self, profile: Profile, size: float, prefill: float) -> float:

@@ -26,19 +26,6 @@ AnyReplica = Replica | Member
 MOST_REPLICAS = 32_767  # of a run: a journal has 16 bits for a replica's number
 
 
-@dataclass(frozen=True, eq=False)
-class Run:
-    """What the parts of a running fleet share. tables: the one that each pool's engines write."""
-
-    env: Clock
-    fleet: Fleet
-    tables: Sequence[RequestTable]
-    step_models: Sequence[StepModel]
-    new_engine: Callable[[Pool, RequestTable, int], Engine]  # of a replica of this number
-    recorder: StepRecorder | None
-    finished: Callable[[int, float], None]  # as in Timeline
-
-
 class Receiver:
     """Hands the requests that come to replicas."""
 
@@ -124,38 +111,47 @@ class Servers:
     next_change: when a scaler may change their number (s).
     """
 
-    def __init__(self, run: Run, receiver: Receiver, source: Source, *, ahead: bool) -> None:
-        """ahead: replicas may take requests from the source before they come."""
-        self._run = run
+    def __init__(
+        self, env: Clock, fleet: Fleet, receiver: Receiver, source: Source, *, tables: Sequence[RequestTable],
+        step_models: Sequence[StepModel], new_engine: Callable[[Pool, RequestTable, int], Engine],
+        recorder: StepRecorder | None, finished: Callable[[int, float], None], ahead: bool,
+    ) -> None:  # fmt: skip
+        """Tables: the one that each pool's engines write.
+
+        new_engine: of a replica of this number. finished: as in Timeline. ahead: replicas may take requests from the
+        source before they come.
+        """
+        self._env, self._fleet, self._new_engine, self._recorder = env, fleet, new_engine, recorder
+        self._finished = finished
         self._receiver = receiver
         self._source = source
         self.next_change: Callable[[], float] = lambda: np.inf
         self._number = 0  # of the next replica
         self._stopped = StepTotals()  # of replicas that are gone
-        fleet, self._ahead = run.fleet, ahead and not run.fleet.links
+        self._ahead = ahead and not fleet.links
         self._every = 1  # a replica takes one request of so many, in turn
         self._chosen = None  # [requests] replica of each
         if isinstance(receiver, Routed) and fleet.scaling is None:
-            num_requests = len(run.tables[0].rows)
+            num_requests = len(tables[0].rows)
             self._chosen = receiver.router.in_advance(num_requests, fleet.num_replicas)
             if receiver.router.takes_turns:
                 self._every = fleet.num_replicas
             if fleet.num_replicas == 1 and fleet.routing.is_shipped:
                 self._chosen = np.zeros(num_requests, np.int64)
-        self.pools = [self._members(*part) for part in zip(fleet.pools, run.tables, run.step_models, strict=True)]
+        self.pools = [self._members(*each) for each in zip(fleet.pools, tables, step_models, strict=True)]
 
     def _members(self, pool: Pool, table: RequestTable, step_model: StepModel) -> Members:
-        fleet, source = self._run.fleet, self._source
-        finished, horizon = self._run.finished, self._next_event
+        fleet, source = self._fleet, self._source
+        finished, horizon = self._finished, self._next_event
         if fleet.prefills(pool):  # the end of a prefill is not that of a request
             finished = _ignore
         alone = fleet.scaling is None and fleet.num_replicas == 1
         if fleet.links or not (source.foresees or alone):  # the next request may come at the end of another replica's
             horizon = self._now
         timeline = Timeline(
-            env=self._run.env,
+            env=self._env,
             step_model=step_model,
-            recorder=self._run.recorder,
+            recorder=self._recorder,
             finished=finished,
             horizon=horizon,
             until_finish=bool(fleet.links) or not source.foresees,
@@ -163,7 +159,7 @@ class Servers:
         return Members(pool, table, timeline, self._ahead and self._chosen is None)
 
     def _now(self, replica: int) -> float:
-        return self._run.env.now
+        return self._env.now
 
     def _next_event(self, replica: int) -> float:
         return min(self._source.next_time(replica, self._every), self.next_change())
@@ -180,13 +176,13 @@ class Servers:
             if not any(engine.asks_python for engine in receiver.engines):
                 source.hand_over(receiver.engines, self._chosen)
         elif group is not None and len(self.pools) == 1:
-            receiver.hand_all(source, group, self.pools[0].table, self._run.fleet.scaling is not None)
+            receiver.hand_all(source, group, self.pools[0].table, self._fleet.scaling is not None)
 
     def add(self, members: Members) -> None:
         """Put a pool's replica into service."""
         if self._number > MOST_REPLICAS:
             raise PolicyError(f"the run starts replica {self._number + 1}, expected at most {MOST_REPLICAS + 1}")
-        engine = self._run.new_engine(members.pool, members.table, self._number)
+        engine = self._new_engine(members.pool, members.table, self._number)
         members.together = members.together and not engine.runs_alone
         replica: AnyReplica
         if members.together:
@@ -228,7 +224,7 @@ class Servers:
                 totals.merge(replica.engine.totals)
             if members.group is not None:
                 members.group.replicas.add_bins(totals)
-        totals.num_pages = sum(pool.count * pool.setting.limits.num_pages for pool in self._run.fleet.pools)
+        totals.num_pages = sum(pool.count * pool.setting.limits.num_pages for pool in self._fleet.pools)
         return totals
 
     def close(self) -> None:

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol, Self
+from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from ..engine.commits import (
     CanvasLaw,
@@ -25,19 +24,10 @@ from ..engine.prefix import Prefixes
 from ..profiler.hardware import default_max_batch
 from ..profiler.profile import Device, MemoryModel, Profile, of_family
 from ..traces import Trace
-from ..traces.trace import READ_ONLY
+from ..traces.trace import READ_ONLY, Ints
 from .step_model import StepModel
 
 MAX_STEPS = "diffusion_max_steps"  # trace column: most denoising steps of a canvas or block
-
-
-class Sized(Protocol):
-    """What limits depend on: a profile's model, or a loaded configuration."""
-
-    @property
-    def context_limit(self) -> int: ...
-    @property
-    def state_tokens(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -92,13 +82,9 @@ class Setting:
         policy, profile, unmasking = self.policy, self.profile, self.policy.unmasking
         both_ways = policy.family == "full-sequence"
         if both_ways != (profile.family == "full-sequence"):
-            family = "full-sequence" if both_ways else "block-diffusion"
-            shipped = ", ".join(of_family(family))
-            does = "approximates the cache of a full-sequence model"
             raise ProfileError(
-                f"profile {profile.name} is of family {profile.family}, and {cut(policy.name)} "
-                f"{does if both_ways else 'decodes blocks over an exact KV cache'}: "
-                f"expected a {family} profile, of a file or shipped: {shipped}"
+                f"profile {profile.name} is of family {profile.family}, and {cut(policy.name)} of {policy.family}: "
+                f"expected such a profile, of a file or shipped: {', '.join(of_family(policy.family))}"
             )
         if self.law is not None or policy.commits_by != "confidence":
             return None
@@ -120,7 +106,9 @@ class Setting:
     @cached_property
     def by_threshold(self) -> dict[float, CommitModel]:
         """Commit models by threshold; empty if all steps share one."""
-        return {} if self.commits is None else self._of_thresholds(self.commits)
+        if self.commits is None:
+            return {}
+        return self._of_thresholds(self.commits)
 
     @cached_property
     def deltas(self) -> ImportanceDeltas | None:
@@ -194,8 +182,8 @@ class Setting:
         return min(fitted, key=lambda near: (round(abs(near - threshold), 9), -near), default=threshold)
 
 
-def limits_on(policy: Policy, memory: MemoryModel, device: Device, model: Sized) -> Limits:
-    """A replica's limits in this memory on the device."""
+def limits_on(policy: Policy, memory: MemoryModel, device: Device, model: Any) -> Limits:
+    """A replica's limits in this memory on the device. model: a profile's, or a loaded configuration."""
     batching, memory = policy.batching, memory_of(policy, memory)
     max_batch = batching.max_batch
     if max_batch is None:
@@ -223,12 +211,12 @@ def memory_of(policy: Policy, memory: MemoryModel) -> MemoryModel:
     return memory
 
 
-def caps_of(max_steps: int | None, requests: Trace) -> "npt.NDArray[np.int64] | int | None":
+def caps_of(max_steps: int | None, requests: Trace) -> "Ints | int | None":
     """Most steps of a block: the policy's, or per request if the trace allows fewer."""
     absent = [None] * len(requests)
     limits, reads = (requests.extras.get(name) for name in (MAX_STEPS, READ_ONLY))
     if limits is None and reads is None:
         return max_steps
-    no_limit = np.iinfo(np.int32).max if max_steps is None else max_steps
-    caps = [no_limit if limit is None else min(int(limit), no_limit) for limit in limits or absent]
+    no_limit = max_steps or np.iinfo(np.int32).max
+    caps = [min(limit or no_limit, no_limit) for limit in limits or absent]
     return np.where([bool(read) for read in reads or absent], 1, caps)

@@ -18,14 +18,13 @@ import numpy.typing as npt
 
 from ..engine.engine import Engine
 from ..engine.journal import MOVE_COLUMNS, SENT_COLUMNS, RequestTable
-from ..engine.outside import running_code_of
 from ..engine.policy import Policy
 from ..engine.request import Request
 from ..engine.state import COMPLETED
 from .fleet import Fleet, Pool
 from .link import Wire
 from .replica import Replica, Timeline
-from .routers.router import RequestView, Router, restricted
+from .routers.router import RequestView, Router
 from .servers import AnyReplica, Receiver
 
 # Free tokens per request of a decoding replica when pages are reserved for a new one, so that the others can grow
@@ -68,9 +67,8 @@ class Moves:
 
     @property
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        return {
-            name: self.prefills[OF_PREFILL[name]] if name in OF_PREFILL else self.filled[name] for name in self._names
-        }
+        columns = {name: self.prefills[source] for name, source in OF_PREFILL.items()} | self.filled
+        return {name: columns[name] for name in self._names}
 
 
 def leaves(policy: Policy, prompt: int) -> int:
@@ -91,7 +89,7 @@ def _of_engine(name: str) -> Any:
 
 
 class Seat(Replica):
-    """A replica of a split fleet, as routers and deciders see it: requests on their way count as waiting.
+    """A replica of a split fleet, as routers see it: requests on their way count as waiting.
 
     react: called after each step.
     """
@@ -210,12 +208,10 @@ class Split(Receiver):
         return [seat for seat in self._sources if seat.pool.name in pools]
 
     def _splits(self, request: Request) -> bool:
-        deciding = self.fleet.deciding
-        view: RequestView = request
-        if not deciding.is_shipped:
-            view = restricted(request)
-        with running_code_of(f"decider {deciding.spec}, asked for request {request.index}"):
-            return bool(deciding.decider.splits(view, self._sources, self._targets))
+        cached = 0
+        if self.fleet.least_uncached > 0:
+            cached = max((target.found(request) for target in self._targets), default=0)
+        return request.input_length - cached >= self.fleet.least_uncached
 
     def _can(self, pool: Pool, request: Request) -> bool:
         """Whether a pool can prefill a request for a decoder; prompts below a block never travel."""

@@ -20,13 +20,14 @@ from ..engine.state import Asked
 from ..files.interrupt import asked_to_stop
 from ..traces import Trace
 from ..traces.prefixes import prefixes_of
+from ..traces.trace import Bools, Floats, Ints
 from .arrivals import ClosedLoop, OpenLoop, Sessions, Source
 from .autoscaler import Autoscaler, Change, Fixed
 from .clock import Clock
 from .fleet import Fleet, Pool
 from .pool_watch import PoolWatch
 from .routers import routing
-from .servers import Members, Receiver, Routed, Run, Servers
+from .servers import Members, Receiver, Routed, Servers
 from .setting import Setting
 from .split import Moves, Split
 
@@ -47,7 +48,7 @@ class RunRecords:
     end: float  # s, simulated
     interrupted: bool
     num_made_ready: int = 0  # on a device: kernels compiled and graphs captured inside steps
-    cached_tokens: npt.NDArray[np.int64] | None = None  # [requests] prompt tokens in a prefix cache
+    cached_tokens: Ints | None = None  # [requests] prompt tokens in a prefix cache
     law: CanvasLaw | None = None  # of forwards a block or canvas
     replica_time: float | None = None  # replica-seconds paid for, if the number changed
     changes: tuple[Change, ...] = ()  # of the number of replicas, with a scaler
@@ -87,8 +88,6 @@ def simulate(
         fleet = Fleet((Pool(fleet, replicas),), routing(router))
     if concurrency is not None and concurrency < 1:
         raise TraceError(f"concurrency is {concurrency}, expected at least 1")
-    if not len(trace):
-        raise TraceError(f"{trace.name} holds no requests")
     fleet = fleet.with_ends().check()
     settings = [pool.setting for pool in fleet.pools]
     decoding = [pool.setting for pool in fleet.pools if not fleet.prefills(pool)]
@@ -151,20 +150,22 @@ def simulate(
     else:
         source = OpenLoop(env, trace, receiver.submit, drain, frontend)
     in_order = ordered and append is not None and (fleet.num_replicas > 1 or fleet.scaling is not None)
-    run = Run(
-        env=env,
-        fleet=fleet,
+    servers = Servers(
+        env,
+        fleet,
+        receiver,
+        source,
         tables=tables,
         step_models=step_models,
         new_engine=new_engine,
         recorder=recorder,
         finished=finished,
+        ahead=not (closed or step_by_step or in_order),
     )
-    servers = Servers(run, receiver, source, ahead=not (closed or step_by_step or in_order))
     servers.start()
     scaler = Fixed()
     if fleet.scaling is not None:
-        scaler = Autoscaler(env, servers, receiver, fleet.scaling, partial(watch_of, fleet, moves, due, cached))
+        scaler = Autoscaler(env, servers, receiver, fleet.scaling, partial(watch_of, fleet, moves, due))
     interrupted = False
     try:
         with asked_to_stop(env.stop):
@@ -194,26 +195,25 @@ def simulate(
     )
 
 
-def watch_of(
-    fleet: Fleet, moves: Moves | None, due: npt.NDArray[np.float64], cached: npt.NDArray[np.int64] | None,
-    members: Members,
-) -> PoolWatch:  # fmt: skip
+def watch_of(fleet: Fleet, moves: Moves | None, due: Floats, members: Members) -> PoolWatch:
     """What a scaler sees of a pool. due: as in PoolWatch."""
     if moves is None:
-        return PoolWatch(members, due, cached=cached)
+        return PoolWatch(members, due)
     if fleet.prefills(members.pool):
-        return PoolWatch(members, due, cached=cached, role="prefill")
-    return PoolWatch(members, due, handed_over=moves.filled["submitted"], cached=cached, role="decode")
+        return PoolWatch(members, due, role="prefill")
+    return PoolWatch(members, due, moves.filled["submitted"], "decode")
 
 
-def _with_missed_eos(trace: Trace, settings: list[Setting], eos: bool) -> tuple[Trace, npt.NDArray[np.bool_]]:
+def _with_missed_eos(trace: Trace, settings: list[Setting], eos: bool) -> tuple[Trace, Bools]:
     """The trace as the policies serve it with EOS ends (`_past_eos`, `_on_canvases`); all must serve it alike."""
     outcomes = []
     for policy in (setting.policy for setting in settings):
         if policy.family == "block-diffusion" and policy.unmasking.eos == "block":
             outcomes.append(_past_eos(trace, policy.block_length, eos))
         else:
-            served = _on_canvases(trace) if eos and policy.family == "full-sequence" else trace
+            served = trace
+            if eos and policy.family == "full-sequence":
+                served = _on_canvases(trace)
             outcomes.append((served, np.zeros(len(trace), np.bool_)))
     served, missed = outcomes[0]
     if any(not np.array_equal(served.lengths, other.lengths) for other, _ in outcomes[1:]):
@@ -222,7 +222,7 @@ def _with_missed_eos(trace: Trace, settings: list[Setting], eos: bool) -> tuple[
     return served, missed
 
 
-def _past_eos(trace: Trace, block: int, eos: bool) -> tuple[Trace, npt.NDArray[np.bool_]]:
+def _past_eos(trace: Trace, block: int, eos: bool) -> tuple[Trace, Bools]:
     """The trace as LMDeploy serves it if requests end at an EOS, and the requests that this changes.
 
     An EOS stops a request with its block, as a limit does. LMDeploy ignores one in the block that the prompt ends in

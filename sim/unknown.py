@@ -12,7 +12,10 @@ from .setting import Setting
 
 def warnings_of(setting: Setting, requests: Trace | None) -> list[str]:
     """One line for each such setting. requests: None if they are not known yet."""
-    return [*_of_setting(setting), *(() if requests is None else _of_requests(setting, requests))]
+    lines = list(_of_setting(setting))
+    if requests is not None:
+        lines += _of_requests(setting, requests)
+    return lines
 
 
 def _of_setting(setting: Setting) -> Iterator[str]:

@@ -4,12 +4,12 @@ import re
 from collections import Counter
 
 import numpy as np
-import numpy.typing as npt
 
 from ..engine.errors import DsimError, TraceError, cut, quoted
 from ..files.read import did_you_mean
 from .formats import Format, check_column
 from .rows import Rows
+from .trace import Bools
 
 # Of lower-case cells. FAILED: words, or an HTTP status of 400 or more.
 FAILED = re.compile(
@@ -55,7 +55,7 @@ def chosen(rows: Rows, form: Format, only: str | None) -> tuple[Rows, list[str]]
     return rows, warnings
 
 
-def _selected(rows: Rows, models: str, only: str, keep: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def _selected(rows: Rows, models: str, only: str, keep: Bools) -> Bools:
     """Rows with the asked value. models: the column of `model`."""
     column, _, value = (side.strip() for side in only.partition("="))
     if not (column and value):
@@ -68,7 +68,7 @@ def _selected(rows: Rows, models: str, only: str, keep: npt.NDArray[np.bool_]) -
     if value not in counts:
         hint = did_you_mean(value, [name for name in counts if name], any_case=True)
         raise DsimError(f"{rows.path}: no row is of {column} {cut(value)}{hint}, expected one of {_shown(counts)}")
-    selected: npt.NDArray[np.bool_] = texts == value
+    selected: Bools = texts == value
     return selected
 
 
@@ -86,7 +86,7 @@ def failures(rows: Rows, form: Format) -> list[str]:
     return reasons
 
 
-def _matches(cells: re.Pattern[str], texts: list[str]) -> npt.NDArray[np.bool_]:
+def _matches(cells: re.Pattern[str], texts: list[str]) -> Bools:
     return np.array([cells.search(text.lower()) is not None for text in texts])
 
 

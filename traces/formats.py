@@ -85,12 +85,6 @@ FORMATS = {
             {"Session ID": "session_id", "Model": "model", "Log Type": "log_type", "Elapsed time": "elapsed_time"},
         ),
         Format(
-            "vidur", "arrived_at", "num_prefill_tokens", "num_decode_tokens", "s",
-            {"session_id": "session_id", "request_id": "id"},
-        ),
-        Format("splitwise", "arrival_timestamp", "prompt_size", "token_size", "s", {"request_id": "id"}),
-        Format("llmservingsim", "arrival_time_ns", "input_toks", "output_toks", "ns", {"session_id": "session_id"}),
-        Format(
             "baseten", "timestamp_start_unix_ms", "input_tokens", "output_tokens", "ms",
             {"provided_session_id": "session_id", "total_hashes": "hash_ids", "block_size": "block_size",
              "request_canceled": "cancelled"},
@@ -156,7 +150,7 @@ def own_format(rows: Rows, text: str) -> Format:
         check_column(rows, column, f"--columns {ours}={cut(column)}")
     time, num_input, num_output = (columns.pop(ours) for ours in OWN[:3])
     first, end = (columns.pop(ours, "") for ours in ("first", "end"))
-    unit = "s" if is_number(rows.first(time)) else "datetime"
+    unit = {True: "s", False: "datetime"}[is_number(rows.first(time))]
     extras = {column: ours for ours, column in columns.items()}
     return Format(
         "own columns", time, num_input, num_output, unit, extras, doubtful=unit == "s", first=first, end=end,
@@ -182,4 +176,6 @@ def check_column(rows: Rows, column: str, option: str) -> None:
 def shown_keys(keys: list[str]) -> str:
     """One line of at most 80 characters."""
     text = " ".join(", ".join(keys).split())
-    return text if len(text) <= 80 else text[:77] + "..."
+    if len(text) <= 80:
+        return text
+    return text[:77] + "..."

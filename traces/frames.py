@@ -32,4 +32,6 @@ def plain(value: Any) -> Any:
         return None
     if isinstance(value, timedelta):
         value = pd.Timestamp(0) + value
-    return str(value) if isinstance(value, datetime) else value
+    if isinstance(value, datetime):
+        return str(value)
+    return value

@@ -112,7 +112,7 @@ def finish(columns: Columns, form: Format, path: str, name: str) -> Trace:
     extras = dict(columns.extras)
     for metric, after in columns.waited.items():
         if not np.isnan(after).all():
-            extras[MEASURED[metric]] = np.where(np.isnan(after), None, after).tolist()
+            extras[MEASURED[metric]] = [None if np.isnan(wait) else wait for wait in after.tolist()]
     notes = TraceNotes(
         path=path,
         format=form.name,

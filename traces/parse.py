@@ -10,16 +10,17 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from ..engine.errors import TraceError
-from ..files.read import float_of, json_of, shown
+from ..files.read import json_of, shown
 from .chosen import OF_LOG, chosen, failures
 from .formats import CLIENT, MEASURED, TICKS_PER_SECOND, Asked, Format, is_number
 from .rows import Rows, is_missing
-from .trace import MAX_LENGTH, Floats, Ints
+from .trace import MAX_LENGTH, Bools, Floats, Ints
 
-Ticks: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.float64]
+Ticks: TypeAlias = Ints | Floats
+
+Reader: TypeAlias = Callable[[str, Any], Any]  # of a key and its value
 
 MAX_WHOLE = 2**31 - 1
 MAX_TICK = 2**62  # ns: year 2116
@@ -32,7 +33,6 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LONGEST_WAIT = 1e6  # s: a time in another unit
 EXAMPLE = "2026-03-01T10:00:00Z"
 PLAUSIBLE_RATES = (0.01, 1000.0)  # req/s; others suggest another time unit
-DATES = (946_684_800.0, 4_102_444_800.0)  # s since 1970: 2000 to 2100
 FRACTION = re.compile(r"\d[.,](\d+)", re.ASCII)
 
 
@@ -73,7 +73,7 @@ class Cells:
     rows: Rows
     bad: dict[int, str]
 
-    def column(self, key: str, read: Callable[[str, Any], Any], values: list[Any] | None = None) -> list[Any]:
+    def column(self, key: str, read: Reader, values: list[Any] | None = None) -> list[Any]:
         """Each value as read; 0 in place of a bad one."""
         if values is None:
             values = self.rows.values(key)
@@ -91,7 +91,7 @@ class Cells:
                 results.append(0)
         return results
 
-    def optional(self, key: str, read: Callable[[str, Any], Any], empty: Any) -> list[Any]:
+    def optional(self, key: str, read: Reader, empty: Any) -> list[Any]:
         """Each value as read; `empty` in place of a missing one."""
         values = [empty] * len(self.rows.rows)
         if not key:
@@ -105,7 +105,7 @@ class Cells:
                 self.bad.setdefault(i, str(complaint))
         return values
 
-    def complain(self, wrong: npt.NDArray[np.bool_], complaint: Callable[[int], str]) -> None:
+    def complain(self, wrong: Bools, complaint: Callable[[int], str]) -> None:
         for i in np.flatnonzero(wrong).tolist():
             self.bad.setdefault(i, complaint(i))
 
@@ -113,11 +113,11 @@ class Cells:
 def columns_of_rows(rows: Rows, form: Format, options: Asked) -> tuple[Columns, Format]:
     """A bad row raises TraceError, or is left out and counted. The format has the unit of the times."""
     rows, warnings = chosen(rows, form, options.only)
-    form = with_unit(rows, form, options, warnings)
+    form = with_unit(rows, form, options)
     reasons = failures(rows, form)
     answered = np.array([not reason for reason in reasons])
     cells = Cells(rows, dict(rows.bad))
-    read_time: Callable[[str, Any], Any] = TICK
+    read_time: Reader = TICK
     if form.unit == "datetime":
         read_time = read_date
     time = cells.column(form.time, read_time)
@@ -158,7 +158,7 @@ def columns_of_rows(rows: Rows, form: Format, options: Asked) -> tuple[Columns, 
     return columns, form
 
 
-def lengths(cells: Cells, form: Format, answered: npt.NDArray[np.bool_]) -> tuple[Ints, Ints]:
+def lengths(cells: Cells, form: Format, answered: Bools) -> tuple[Ints, Ints]:
     """Input and output tokens; of a failed request, whose counts may be missing, no output."""
     columns = []
     for key in (form.input, form.output):
@@ -178,8 +178,8 @@ def lengths(cells: Cells, form: Format, answered: npt.NDArray[np.bool_]) -> tupl
     return num_input, num_output
 
 
-def with_unit(table: Rows, form: Format, options: Asked, warnings: list[str]) -> Format:
-    """The asked unit, or the one in which the first and the last time are dates from 2000 to 2100."""
+def with_unit(table: Rows, form: Format, options: Asked) -> Format:
+    """The asked unit; of dates nanoseconds."""
     if not is_number(date := table.first(form.time)):
         with suppress(ValueError):
             ns_of(date)
@@ -189,16 +189,7 @@ def with_unit(table: Rows, form: Format, options: Asked, warnings: list[str]) ->
             problem = f"{form.time} is a date and time, expected no --time-unit (it is {options.time_unit})"
             raise TraceError(f"{table.path}: {problem}")
         return replace(form, unit=options.time_unit, doubtful=False)
-    if form.unit not in ("s", "ms"):
-        return replace(form, doubtful=False)
-    ends = [float_of(str(rows.first(form.time))) for rows in (table, replace(table, rows=table.rows[::-1]))]
-    for unit, ticks in TICKS_PER_SECOND.items():
-        if all(DATES[0] <= end / ticks <= DATES[1] for end in ends):
-            if unit != form.unit:
-                day = datetime.fromtimestamp(min(ends) / ticks, UTC).date()
-                warnings.append(f"{form.time} is read as {unit} since 1970 (from {day}): --time-unit says another unit")
-            return replace(form, unit=unit, doubtful=False)
-    return form
+    return replace(form, doubtful=form.doubtful and form.unit in ("s", "ms"))
 
 
 def doubt(time: Ticks, form: Format, warnings: list[str]) -> None:
@@ -212,8 +203,8 @@ def doubt(time: Ticks, form: Format, warnings: list[str]) -> None:
 
 
 def waits(
-    cells: Cells, form: Format, time: list[Any], read_time: Callable[[str, Any], Any],
-    answered: npt.NDArray[np.bool_], num_output: Ints,
+    cells: Cells, form: Format, time: list[Any], read_time: Reader,
+    answered: Bools, num_output: Ints,
 ) -> dict[str, Floats]:  # fmt: skip
     """s from arrival to first token and end; NaN: unknown. Empty if no end is known."""
     if not (form.end or form.e2el):
@@ -335,7 +326,7 @@ def as_it_is(key: str, value: Any) -> Any:
 TICK = partial(read_number)
 COUNT = partial(read_number, high=MAX_LENGTH, integer=True)
 # Readers of checked optional columns.
-CHECKED: dict[str, Callable[[str, Any], Any]] = {
+CHECKED: dict[str, Reader] = {
     **dict.fromkeys(COUNTS, partial(read_number, least=1, high=MAX_LENGTH, integer=True)),
     **dict.fromkeys(("deadline", "due", "chunks", *CLIENT.values()), TICK),
     "priority": partial(read_number, least=-MAX_WHOLE, high=MAX_WHOLE, integer=True),

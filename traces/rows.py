@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from ..engine.errors import TraceError
 from ..engine.garbage import uncollected
-from ..files.read import MOST, cut, json_of, parsing
+from ..files.read import cut, json_of, parsing
 from ..files.read import read_bytes as read_bytes_of
 
 MAX_PARQUET_VALUES = 20_000_000  # about 3 GB; a larger file may hold one a byte
@@ -20,7 +20,6 @@ MAX_PARQUET_BYTES = 1 << 28  # in memory, of which Python's values take ten time
 FRAME = "the frame"  # in place of a path
 BY_ROW = "{}: row {}"  # without lines
 LOOKED_AT = 1000  # rows, for the keys inside objects
-PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}  # by the first bytes
 
 Row: TypeAlias = dict[str, Any]
 
@@ -69,9 +68,10 @@ class Rows:
     def keys(self) -> list[str]:
         """Of all rows, and `outer.inner` of the objects in the first LOOKED_AT."""
         keys = dict.fromkeys(self.header or ())
-        for i, row in enumerate(self.rows if self.header is None else self.rows[:LOOKED_AT]):
-            if i < LOOKED_AT or not row.keys() <= keys.keys():
-                keys |= dict.fromkeys(dotted(row))
+        if self.header is None:
+            keys = dict.fromkeys(key for row in self.rows for key in row)
+        for row in self.rows[:LOOKED_AT]:
+            keys |= dict.fromkeys(dotted(row))
         return list(keys)
 
     def has(self, names: str) -> bool:
@@ -124,7 +124,9 @@ def inside(row: Row, path: str) -> Any:
     while dot:
         if outer in row:
             inner = opened(row[outer])
-            return inside(inner, tail) if isinstance(inner, dict) else None
+            if not isinstance(inner, dict):
+                return None
+            return inside(inner, tail)
         head, dot, tail = tail.partition(".")
         outer = f"{outer}.{head}"
     return None
@@ -141,7 +143,6 @@ def read_bytes(path: Path) -> bytes:
 @uncollected()
 def raw_rows(path: str, data: bytes) -> Rows:
     """The rows of CSV, JSON lines, JSON or Parquet. path: the name in errors."""
-    data = unpacked(path, data)
     kind = container(path, data)
     if kind == "parquet":
         return parquet_rows(path, data)
@@ -156,20 +157,6 @@ def raw_rows(path: str, data: bytes) -> Rows:
     if kind == "jsonl" and isinstance(parse_object(text.split("\n", 1)[0]), dict):
         return jsonl_rows(path, text)
     return json_rows(path, text, kind)
-
-
-def unpacked(path: str, data: bytes) -> bytes:
-    """Without compression."""
-    codec = next((name for start, name in PACKED.items() if data.startswith(start)), None)
-    if codec is None:
-        return data
-    import pyarrow
-
-    with parsing(path, codec, TraceError):
-        data = pyarrow.input_stream(pyarrow.py_buffer(data), compression=codec).read(MOST + 1)
-    if len(data) > MOST:
-        raise TraceError(f"{path}: holds more than {MOST} bytes, expected at most these")
-    return data
 
 
 def container(path: str, data: bytes) -> str:

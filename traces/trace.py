@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
 
 COPY = "copy"  # optional column: number of a request's copy, where rows are taken again
 ESTIMATE = "estimated_length"  # optional column: estimated answer lengths

@@ -39,9 +39,7 @@ def lines(trace: Trace) -> Iterator[str]:
     time = np.rint(trace.arrival * 1e3).astype(np.int64).tolist()
     input_length, output_length = trace.input_length.tolist(), trace.output_length.tolist()
     names = [name for name in OPTIONAL if name in trace.extras]
-    for i, (t, n, m) in enumerate(zip(time, input_length, output_length, strict=True)):
-        line = f'{{"timestamp": {t}, "input_length": {n}, "output_length": {m}'
-        for name in names:
-            if (value := trace.extras[name][i]) is not None:
-                line += f', "{name}": {json.dumps(value, default=str)}'
-        yield line + "}\n"
+    for i, (timestamp, num_input, num_output) in enumerate(zip(time, input_length, output_length, strict=True)):
+        row = {"timestamp": timestamp, "input_length": num_input, "output_length": num_output}
+        row |= {name: trace.extras[name][i] for name in names if trace.extras[name][i] is not None}
+        yield json.dumps(row, default=str) + "\n"

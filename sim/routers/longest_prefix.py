@@ -5,12 +5,10 @@ sgl-model-gateway/src/main.rs and policies/cache_aware.rs, with its command line
 
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
-
 from ...engine.errors import PolicyError
 from ...engine.prefix import Prefixes
 from ...engine.route import MOST_MARKS, Choosing, sent_of
+from ...traces.trace import Ints
 from .router import ReplicaView, RequestView, Router
 from .sent import SentNames, num_remembered
 
@@ -36,7 +34,7 @@ class LongestPrefix(Router):
             raise PolicyError("router is prefix, and the requests have no known prefixes: expected a trace")
         self._sent = SentNames(prefixes, MAX_TREE_TOKENS)
 
-    def compiled(self, num_replicas: int, input_length: npt.NDArray[np.int64], scales: bool) -> Choosing | None:
+    def compiled(self, num_replicas: int, input_length: Ints, scales: bool) -> Choosing | None:
         prefixes = self.prefixes
         if scales or prefixes is None or num_replicas * prefixes.num_names > MOST_MARKS:
             return None

@@ -31,7 +31,9 @@ def test_each_step_of_a_recorded_engine_is_planned_as_it_was(path: Path, tmp_pat
     trace = None
     if log.setting.policy.memory.prefix_caching:
         requests = tmp_path / "requests.jsonl"
-        requests.write_text("".join(line + "\n" for line in file.read_text().splitlines() if '"kind": "request"' in line))
+        requests.write_text(
+            "".join(line + "\n" for line in file.read_text().splitlines() if '"kind": "request"' in line)
+        )
         trace = load(requests)
     assert differences(log, trace) == []
 

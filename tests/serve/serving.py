@@ -89,9 +89,7 @@ class Running:
 
 
 @contextmanager
-def serving(
-    behind: Behind, *, api_key: str | None = None, drain: float = 30.0, hosts: frozenset[str] | None = None
-) -> Iterator[Running]:
+def serving(behind: Behind, *, api_key: str | None = None, drain: float = 30.0) -> Iterator[Running]:
     """Serve on a free port of the loopback; at the end what is in flight is served, and the replicas stop."""
     up = threading.Event()
 
@@ -99,7 +97,7 @@ def serving(
         running.port = int(url.rsplit(":", 1)[1])
         up.set()
 
-    settings = Settings("a model", behind.header, api_key, hosts)
+    settings = Settings("a model", behind.header, api_key)
     app = application(behind.fleet, behind.words, settings)
     server = Server(app, ServerOptions("127.0.0.1", 0, drain), behind.fleet, started)
     running = Running(behind, server)

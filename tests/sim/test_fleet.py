@@ -14,7 +14,6 @@ from dsim.engine.errors import CodeError, PolicyError
 from dsim.engine.latency import LatencyModel
 from dsim.engine.policy import parse
 from dsim.profiler.profile import load
-from dsim.sim.deciders import deciding
 from dsim.sim.fleet import Fleet, Pool, with_ends
 from dsim.sim.link import Link
 from dsim.sim.routers import routing
@@ -77,15 +76,14 @@ def test_a_router_from_outside_is_checked_and_sees_no_true_length(tmp_path: Path
     assert message in str(error.value)
 
 
-def test_a_router_a_scaler_and_a_decider_without_their_method_are_refused(tmp_path: Path) -> None:
-    text = "from dsim.fleet import Decider, Router, Scaler\n"
-    text += "".join(f"class {kind[0]}({kind}):\n    pass\n" for kind in ("Decider", "Router", "Scaler"))
+def test_a_router_and_a_scaler_without_their_method_are_refused(tmp_path: Path) -> None:
+    text = "from dsim.fleet import Router, Scaler\n"
+    text += "".join(f"class {kind[0]}({kind}):\n    pass\n" for kind in ("Router", "Scaler"))
     spec, allow = outside(tmp_path, text, "")
     pools = Pool(FOUR_AT_A_TIME, name="p"), Pool(FOUR_AT_A_TIME, name="d")
     for method, fleet in (
         ("route", Fleet(pools[:1], routing(f"{spec}R", allow))),
         ("targets", Fleet(pools[:1], scaling=scaling(f"{spec}S", allow))),
-        ("splits", Fleet(pools, links=(Link(1e9),), deciding=deciding(f"{spec}D", allow))),
     ):
         with pytest.raises(PolicyError, match=f"asked .*it has no method {method}"):
             simulate(toy_trace([0], [40], [3]), fleet)
@@ -237,13 +235,9 @@ def test_the_pools_that_a_link_does_not_name_are_the_others_of_two(text: str, en
 @pytest.mark.parametrize(
     ("read", "words", "message"),
     [
-        (routing, "jsq,delay=x", "router 'jsq,delay=x': there is no field 'delay', expected none"),
+        (routing, "jsq,delay=x", "router 'jsq,delay=x': there is no field 'delay', expected one of "),
         (routing, "jsk,delay=1", "router is 'jsk' (did you mean jsq?), expected one of round-robin, random, least"),
-        (
-            scaling,
-            "hpb",
-            "scaler is 'hpb' (did you mean hpa?), expected one of fixed, schedule, hpa, queued-forward",
-        ),
+        (scaling, "hpb", "scaler is 'hpb' (did you mean hpa?), expected one of fixed, schedule, hpa, queued-forward"),
         (scaling, "hpa,metric=cpu", "metric is 'cpu', expected one of requests, waiting, running, tokens, kv"),
         (scaling, "hpa,worst=2", "there is no field 'worst', expected one of every, metric, target, least, most"),
         (scaling, "hpa,every=0", "every is 0.0 s, expected above 0 and finite"),

@@ -3,13 +3,11 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dsim.engine.allowed_code import allowed
 from dsim.engine.errors import PolicyError
 from dsim.engine.journal import RequestTable, unpack
 from dsim.engine.latency import LatencyModel
@@ -18,7 +16,7 @@ from dsim.engine.replay import replay
 from dsim.profiler.profile import load
 from dsim.results.parts import PARTS, parts
 from dsim.sim.clock import Clock
-from dsim.sim.deciders import deciding
+from dsim.sim.deciders import least_uncached
 from dsim.sim.fleet import Fleet, Pool
 from dsim.sim.link import Link, Wire
 from dsim.sim.routers import routing
@@ -42,7 +40,7 @@ def split(
     counts: tuple[int, int] = (1, 1), **how: Any,
 ) -> RunRecords:  # fmt: skip
     pools = Pool(p or setting(), counts[0], "p"), Pool(d or setting(), counts[1], "d")
-    return simulate(trace, Fleet(pools, links=(link,), deciding=deciding(decider)), **how)
+    return simulate(trace, Fleet(pools, links=(link,), least_uncached=least_uncached(decider)), **how)
 
 
 def moves(result: RunRecords) -> dict[str, list[Any]]:
@@ -139,48 +137,12 @@ def test_pages_are_held_at_both_ends_until_a_transfer_is_over() -> None:
 
 
 @pytest.mark.parametrize(
-    ("decider", "moved"),
-    [
-        ("always", [1, 1, 1, 1]),
-        ("never", [0, 0, 0, 0]),
-        ("uncached,tokens=40", [0, 1, 1, 0]),
-    ],
+    ("decider", "moved"), [("always", [1, 1, 1, 1]), ("never", [0, 0, 0, 0]), ("uncached,tokens=40", [0, 1, 1, 0])]
 )
 def test_a_decider_says_which_requests_are_prefilled_elsewhere(decider: str, moved: list[int]) -> None:
     result = split(toy_trace([0] * 4, [8, 80, 40, 8], [4] * 4), decider=decider)
     assert [int(tokens > 0) for tokens in moves(result)["arrived"]] == moved
     assert result.table["status"].tolist() == [0] * 4
-
-
-DECIDER = """
-from dataclasses import dataclass
-from dsim.fleet import Decider
-
-@dataclass(frozen=True)
-class Mine(Decider):
-    tokens: int = 10
-
-    def splits(self, request, prefill, decode):
-        return {answer}
-"""
-
-
-def test_a_decider_from_outside_is_asked_and_its_error_is_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "mine.py"
-
-    def found(answer: str) -> list[bool]:
-        path.write_text(DECIDER.format(answer=answer))
-        own = deciding(f"{path}:Mine,tokens=30", allowed([path]))
-        fleet = Fleet((Pool(setting(), 1, "p"), Pool(setting(), 1, "d")), links=(AT_ONCE,), deciding=own)
-        result = simulate(toy_trace([0, 0, 0], [8, 40, 80], [4] * 3), fleet)
-        return [tokens > 0 for tokens in moves(result)["arrived"]]
-
-    assert found("request.input_length > self.tokens") == [False, True, True]
-    assert found("decode[0].num_waiting == 0") == [True, True, True]
-    with pytest.raises(PolicyError, match=r"mine.py:Mine,tokens=30, asked for request 0: ZeroDivisionError"):
-        found("1 // 0")
-    with pytest.raises(PolicyError, match=r"asked for request 0: AttributeError.*output_length"):
-        found("request.output_length > 10")
 
 
 @pytest.mark.parametrize("spec", ["sglang-fdfo", "sglang-sync"])

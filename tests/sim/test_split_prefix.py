@@ -9,7 +9,7 @@ import pytest
 from dsim.engine.journal import RequestTable
 from dsim.engine.replay import replay
 from dsim.results.parts import parts
-from dsim.sim.deciders import deciding
+from dsim.sim.deciders import least_uncached
 from dsim.sim.fleet import Fleet, Pool
 from dsim.sim.link import Link
 from dsim.sim.routers import routing
@@ -34,7 +34,7 @@ def split(
 ) -> RunRecords:  # fmt: skip
     p, d = (setting(f"{spec},prefix_caching={str(name in caches).lower()}") for name in "pd")
     fleet = Fleet(
-        (Pool(p, 1, "p"), Pool(d, num, "d")), routing(router), links=(link,), deciding=deciding(decider),
+        (Pool(p, 1, "p"), Pool(d, num, "d")), routing(router), links=(link,), least_uncached=least_uncached(decider),
     )  # fmt: skip
     return simulate(trace, fleet, **how)
 

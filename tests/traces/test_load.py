@@ -34,21 +34,6 @@ Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tok
 19440110.0,1722ac82-0a46-4bf0-aa08-89794e7a2b3f,43,GPT-4,906,446,1352,Conversation log
 19440161.0,d5983bf9-4b48-497b-892b-a58995247443,2,ChatGPT,36,29,65,Conversation log
 """
-VIDUR = b"""\
-arrived_at,num_prefill_tokens,num_decode_tokens
-0.0,374,44
-4.314579,396,109
-5.8926549999999995,91,16
-"""
-SPLITWISE = b"""\
-request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size
-0,2,0,0.25,1,1024,128
-1,2,0,0.75,1,396,109
-"""
-LLMSERVINGSIM = b"""\
-{"input_toks": 128, "output_toks": 64, "arrival_time_ns": 350000000, "input_tok_ids": [91012, 4837]}
-{"input_toks": 1472, "output_toks": 133, "arrival_time_ns": 354059740, "input_tok_ids": [7231]}
-"""
 GUIDELLM = b"""\
 {"timestamp": 0.0, "input_length": 256, "output_length": 128}
 {"timestamp": 0.4, "input_length": 512, "output_length": 64}
@@ -76,9 +61,6 @@ def row(timestamp: object = 0, input_length: object = 5, output_length: object =
         (BURSTGPT_8, "burstgpt", [(0, 906, 446), (51, 36, 29)],
          {"model": ["GPT-4", "ChatGPT"], "log_type": ["Conversation log"] * 2, "elapsed_time": ["43", "2"],
           "session_id": ["1722ac82-0a46-4bf0-aa08-89794e7a2b3f", "d5983bf9-4b48-497b-892b-a58995247443"]}),
-        (VIDUR, "vidur", [(0, 374, 44), (4.314579, 396, 109), (5.892655, 91, 16)], {}),
-        (SPLITWISE, "splitwise", [(0, 1024, 128), (0.5, 396, 109)], {"id": ["0", "1"]}),
-        (LLMSERVINGSIM, "llmservingsim", [(0, 128, 64), (0.00405974, 1472, 133)], {}),
         (BASETEN, "baseten", [(0, 100, 20), (0.25, 120, 30)], {"session_id": ["s1", "s2"]}),
     ],
 )  # fmt: skip
@@ -219,9 +201,9 @@ def test_shipped_traces_have_the_published_figures() -> None:
 
 
 def test_a_file_goes_before_a_shipped_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(tmp_path, VIDUR, "azure-conv")
+    save(tmp_path, BASETEN, "azure-conv")
     monkeypatch.chdir(tmp_path)
-    assert load("azure-conv").notes.format == "vidur"
+    assert load("azure-conv").notes.format == "baseten"
 
 
 def test_a_request_is_read_only_where_its_row_says_true(tmp_path: Path) -> None:

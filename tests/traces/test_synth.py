@@ -133,7 +133,6 @@ def test_a_description_of_a_small_trace_is_exact() -> None:
     late = Trace("late", np.array([0.0, 10.0, 70.0, 130.0]), *np.full((2, 4), 9))
     assert describe(late)["by_minute"] == {
         "num": 2, "mean": 0.025, "p50": 1 / 60, "p90": 2 / 60, "peak": 2 / 60, "peak_at": 0,
-        "rates": [2 / 60, 1 / 60],
     }  # fmt: skip
     sparse = describe(Trace("sparse", np.array([0.0, 500.0]), *np.full((2, 2), 9)))["by_minute"]
     assert (sparse["num"], sparse["p50"], sparse["p90"]) == (8, 0.0, 1 / 60)

@@ -1,7 +1,6 @@
 """A file of any known format means the same however its tool writes it, or is refused in one line."""
 
 import csv
-import gzip
 import io
 import json
 from datetime import UTC, datetime
@@ -19,7 +18,7 @@ from dsim.traces.formats import FORMATS, Format
 from .files import refusal, rows_of, save
 
 BEGIN = 1_772_359_200  # s since 1970
-KINDS = ("jsonl", "json", "csv", "tsv", "gz", "parquet")
+KINDS = ("jsonl", "json", "csv", "tsv", "parquet")
 ANYTHING = st.none() | st.integers(0, 9) | st.text("aZ9 ,;'\"\n\t{[é-", max_size=5) | st.just([1, 2])
 
 
@@ -59,8 +58,7 @@ def written(rows: list[dict[str, Any]], kind: str) -> bytes:
         return text.getvalue().encode()
     if kind == "json":
         return json.dumps(rows).encode()
-    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    return gzip.compress(lines) if kind == "gz" else lines
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
 def meaning(trace: Trace) -> tuple[Any, ...]:
