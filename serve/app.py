@@ -47,17 +47,17 @@ class Settings:
     api_key: str | None = None
 
 
-class TextPart(BaseModel, strict=True):
+class Piece(BaseModel, strict=True):
     text: str
 
 
 class Message(BaseModel, strict=True):
-    content: str | list[TextPart] | None = None
+    content: str | list[Piece] | None = None
 
     @property
     def text(self) -> str:
         if isinstance(self.content, list):
-            return "".join(part.text for part in self.content)
+            return "".join(piece.text for piece in self.content)
         return self.content or ""
 
 

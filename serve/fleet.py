@@ -112,10 +112,9 @@ class Fleet:
     """Engines and executors of one policy in real time; the server's loop calls its methods.
 
     table: has a row for each request in the server's life. draws: is told each request's lengths. prefixes: is told
-    each prompt. append: takes the journal's steps in batches, from one thread at a time; once it fails, steps are not
-    recorded. vocab: token ids of prompts must be below it. frontend: a request's delay, s. metrics_as: engine under
-    whose names metrics are published; None: the one in the policy's name. simulates: a step takes the time that its
-    profile predicts.
+    each prompt. append: takes the journal's steps in batches, from one thread at a time. vocab: token ids of prompts
+    must be below it. frontend: a request's delay, s. metrics_as: engine under whose names metrics are published; None:
+    the one in the policy's name. simulates: a step takes the time that its profile predicts.
     """
 
     engines: Sequence[Engine]
@@ -137,7 +136,6 @@ class Fleet:
         self.num_requests = 0
         self.replicas: list[Replica] = []
         self.watches: list[Watch] = []  # one per replica
-        self.journal_failure: str | None = None
         self._stopping: str | None = None
         self._recording = threading.Lock()
         self._entering = threading.Lock()  # no stream enters a replica that has ended its streams
@@ -285,13 +283,7 @@ class Fleet:
     def _record(self, columns: Mapping[str, Any], lists: Mapping[str, Any]) -> None:
         assert self.append is not None
         with self._recording:
-            if self.journal_failure is not None:
-                return
-            try:
-                self.append(columns, lists)
-            except Exception as error:  # a failing disk ends no requests
-                self.journal_failure = str(error)
-                _log.error("the journal records no more steps; serving continues: %s", error)
+            self.append(columns, lists)
 
     def _end(self, index: int) -> None:
         """End the replies of a replica that stopped; in its thread."""

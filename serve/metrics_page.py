@@ -7,16 +7,8 @@ from prometheus_client import Metric, generate_latest, metrics_core
 from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.utils import floatToGoString
 
-from ..results.engine_metrics import (
-    CACHE_SETTINGS,
-    QUANTITIES,
-    RANK_LABELS,
-    RELEASES,
-    SIMULATED,
-    SIMULATED_START,
-    SIMULATED_TIME,
-    Quantity,
-)
+from ..results import engine_metrics
+from ..results.engine_metrics import QUANTITIES, RELEASES, Quantity
 from .fleet import Fleet
 from .replica import Replica
 from .watch import Watch
@@ -56,7 +48,9 @@ class MetricsPage:
                 yield self._family(quantity, engine)
         if engine == "vllm":  # read by routers and autoscalers of vLLM
             sizes = GaugeMetricFamily(
-                CACHE_SETTINGS, "Sizes of the KV cache.", labels=["engine", "block_size", "num_gpu_blocks"]
+                engine_metrics.CACHE_SETTINGS,
+                "Sizes of the KV cache.",
+                labels=["engine", "block_size", "num_gpu_blocks"],
             )
             for replica in fleet.engines:
                 sizes.add_metric(
@@ -65,14 +59,16 @@ class MetricsPage:
             yield sizes
         if fleet.simulates:
             info = GaugeMetricFamily(
-                SIMULATED, "A twin without a GPU; its times are simulated.", labels=["dsim_speed", "engine"]
+                engine_metrics.SIMULATED,
+                "A twin without a GPU; its times are simulated.",
+                labels=["dsim_speed", "engine"],
             )
             info.add_metric([f"{fleet.clock.speed:g}", RELEASES[engine]], 1.0)
             yield info
             time = min(replica.time for replica in fleet.replicas)
-            yield GaugeMetricFamily(SIMULATED_TIME, "Simulated time since the start.", value=time)
+            yield GaugeMetricFamily(engine_metrics.SIMULATED_TIME, "Simulated time since the start.", value=time)
             about = "When the simulated time was 0, in seconds since 1970."
-            yield GaugeMetricFamily(SIMULATED_START, about, value=fleet.clock.opened)
+            yield GaugeMetricFamily(engine_metrics.SIMULATED_START, about, value=fleet.clock.opened)
 
     def _family(self, quantity: Quantity, engine: str) -> Metric:
         families: Any = {
@@ -80,7 +76,7 @@ class MetricsPage:
             "gauge": metrics_core.GaugeMetricFamily,
             "histogram": metrics_core.HistogramMetricFamily,
         }
-        names = ["model_name", RANK_LABELS[engine]]
+        names = ["model_name", engine_metrics.RANK_LABELS[engine]]
         by_reason = quantity.name == "requests" and engine == "vllm"
         if by_reason:
             names.append("finished_reason")

@@ -76,7 +76,6 @@ class Behind:
             trace=replace(self.info.trace, num_requests=self.fleet.num_requests, rate=rate),
             slos=tuple(map(str, slos)),
             policies=(summary,),
-            journal_failure=self.fleet.journal_failure,
         )
 
 

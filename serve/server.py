@@ -24,7 +24,7 @@ from .app import Settings, application
 from .fleet import STOPPING, AccessLog, Fleet
 from .open import MAX_REQUESTS, Behind
 
-LAST_BYTES = 2.0  # s for clients to receive the ends of aborted replies
+LAST_BYTES = 1.0  # s for clients to receive the ends of aborted replies
 MAX_CONNECTIONS = 1000  # further clients get 503
 KEEP_ALIVE = 65  # s for which an idle connection stays open
 
@@ -78,13 +78,9 @@ class Server(uvicorn.Server):
         while asyncio.get_running_loop().time() < until and not self.force_exit:
             await asyncio.sleep(0.05)
         self._fleet.end_replies(STOPPING)
-        for _ in range(round(LAST_BYTES / 0.05)):
-            await asyncio.sleep(0.05)
-            if not self.server_state.tasks:
-                return
+        await asyncio.sleep(LAST_BYTES)
         for connection in list(self.server_state.connections):
             connection.transport.abort()
-        await asyncio.sleep(0.05)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -128,7 +124,7 @@ class Served:
     """What a server's life left."""
 
     run: RunResult
-    failure: str | None  # of a replica, else of the journal
+    failure: str | None  # of a replica
     started: bool  # False: it could not listen
 
 
@@ -170,4 +166,4 @@ def serve_until_stopped(
         if writer is not None:
             writer.requests(policy, behind.columns())
             writer.finish(info, run_html)
-    return Served(RunResult.from_info(info), fleet.failure or fleet.journal_failure, server.started)
+    return Served(RunResult.from_info(info), fleet.failure, server.started)

@@ -12,13 +12,12 @@ import simpy
 
 from ..engine.engine import Engine
 from ..engine.errors import TraceError
-from ..engine.jit import is_ours
 from ..engine.journal import RequestTable
 from ..engine.request import Request
 from ..engine.route import Choosing
 from ..engine.state import UNFINISHED, Inbox
 from ..traces import Trace
-from ..traces.trace import CANVAS, READ_ONLY, Bools, Ints
+from ..traces.trace import CANVAS, READ_ONLY, Ints
 from .clock import ARRIVAL, Clock
 from .group import Group
 
@@ -63,7 +62,8 @@ class OpenLoop:
             columns["canvas_length"] = np.array([engine.canvas_of(trace.request(i)) for i in rows.tolist()])
         for name, column in columns.items():
             engine.table[name][rows] = column
-        return Inbox(rows, self._reach[rows], _fitting(engine, trace, rows))
+        fits = np.array([engine.fits(trace.request(i)) for i in rows.tolist()], np.bool_)
+        return Inbox(rows, self._reach[rows], fits)
 
     def next_time(self, turn: int, every: int) -> float:
         """The next arrival (s) of a request whose index is `turn` modulo `every`, or the run's end."""
@@ -93,15 +93,6 @@ class OpenLoop:
             self._next = i + 1
             self._submit(request)
         yield env.timeout(0)
-
-
-def _fitting(engine: Engine, trace: Trace, rows: npt.NDArray[np.int32]) -> Bools:
-    # Under shipped rules a longer request never takes less.
-    if all(is_ours(type(component)) for component in engine.policy.parts()) and not trace.canvas_length.any():
-        longest = Request(0, 0.0, int(trace.input_length[rows].max(initial=0)), int(trace.limit[rows].max(initial=0)))
-        if engine.fits(longest):
-            return np.ones(len(rows), np.bool_)
-    return np.array([engine.fits(trace.request(i)) for i in rows.tolist()], np.bool_)
 
 
 class Underway:

@@ -15,6 +15,7 @@ from .servers import Members
 # Fields of state.Counters, read as changes.
 _TIMES = ("num_decode_steps", "num_prefill_steps", "prefill_time", "decode_time")
 _TOTALS = (*_TIMES, "forwards", "total_committed")
+_SUMS = {"waiting": "num_waiting", "running": "num_running", "tokens": "expected_tokens", "pages_held": "pages_held"}
 _ZERO = np.zeros(len(_TOTALS))
 
 
@@ -75,10 +76,6 @@ class PoolWatch:
             ready=len(engines),
             starting=starting,
             draining=len(members.draining),
-            waiting=int(counters["num_waiting"].sum()),
-            running=int(counters["num_running"].sum()),
-            tokens=int(counters["expected_tokens"].sum()),
-            pages_held=int(counters["pages_held"].sum()),
             num_pages=len(engines) * limits.num_pages,
             tokens_per_forward=tokens_per_forward,
             block_length=policy.block_length,
@@ -86,6 +83,7 @@ class PoolWatch:
             role=self.role,
             loads=self._loads(steps[: len(engines)], counters),
             **requests,
+            **{field: int(counters[name].sum()) for field, name in _SUMS.items()},
         )
 
     def _requests(self, now: float) -> dict[str, Any]:

@@ -148,14 +148,8 @@ class Servers:
         alone = fleet.scaling is None and fleet.num_replicas == 1
         if fleet.links or not (source.foresees or alone):  # the next request may come at the end of another replica's
             horizon = self._now
-        timeline = Timeline(
-            env=self._env,
-            step_model=step_model,
-            recorder=self._recorder,
-            finished=finished,
-            horizon=horizon,
-            until_finish=bool(fleet.links) or not source.foresees,
-        )
+        reports = bool(fleet.links) or not source.foresees
+        timeline = Timeline(self._env, step_model, self._recorder, finished, horizon=horizon, until_finish=reports)
         return Members(pool, table, timeline, self._ahead and self._chosen is None)
 
     def _now(self, replica: int) -> float:

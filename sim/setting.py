@@ -6,16 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..engine.commits import (
-    CanvasLaw,
-    CommitDraws,
-    CommitModel,
-    Commits,
-    ImportanceDeltas,
-    LawDraws,
-    ScheduledCommits,
-    TokenDraws,
-)
+from ..engine import commits as laws
 from ..engine.engine import Engine, Limits
 from ..engine.errors import PolicyError, ProfileError, cut
 from ..engine.journal import RequestTable
@@ -65,7 +56,7 @@ class Setting:
         )  # fmt: skip
 
     @cached_property
-    def law(self) -> CanvasLaw | None:
+    def law(self) -> laws.CanvasLaw | None:
         """The law of steps per block, or None."""
         policy = self.policy
         if policy.commits_by != "law":
@@ -74,7 +65,7 @@ class Setting:
         return self.profile.canvas_law(self.workload, policy.block_length, max_steps)
 
     @cached_property
-    def commits(self) -> CommitModel | None:
+    def commits(self) -> laws.CommitModel | None:
         """The commit model; None for autoregressive models, laws and schedules.
 
         ProfileError if the profile lacks it or other data that the policy draws from.
@@ -82,9 +73,10 @@ class Setting:
         policy, profile, unmasking = self.policy, self.profile, self.policy.unmasking
         both_ways = policy.family == "full-sequence"
         if both_ways != (profile.family == "full-sequence"):
+            family = {True: "full-sequence", False: "block-diffusion"}[both_ways]
             raise ProfileError(
                 f"profile {profile.name} is of family {profile.family}, and {cut(policy.name)} of {policy.family}: "
-                f"expected such a profile, of a file or shipped: {', '.join(of_family(policy.family))}"
+                f"expected a {family} profile, of a file or shipped: {', '.join(of_family(family))}"
             )
         if self.law is not None or policy.commits_by != "confidence":
             return None
@@ -99,19 +91,19 @@ class Setting:
         return model
 
     @property
-    def drawn(self) -> CommitModel | CanvasLaw | None:
+    def drawn(self) -> laws.CommitModel | laws.CanvasLaw | None:
         """What sets the pace of blocks, or None."""
         return self.commits or self.law
 
     @cached_property
-    def by_threshold(self) -> dict[float, CommitModel]:
+    def by_threshold(self) -> dict[float, laws.CommitModel]:
         """Commit models by threshold; empty if all steps share one."""
         if self.commits is None:
             return {}
         return self._of_thresholds(self.commits)
 
     @cached_property
-    def deltas(self) -> ImportanceDeltas | None:
+    def deltas(self) -> laws.ImportanceDeltas | None:
         """The law of importance; None if the policy does not evict by it."""
         if not self.policy.eviction.by_importance:
             return None
@@ -122,23 +114,23 @@ class Setting:
             )
         return self.profile.focus
 
-    def draws(self, seed: int, requests: Trace) -> Commits | None:
+    def draws(self, seed: int, requests: Trace) -> laws.Commits | None:
         """Source of a run's commits; None if tokens come one by one."""
         policy, unmasking = self.policy, self.policy.unmasking
         if policy.commits_by == "acceptance":
-            return TokenDraws(policy.granularity.acceptances, seed) if policy.width > 1 else None
+            return laws.TokenDraws(policy.granularity.acceptances, seed) if policy.width > 1 else None
         if self.law is not None:
             cap = caps_of(unmasking.most_steps(policy.block_length), requests)
-            return LawDraws(self.law, seed, len(requests), cap, requests.canvas_length)
+            return laws.LawDraws(self.law, seed, len(requests), cap, requests.canvas_length)
         if self.commits is None:
-            return ScheduledCommits(policy.block_length, unmasking.denoising_steps, unmasking.quotas(policy))
-        return CommitDraws(
+            return laws.ScheduledCommits(policy.block_length, unmasking.denoising_steps, unmasking.quotas(policy))
+        return laws.CommitDraws(
             self.commits, seed, requests.input_length, requests.output_length, policy.width, self.deltas,
             requests.max_tokens, policy.family == "block-diffusion", unmasking.sub_block, self.by_threshold,
             unmasking if unmasking.chooses else None,
         )  # fmt: skip
 
-    def step_model(self, draws: Commits | None) -> StepModel:
+    def step_model(self, draws: laws.Commits | None) -> StepModel:
         """Predicts outcomes of steps."""
         policy = self.policy
         return StepModel(
@@ -155,11 +147,11 @@ class Setting:
             eos=eos, prefixes=prefixes, like=like,
         )  # fmt: skip
 
-    def _fitted_at(self, threshold: float) -> CommitModel:
+    def _fitted_at(self, threshold: float) -> laws.CommitModel:
         policy = self.policy
         return self.profile.commit_model(self.workload, policy.block_length, threshold, policy.unmasking.temperature)
 
-    def _of_thresholds(self, commits: CommitModel) -> dict[float, CommitModel]:
+    def _of_thresholds(self, commits: laws.CommitModel) -> dict[float, laws.CommitModel]:
         """ProfileError if the profile lacks one."""
         unmasking = self.policy.unmasking
         if not unmasking.varies:

@@ -2,9 +2,6 @@
 
 from collections.abc import Iterator
 
-from ..files.read import cut
-from ..profiler.models import known_model
-from ..profiler.profile import shipped_for
 from ..traces import Trace
 from ..traces.trace import READ_ONLY
 from .setting import Setting
@@ -38,15 +35,7 @@ def _of_setting(setting: Setting) -> Iterator[str]:
 
 
 def _of_requests(setting: Setting, requests: Trace) -> Iterator[str]:
-    policy, profile = setting.policy, setting.profile
-    names = dict.fromkeys(str(name) for name in requests.extras.get("model", ()) if name)
-    models = {shape.name for name in names if (shape := known_model(name)) is not None}
-    if models and profile.model.name not in models:
-        shipped = ", ".join(name for model in sorted(models) for name in shipped_for(model))
-        yield (
-            f"the requests are of {cut(', '.join(names))} in the log, and {profile.name} is of "
-            f"{profile.model.name}: expected a profile of their model (shipped: {shipped or 'none'})"
-        )
+    policy = setting.policy
     special = (requests.canvas_length > 0) | (requests.numbers(READ_ONLY) > 0)
     if special.any() and not policy.batching.narrows_canvases:
         yield (

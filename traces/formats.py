@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..engine.errors import TraceError
@@ -134,28 +134,21 @@ def recognise(rows: Rows) -> Format:
 
 def own_format(rows: Rows, text: str) -> Format:
     """Of `--columns arrival=A,input=I,output=O`; a time that is no number is a date."""
-    columns: dict[str, str] = {}
-    for item in text.split(","):
-        ours, _, column = (side.strip() for side in item.partition("="))
-        if ours not in OWN or not column or ours in columns:
-            expected = "arrival=COLUMN,input=COLUMN,output=COLUMN"
-            raise TraceError(
-                f"--columns has {quoted(item)}, expected {expected} and, where there are, {', '.join(OWN[3:])}"
-            )
-        columns[ours] = column
-    for ours in OWN[:3]:
-        if ours not in columns:
-            raise TraceError(f"--columns {cut(text)} lacks {ours}, expected arrival=COLUMN,input=COLUMN,output=COLUMN")
+    pairs = [[side.strip() for side in item.partition("=")[::2]] for item in text.split(",")]
+    columns: dict[str, str] = dict(pairs)
+    if len(columns) < len(pairs) or not set(OWN[:3]) <= set(columns) <= set(OWN) or not all(columns.values()):
+        raise TraceError(
+            f"--columns is {quoted(text)}, expected arrival=COLUMN,input=COLUMN,output=COLUMN and, where there are, "
+            f"{', '.join(OWN[3:])}"
+        )
     for ours, column in columns.items():
         check_column(rows, column, f"--columns {ours}={cut(column)}")
     time, num_input, num_output = (columns.pop(ours) for ours in OWN[:3])
     first, end = (columns.pop(ours, "") for ours in ("first", "end"))
     unit = {True: "s", False: "datetime"}[is_number(rows.first(time))]
     extras = {column: ours for ours, column in columns.items()}
-    return Format(
-        "own columns", time, num_input, num_output, unit, extras, doubtful=unit == "s", first=first, end=end,
-        is_log=True,
-    )  # fmt: skip
+    form = Format("own columns", time, num_input, num_output, unit=unit, extras=extras, first=first, end=end)
+    return replace(form, doubtful=unit == "s", is_log=True)
 
 
 def is_number(value: object) -> bool:

@@ -1,6 +1,7 @@
 """A trace's rate, burstiness and lengths."""
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ EQUAL = 1e-4  # a smaller variation of the gaps is the rounding of times
 
 def describe(trace: Trace) -> dict[str, Any]:
     """A plain dict; None if the trace is too short."""
-    notes = trace.notes
     duration, rate = None, None
     if len(trace) > 1:
         duration = trace.duration
@@ -21,14 +21,8 @@ def describe(trace: Trace) -> dict[str, Any]:
         rate = trace.rate
     return {
         "name": trace.name,
-        "path": notes.path,
-        "format": notes.format,
         "num_requests": len(trace),
-        "num_rows": notes.num_rows,
-        "num_unsorted": notes.num_unsorted,
-        "num_skipped": notes.num_skipped,
-        "failed_in_trace": notes.failed_in_trace,
-        "warnings": list(notes.warnings),
+        **asdict(trace.notes),
         "duration": duration,
         "rate": rate,
         "cv": gap_cv(trace.arrival),
@@ -42,17 +36,9 @@ def describe(trace: Trace) -> dict[str, Any]:
 
 
 def describe_lengths(lengths: Ints) -> dict[str, float]:
-    p50, p90, p99 = np.percentile(lengths, (50, 90, 99)).tolist()
-    return {
-        "mean": float(lengths.mean()),
-        "std": float(lengths.std()),
-        "min": int(lengths.min()),
-        "p50": p50,
-        "p90": p90,
-        "p99": p99,
-        "max": int(lengths.max()),
-        "total": int(lengths.sum()),
-    }
+    quantiles = np.percentile(lengths, (0, 50, 90, 99, 100)).tolist()
+    facts = {"mean": float(lengths.mean()), "std": float(lengths.std()), "total": int(lengths.sum())}
+    return facts | dict(zip(("min", "p50", "p90", "p99", "max"), quantiles, strict=True))
 
 
 def gap_cv(arrival: Floats) -> float | None:

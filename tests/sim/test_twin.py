@@ -207,11 +207,13 @@ def test_a_request_that_fits_to_the_last_page_is_served_and_one_token_more_is_re
 
 def test_bad_settings_are_refused_with_the_value() -> None:
     trace = crowd(3)
-    with pytest.raises(PolicyError, match="replicas is 0, expected at least 1"):
+    with pytest.raises(PolicyError, match="replicas is 0, expected 1 to 4096"):
         simulate(trace, Setting(parse("ar"), PROFILE), replicas=0)
     with pytest.raises(TraceError, match="concurrency is 0, expected at least 1"):
         simulate(trace, Setting(parse("ar"), PROFILE), concurrency=0)
-    with pytest.raises(ProfileError, match="profile l40s-llada-8b is of family full-sequence, and ar decodes blocks"):
+    with pytest.raises(
+        ProfileError, match="profile l40s-llada-8b is of family full-sequence, and ar of autoregressive"
+    ):
         simulate(trace, Setting(parse("ar"), load("l40s-llada-8b")))
 
 

@@ -64,8 +64,11 @@ def test_a_bad_value_or_frame_is_one_line(change: dict[str, Any], said: str) -> 
         trace = load(pd.DataFrame(OURS | change), skip_bad=True)
         assert (len(trace), trace.notes.num_skipped) == (2, 1)
     for frame, complaint in (
-        (pd.DataFrame(OURS).head(0), "the frame holds no rows, expected a trace"),
+        (pd.DataFrame(OURS).head(0), "the frame has 0 rows of arrival, input_length, output_length, expected some"),
         (pd.DataFrame({"prompt": [1]}), "the frame: keys prompt are of no known trace, expected one of: "),
-        (pd.DataFrame([[1, 2]], columns=["arrival", "arrival"]), "the frame has 2 columns arrival, expected one"),
+        (
+            pd.DataFrame([[1, 2]], columns=["arrival", "arrival"]),
+            "the frame has 1 rows of arrival, arrival, expected some, and each column once",
+        ),
     ):
         assert refusal(frame).startswith(complaint)
