@@ -19,8 +19,9 @@ from typing import Any
 
 from dsim.benchmarks.vllm_diffusion.trace import BURST, lines_of
 from dsim.following.follower import Followed, Follower
-from dsim.following.sources.engines import READ, SETTINGS, sample_of
+from dsim.following.sources.engines import READ, sample_of
 from dsim.following.windows import Scrape
+from dsim.results.engine_metrics import CACHE_SETTINGS
 from dsim.results.world import World
 from dsim.traces import synth
 
@@ -46,7 +47,7 @@ def write_traces(asked: argparse.Namespace) -> None:
 
 def short(page: str) -> str:
     """The lines that `dsim follow` reads."""
-    names = {SETTINGS, *(quantity.name_in("vllm") for quantity in READ)}
+    names = {CACHE_SETTINGS, *(quantity.name_in("vllm") for quantity in READ)}
     names |= {f"{name}{end}" for name in names for end in ("_bucket", "_sum")}
     return "".join(line + "\n" for line in page.splitlines() if line.partition("{")[0] in names)
 

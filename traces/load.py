@@ -1,6 +1,7 @@
 """Load a trace: find, recognise, read, sort it and shift it to start at 0."""
 
 import os
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,11 @@ from .trace import Trace, TraceNotes
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+# A step log's request lines; its first line identifies it.
+LOGGED = {key: key for key in ("id", "max_tokens", "hash_ids", "block_size", "diffusion_max_steps")}
+STEP_LOG = Format("steplog", "arrival", "input_length", "output_length", "s", LOGGED)
 
 
 def load(
@@ -72,10 +78,12 @@ def read_rows(rows: Rows, options: Asked) -> tuple[Columns, Format]:
     first = next((row for row in rows.rows if row), None)
     if first is None and rows.header is None:
         raise TraceError(f"{rows.place(0)}: {rows.bad.get(0, 'row has no keys')}")
-    if options.columns is None:
-        form = recognise(rows)
-    else:
+    if options.columns is not None:
         form = own_format(rows, options.columns)
+    elif (first or {}).get("schema") == "dsim-steplog":
+        rows, form = requests_of_log(rows), STEP_LOG
+    else:
+        form = recognise(rows)
     if form.name == "dsim" and "limited" in rows.keys:
         rows = replace(rows, rows=list(map(of_run, rows.rows)))
     return columns_of_rows(rows, form, options)
@@ -88,6 +96,32 @@ def of_run(row: Row) -> Row:
         limit = row.get("max_tokens")
     width = {"diffusion_canvas_length": max(canvas, 0) or None, "diffusion_read_only": canvas < 0 or None}
     return {**row, **width, "max_tokens": limit, "status": None}
+
+
+def requests_of_log(log: Rows) -> Rows:
+    """A step log's request lines (docs/steplog.md); finished ones get their actual output length.
+
+    If one ended early, the requested lengths become limits.
+    """
+    rows = log.take([i for i, row in enumerate(log.rows) if i in log.bad or row.get("kind") == "request"])
+    finished = {str(row.get("request")) for row in log.rows if row.get("kind") == "finish"}
+    emitted: Counter[str] = Counter()
+    for row in log.rows:
+        names, counts = row.get("requests") or [], row.get("emitted")
+        if not isinstance(counts, list):  # one value is for all rows
+            counts = [counts] * len(names)
+        for name, tokens in zip(map(str, names), counts, strict=False):
+            emitted[name] += tokens or 0
+    early, served = False, []
+    for row in rows.rows:
+        name, limit = str(row.get("request")), row.get("output_length")
+        served.append({**row, "max_tokens": limit})
+        if name in finished and emitted[name]:
+            served[-1]["output_length"] = emitted[name]
+            early |= emitted[name] != limit
+    if not early:
+        served = rows.rows
+    return replace(rows, rows=served)
 
 
 def finish(columns: Columns, form: Format, path: str, name: str) -> Trace:

@@ -213,3 +213,31 @@ def test_a_request_is_read_only_where_its_row_says_true(tmp_path: Path) -> None:
     assert [trace.request(i).read_only for i in range(3)] == [True, False, False]
     rows[2]["diffusion_read_only"] = 2
     assert "diffusion_read_only is 2, expected true or false" in refusal(save(tmp_path, rows))
+
+
+def test_where_a_request_of_a_step_log_ended_early_lengths_that_were_asked_for_are_limits(tmp_path: Path) -> None:
+    asked = [{"kind": "request", "request": i, "input_length": 7, "output_length": 4, "arrival": 0.5} for i in (0, 1)]
+    lines = [
+        {"schema": "dsim-steplog", "version": 1}, *asked, {"kind": "step", "requests": [0, 1], "emitted": [3, 4]},
+        *({"kind": "finish", "request": i, "time": 1.0} for i in (0, 1)),
+    ]  # fmt: skip
+    trace = load(save(tmp_path, lines))
+    assert (trace.output_length.tolist(), trace.max_tokens.tolist()) == ([3, 4], [4, 4])
+    full = [*lines[:3], {"kind": "step", "requests": [0, 1], "emitted": 4}, *lines[4:]]  # one value is of all rows
+    assert "max_tokens" not in load(save(tmp_path, full)).extras
+
+
+def test_a_step_log_is_the_trace_of_its_requests(tmp_path: Path) -> None:
+    lines: list[dict[str, object]] = [
+        {"schema": "dsim-steplog", "version": 1},
+        {"kind": "request", "request": 0, "id": "a", "input_length": 7, "output_length": 3, "arrival": 2.5},
+        {"kind": "step", "step": 0, "latency": 0.1, "batch": 1, "tokens": 7, "sum_kv": 7},
+        {"kind": "request", "request": 1, "id": "b", "input_length": 5, "output_length": 4, "arrival": 3.25,
+         "diffusion_max_steps": 6},
+    ]  # fmt: skip
+    trace = load(save(tmp_path, lines))
+    assert (rows_of(trace), trace.notes.format) == ([(0.0, 7, 3), (0.75, 5, 4)], "steplog")
+    assert trace.extras["diffusion_max_steps"] == [None, 6]
+    assert "none of 0 rows is a request" in refusal(save(tmp_path, lines[:1]))
+    bad = save(tmp_path, [lines[0], {"kind": "request", "input_length": 5}])
+    assert refusal(bad).startswith(f"{bad}:2: arrival is missing")
