@@ -196,8 +196,7 @@ def doubt(time: Ticks, form: Format, warnings: list[str]) -> None:
     """Whether the unit may not be the format's."""
     if form.doubtful and len(time):
         rate = (len(time) - 1) / (float(np.ptp(time)) / form.ticks or 1.0)
-        fractional = form.unit == "ms" and (time % 1 != 0).any()
-        if fractional or (len(time) > 1 and not PLAUSIBLE_RATES[0] <= rate <= PLAUSIBLE_RATES[1]):
+        if len(time) > 1 and not PLAUSIBLE_RATES[0] <= rate <= PLAUSIBLE_RATES[1]:
             reading = f"{form.time} read as {form.unit} makes {rate:.3g} req/s"
             warnings.append(f"{reading}: another --time-unit may be meant")
 

@@ -16,7 +16,6 @@ from ..files.read import cut, json_of, parsing
 from ..files.read import read_bytes as read_bytes_of
 
 MAX_PARQUET_VALUES = 20_000_000  # about 3 GB; a larger file may hold one a byte
-MAX_PARQUET_BYTES = 1 << 28  # in memory, of which Python's values take ten times as much
 FRAME = "the frame"  # in place of a path
 BY_ROW = "{}: row {}"  # without lines
 LOOKED_AT = 1000  # rows, for the keys inside objects
@@ -215,16 +214,13 @@ def json_rows(path: str, text: str, kind: str) -> Rows:
 def parquet_rows(path: str, data: bytes) -> Rows:
     import pyarrow.parquet
 
-    size, rows = 0, list[Row]()
+    rows: list[Row] = []
     with parsing(path, "Parquet", TraceError), pyarrow.parquet.ParquetFile(io.BytesIO(data)) as file:
         # Equal values may take nothing in the file.
         num_values, limit = file.metadata.num_rows * file.metadata.num_columns, max(MAX_PARQUET_VALUES, len(data))
         if num_values > limit:
             raise TraceError(f"{path}: holds {num_values} values, expected at most {limit}")
         for batch in file.iter_batches(1024):
-            size += batch.nbytes
-            if size > MAX_PARQUET_BYTES:
-                raise TraceError(f"{path}: holds more than {MAX_PARQUET_BYTES} bytes, expected at most these")
             rows += batch.to_pylist()
     return Rows(path, list(range(1, len(rows) + 1)), rows, form=BY_ROW)
 

@@ -79,13 +79,6 @@ class Trace:
     def __len__(self) -> int:
         return len(self.arrival)
 
-    def __repr__(self) -> str:
-        medians = [f"{np.median(column):,.0f}" for column in (self.input_length, self.output_length)]
-        return (
-            f"{self.name}: {len(self):,} requests in {self.duration:,.0f} s, {self.rate:.3g} req/s, medians of "
-            f"{' and '.join(medians)} tokens in and out"
-        )
-
     @property
     def duration(self) -> float:
         """s from first to last arrival."""
