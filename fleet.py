@@ -1,8 +1,6 @@
-"""The names that a router, a decider or a scaler of your own imports (docs/fleet.md, docs/split-fleets.md)."""
+"""The names that a router or a scaler of your own imports (docs/fleet.md)."""
 
 from .engine.errors import PolicyError as PolicyError
-from .sim.deciders import Decider as Decider
-from .sim.deciders import DecodeView as DecodeView
 from .sim.routers import routing as routing
 from .sim.routers.router import ReplicaView as ReplicaView
 from .sim.routers.router import RequestView as RequestView

@@ -111,7 +111,7 @@ PROBLEMS = (
         ("ttft=2s", "norm_latency=30ms"), 12.0, 0.95, shape="day",
     ),
     Problem(
-        "maths", 2000, "weibull,cv=2", "gsm8k", "h100-sdar-8b/sglang", "sglang-fdfo",
+        "maths", 2000, "gamma,cv=2", "gsm8k", "h100-sdar-8b/sglang", "sglang-fdfo",
         ("p90:tpot_chunk=20ms",), 20.0,
     ),
     Problem(

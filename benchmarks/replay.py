@@ -7,7 +7,6 @@ at 80 % of capacity. alike: the share of steps that a leap could cover. prefix: 
 memory: a request's cost. compile: a policy's first run on a new machine. million: 1,000,000 ShareGPT requests, elastic
 chunk, eight replicas at 80 % of capacity, in turn and by a router that looks at them. day: 10,000,000 ShareGPT requests
 in a day, a canvas model, a router that compares 1,000 replicas, fixed and with a scaler that is asked every 15 s.
-threads: replicas that take requests in turn, by one thread and by two, in seconds of clock.
 
 One process; processor time after compilation, medians of several runs. `-o` also writes the journal. Each million has
 its own process, for its memory.
@@ -40,7 +39,6 @@ from dsim.sim.fleet import Fleet, Pool
 from dsim.sim.routers import routing
 from dsim.sim.scalers import scaling
 from dsim.sim.setting import Setting
-from dsim.sim.startup import Startup
 from dsim.sim.twin import simulate
 from dsim.traces import Trace, synth
 from dsim.traces import load as load_trace
@@ -160,7 +158,7 @@ def scaled() -> None:
     setting = Setting(parse("optimus,max_batch=8"), load(DEFAULT))
     found = {}
     for spec in ("fixed", "hpa,metric=requests,target=6,least=90,most=140"):
-        pool = Pool(setting, 100, startup=Startup.parse(60))
+        pool = Pool(setting, 100, startup=60.0)
         fleet = Fleet((pool,), routing("jsq"), None if spec == "fixed" else scaling(spec))
         took = []
         for _ in range(4):
@@ -177,21 +175,6 @@ def scaled() -> None:
     print(f"scaled   with a scaler {fixed / with_scaler:.2f} of the speed", flush=True)
 
 
-def threads() -> None:
-    """Replay the Azure conversation trace in turn, its requests closer together for eight replicas."""
-    for policy, replicas in (("ar", 2), ("optimus", 2), ("optimus", 8)):
-        trace = load_trace("azure-conv").time_scaled(2 / replicas)
-        setting = Setting(parse(policy), load(DEFAULT))
-        seconds: dict[int, list[float]] = {1: [], 2: []}
-        simulate(trace.head(6 * MANY_REQUESTS), setting, replicas=replicas)
-        for number in (1, 2) * 5:
-            begin = time.perf_counter()
-            simulate(trace, setting, replicas=replicas, threads=number)
-            seconds[number].append(time.perf_counter() - begin)
-        one, two = (statistics.median(times) for times in seconds.values())
-        print(f"threads  {policy:15} x {replicas}: {one:.3f} and {two:.3f} s, {one / two:.2f} times", flush=True)
-
-
 def apart(function: Callable[..., None], *arguments: Any) -> None:
     """In a process of its own, for its memory."""
     run = multiprocessing.get_context("spawn").Process(target=function, args=arguments)
@@ -206,7 +189,7 @@ def million(rate: float, router: str) -> None:
 
 def day(scaler: str | None) -> None:
     """Replay ten million requests in a day on 1,000 replicas, or on as many as a scaler starts."""
-    pool = Pool(Setting(parse("vllm-diffusion"), load(CANVAS)), 1000, startup=Startup.parse(60))
+    pool = Pool(Setting(parse("vllm-diffusion"), load(CANVAS)), 1000, startup=60.0)
     fleet = Fleet((pool,), routing("least-tokens"), None if scaler is None else scaling(scaler))
     trace = synth("poisson", 10 * MILLION / DAY, lengths="sharegpt", num_requests=10 * MILLION)
     simulate(trace.head(10 * MANY_REQUESTS), fleet)
@@ -223,8 +206,10 @@ def day(scaler: str | None) -> None:
 
 
 def main() -> None:
-    names = ("azure", "ar", "canvas", "full", "alike", "prefix", "fleet", "scaled", "memory", "compile", "million",
-             "day", "threads")  # fmt: skip
+    names = (
+        *("azure", "ar", "canvas", "full", "alike", "prefix"),
+        *("fleet", "scaled", "memory", "compile", "million", "day"),
+    )
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("which", nargs="*", default=["azure", "ar", "canvas", "full", "memory"], help=", ".join(names))
     once = "replay so many requests and print nothing"
@@ -267,8 +252,6 @@ def main() -> None:
                 apart(fleet, policy, profile, replicas)
     if "scaled" in which:
         scaled()
-    if "threads" in which:
-        threads()
     if "memory" in which:
         for policy in ("optimus", "ar"):
             memory(policy)

@@ -5,7 +5,7 @@ tests/cli/test_start.py compares them with their originals.
 
 TRACES = ("azure-conv", "mooncake-conv")
 TIME_UNITS = ("s", "ms", "us", "ns")
-ARRIVALS = ("trace", "poisson", "gamma", "weibull", "constant")
+ARRIVALS = ("trace", "poisson", "gamma", "constant")
 LENGTHS = ("sharegpt", "lmsys", "longbench", "gsm8k", "humaneval", "mbpp", "ifeval")
 LENGTH_FORMS = "fixed:IN,OUT, normal:MEAN,STD[,MEAN,STD], lognormal:MEAN,STD[,MEAN,STD]"
 
@@ -16,7 +16,7 @@ ROUTERS = ("round-robin", "random", "least-tokens", "jsq", "prefix")
 UNROUTED = "random"
 DECIDERS = ("always", "never", "uncached")
 FIXED = "fixed"
-SCALERS = (FIXED, "schedule", "hpa", "queued-forwards", "oracle")
+SCALERS = (FIXED, "schedule", "hpa", "queued-forwards")
 EMIT = ("block", "step", "end")
 
 OBJECTIVES = ("goodput", "throughput", "cost", "latency")

@@ -78,7 +78,7 @@ LENGTHS = Opt(
     "then ,max_tokens=N: a limit for all.", "L", "Traffic",
 )  # fmt: skip
 ARRIVAL = Opt(
-    f"One of: {', '.join(choices.ARRIVALS)}; gamma and weibull with ,cv=C: of their gaps.", "A", "Traffic",
+    f"One of: {', '.join(choices.ARRIVALS)}; gamma with ,cv=C: of its gaps.", "A", "Traffic",
     values=lambda: choices.ARRIVALS,
 )  # fmt: skip
 RATE = Opt("Requests per second; the trace's own by default.", "R", "Traffic")
@@ -227,8 +227,8 @@ class OnFleet(InTwin):
     decider: A[
         str,
         Opt(
-            f"Which requests a prefill pool takes: {', '.join(choices.DECIDERS)}, or ./mine.py:DECIDER; then "
-            ",field=value...", "D", "Fleet and price", values=lambda: choices.DECIDERS,
+            f"Which requests a prefill pool takes: {', '.join(choices.DECIDERS)}[,tokens=N].", "D", "Fleet and price",
+            values=lambda: choices.DECIDERS,
         ),
     ] = "always"  # fmt: skip
     fleet: A[
@@ -236,7 +236,7 @@ class OnFleet(InTwin):
         Opt("A TOML file with pools, links, router, decider, scaler and startup.", "FILE", "Fleet and price"),
     ] = None
 
-    def fleet_words(self, policies: Sequence[str] | None, **extra: str) -> "FleetWords":
+    def fleet_words(self, policies: Sequence[str] | None, **extra: Any) -> "FleetWords":
         """policies: as named, if they are. DsimError for fields that pools replace."""
         from ..results.fleet_file import FleetWords
 
@@ -278,7 +278,6 @@ class Paced:
 
     rate: A[float | None, RATE] = None
     num_requests: A[int | None, Opt("How many requests to replay.", "N", "Traffic")] = None
-    time_scale: A[float | None, Opt("Multiply the trace's gaps.", "X", "Traffic")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,7 @@
 """dsim replay: a trace through the twin, with one or several policies side by side."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from typing import Annotated as A
@@ -49,13 +47,7 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["RunResult
             values=lambda: choices.SCALERS,
         ),
     ] = choices.FIXED  # fmt: skip
-    startup: A[
-        str,
-        Opt(
-            "Time to start a replica; or its parts, such as provision=240+-30,load=18.", "SECONDS",
-            "Fleet and price",
-        ),
-    ] = "0"  # fmt: skip
+    startup: A[float, Opt("Time to start a replica.", "SECONDS", "Fleet and price")] = 0.0
     eos: A[bool | None, q.EOS] = None
     concurrency: A[int | None, Opt("Closed loop: N requests in flight, the trace as a queue.", "N", "Traffic")] = None
     sessions: A[bool, Opt("Send a session's turn only after the previous turn has ended.", "", "Traffic")] = False
@@ -67,7 +59,7 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["RunResult
     jobs: A[
         int | None,
         Opt(
-            "Replays of --ensemble at once, threads of a replay; by default all cores.", "N",
+            "Replays of --ensemble at once; by default all cores.", "N",
             "Execution",
         ),
     ] = None  # fmt: skip
@@ -83,7 +75,7 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["RunResult
         """One world a policy."""
         from ..results.world import on_fleet, replicas_of
 
-        words = self.fleet_words(self.specs or None, scaler=self.scaler, startup=str(self.startup))
+        words = self.fleet_words(self.specs or None, scaler=self.scaler, startup=self.startup)
         policies = choices.POLICY if self.policy == () else self.policy
         replicas = replicas_of(self.specs, self.replicas)
         return on_fleet(q.worlds_of(self, policies, self.profile, replicas=replicas), words, trusted=self.fleet is None)
@@ -116,10 +108,9 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["RunResult
             with watch.bar("ensemble", "replays", note="starting") as bar, Pool(jobs=self.jobs) as pool:
                 drawn = ensemble(worlds, requests, self.ensemble, pool=pool, progress=bar.update)
             about["ensemble"] = drawn
-        serve = partial(in_twin, threads=self.jobs or os.cpu_count() or 1)
         with watch.bar("replay", "requests") as bar:
             run = record(
-                worlds, requests, serve, out=self.folder, force=self.force,
+                worlds, requests, in_twin, out=self.folder, force=self.force,
                 watch=watch_runs(bar, len(worlds), len(requests), "starting", " simulated"),
                 about=lambda results: about | {"shortages": shortages(worlds[: len(results)], requests)},
             )  # fmt: skip

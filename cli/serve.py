@@ -72,10 +72,6 @@ class ServeQuestion(q.OnDevice, q.Coded, q.Forced, Question["RunResult"]):
     )
     host: A[str, Opt("The address to listen on.", "H", "Server")] = "127.0.0.1"
     port: A[int, Opt("The port; 0 takes a free one.", "N", "Server")] = 8000
-    allow_host: A[
-        Sequence[str],
-        Opt("On 127.0.0.1: a further host name of this server, in addition to localhost.", "NAME", "Server"),
-    ] = ()
     served_name: A[str | None, Opt("The model's name in the API.", "NAME", "Server")] = None
     api_key: A[str | None, Opt("Require this key from clients of /v1.", "KEY", "Server", envvar="DSIM_API_KEY")] = None
     grace: A[float, Opt("How long requests in flight may take to end after Ctrl-C.", "S", "Server")] = 60.0
@@ -93,19 +89,17 @@ class ServeQuestion(q.OnDevice, q.Coded, q.Forced, Question["RunResult"]):
                 raise DsimError(f"{option} and --twin is {self.twin}, expected --model with it")
         from ..results.run_info import FILES
         from ..results.world import World, named_code
-        from ..serve.serving import ServerOptions, serve_until_stopped
+        from ..serve.server import ServerOptions, serve_until_stopped
 
-        server = ServerOptions(
-            self.host, self.port, self.grace, self.allow_host, self.served_name, self.api_key, self.access_log
-        )
+        server = ServerOptions(self.host, self.port, self.grace, self.served_name, self.api_key, self.access_log)
         world = World(
             trace="", policy=self.policy, profile=self.twin or choices.PROFILE, workload=self.workload,
             replicas=self.replicas, router=self.router, emit=self.emit, seed=self.seed, eos=self.eos,
             allow_code=named_code([self.policy, self.router], self.allow_code),
         )  # fmt: skip
         served = serve_until_stopped(
-            lambda append: self._open(world, append, watch), server, self.slos, self.policy, self.folder, self.force,
-            watch.say,
+            lambda append: self._open(world, append, watch), server, self.slos, self.policy,
+            out=self.folder, force=self.force, say=watch.say,
         )  # fmt: skip
         return Answer(
             value=served.run, out=self.folder, files=FILES,

@@ -60,7 +60,7 @@ class ConvertQuestion(ReadsTrace):
 
     def answer(self, watch: Watch) -> Answer[None]:
         from ..files.write import check_file
-        from ..traces.hashes import with_hash_ids
+        from ..traces.write import with_hash_ids
 
         check_file(self.out, force=self.force)
         trace = with_hash_ids(self.read(self.source))
@@ -129,16 +129,12 @@ def info_page(trace: "Trace", facts: "Mapping[str, Any]") -> "Page":
     if facts["cv"] is not None:
         burst = f" (burstiness {facts['cv'] ** -2:.2f})" if facts["cv"] else ""
         rows["gap CV"] = f"{facts['cv']:.2f}{burst}"
-    fanos = [f"{factor:.3g} in {window} s" for window, factor in facts["fano"].items() if factor is not None]
-    rows["Fano factor"] = ", ".join(fanos)
     for name in ("minute", "hour"):
         if rates := facts[f"by_{name}"]:
             rows[f"by {name}"] = (
                 f"p50 {rates['p50']:.3g}, p90 {rates['p90']:.3g}, peak {rates['peak']:.3g} req/s: "
                 f"{rates['peak'] / rates['mean']:.2f} x mean, {name} {rates['peak_at'] + 1} of {rates['num']:,}"
             )
-    if facts["zero_gaps"]:
-        rows["gaps of 0"] = f"{facts['zero_gaps']:.1%}, the longest {facts['longest_gap']:.1f} s"
     if facts["repeated_hash_ids"] is not None:
         rows["prefix reuse"] = f"{facts['repeated_hash_ids']:.1%} of prompt blocks come again"
     rows["also"] = ", ".join(facts["extras"])

@@ -15,10 +15,10 @@ from ..sim.fleet import MAX_REPLICAS, PoolSpec, with_ends
 from ..sim.link import Link
 
 T = TypeVar("T")
-Point = Mapping[str, Any]  # `rate`, `policy.chunk`, `replicas`, `decode.max_batch`, `link.reserve` ...
+Point = Mapping[str, Any]  # `rate`, `policy.chunk`, `replicas`, `decode.max_batch`, `link.overlap` ...
 
 POLICY, REPLICAS, DECIDER, LINK = "policy", "replicas", "decider", "link"
-LINK_FIELDS = ("sharing", "overlap", "reserve", "lease")  # engines' flags; bandwidth is bought
+LINK_FIELDS = ("overlap",)  # an engine's flag; bandwidth is bought
 FAR = 100  # changes that another preset counts
 
 
@@ -232,7 +232,7 @@ class Candidate:
         """The name and text of a file for `--policy` or `--fleet`."""
         world = self.world
         if world.pools:
-            words = {f.name: getattr(world, f.name) for f in fields(FleetWords) if f.name != "startup"}
+            words = {f.name: getattr(world, f.name) for f in fields(FleetWords)}
             return "fleet.toml", FleetWords(**words).toml()
         return "policy.toml", policy_toml(world.policy, world.replicas, world.allow_code)
 

@@ -97,7 +97,7 @@ def _writer(out: Path | None, **options: Any) -> "AbstractContextManager[RunWrit
 
 
 def in_twin(
-    world: World, requests: Trace, append: Append | None, progress: Progress | None, threads: int = 1
+    world: World, requests: Trace, append: Append | None, progress: Progress | None
 ) -> tuple[RunRecords, Exception | None]:
     shares = PoolShares(world.fleet())
 
@@ -107,7 +107,7 @@ def in_twin(
             append(steps, lists)
 
     receive = judged if any(pool.setting.profile.fit.judged_by for pool in shares.pools) else append
-    result = world.simulate(requests, append=receive, threads=threads, progress=progress)
+    result = world.simulate(requests, append=receive, progress=progress)
     return replace(result, doubted=shares.doubted()), None
 
 

@@ -20,7 +20,7 @@ class FleetWords:
     router: str = "round-robin"
     decider: str = "always"
     scaler: str = FIXED
-    startup: str = "0"
+    startup: float = 0.0  # s
 
     def or_file(self, path: str | Path | None) -> Self:
         """Read the file, if given; DsimError if there are options too."""

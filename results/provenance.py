@@ -192,7 +192,7 @@ def _fleet_info(world: World, runs: Sequence[tuple[World, RunRecords]]) -> Fleet
     scales = world.scaler != FIXED
     startup = ""
     if scales:
-        startup = world.startup if isinstance(world.startup, str) else f"{world.startup:g}"
+        startup = f"{world.startup:g}"
     if not world.pools and not scales:
         return None
     return FleetInfo(

@@ -75,7 +75,7 @@ class FleetInfo:
     links: tuple[str, ...] = ()
     decider: str = ""  # with links
     scaler: str = ""  # empty: constant count
-    startup: str = ""  # s, or its parts
+    startup: str = ""  # s
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,6 @@ class RunInfo(Stored):
     shortages: tuple[str, ...] = ()  # policies that may run out of memory
     doubted: tuple[str, ...] = ()  # failed checks of profiles, and doubted kinds of steps that take much of the time
     notes: tuple[str, ...] = ()  # limits of the profiles
-    journal_failure: str | None = None  # why steps.parquet lacks steps
 
     @property
     def profile(self) -> ProfileInfo | None:

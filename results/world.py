@@ -22,7 +22,7 @@ from ..files.read import cut, quoted, read_toml
 from ..profiler.placed import placed, yield_files
 from ..profiler.profile import DEFAULT, Profile, as_run_by, located, with_file_of
 from ..profiler.profile import load as load_profile
-from ..sim.deciders import deciding
+from ..sim.deciders import least_uncached
 from ..sim.fleet import MAX_REPLICAS as MAX_REPLICAS
 from ..sim.fleet import Fleet, Pool, PoolSpec
 from ..sim.link import Link
@@ -30,7 +30,6 @@ from ..sim.memory import check_fits, longest
 from ..sim.routers import Routing, routing
 from ..sim.scalers import FIXED, scaling
 from ..sim.setting import Setting
-from ..sim.startup import Startup, in_words
 from ..sim.twin import Append, Progress, RunRecords, simulate
 from ..traces import Trace, load, prepare
 from ..traces.estimates import with_estimates
@@ -76,14 +75,13 @@ class World:
     links: tuple[str, ...] = ()  # `BANDWIDTH[,LATENCY][,field=value...]`
     decider: str = "always"  # which requests prefill elsewhere; SPEC like `scaler`
     scaler: str = FIXED  # `name[,field=value...]`, or `path/to/file.py:NAME[,field=value...]`
-    startup: float | str = 0.0  # s, or its parts (sim/startup.py)
+    startup: float = 0.0  # s, of a replica
     arrival: str = "trace"  # or a process, as `gamma,cv=2`
     rate: float | None = None  # req/s
     lengths: str | None = None
     concurrency: int | None = None  # closed loop
     sessions: bool = False  # the next turn follows the previous one
     num_requests: int | None = None
-    time_scale: float | None = None
     time_unit: str | None = None
     skip_bad: bool = False
     columns: str | None = None  # the trace's names, as in `dsim.traces.load`
@@ -115,8 +113,7 @@ class World:
             raise DsimError(f"decider is {cut(self.decider)} and no link is given, expected one from a prefill pool")
         if self.startup and self.scaler == FIXED:
             raise DsimError(
-                f"startup is {Startup.parse(self.startup)} s and the scaler is {FIXED}, expected one that starts "
-                "replicas"
+                f"startup is {self.startup:g} s and the scaler is {FIXED}, expected one that starts replicas"
             )
         needs = OF_A_REPLICA * max(0, self.replicas) + OF_A_REQUEST * max(0, self.num_requests or 0)
         if needs > SMALL and needs > (free := free_memory()):
@@ -181,7 +178,6 @@ class World:
             num_requests=self.num_requests,
             seed=self.seed,
             lengths=self.lengths,
-            time_scale=self.time_scale,
         )
         for text in self.slos:
             Slo.parse(text).check_class(classes(ready))
@@ -257,15 +253,14 @@ class World:
 
     def fleet(self) -> Fleet:
         settings = [self.setting(), *(world.setting() for _, world in self._by_pool()[1:])]
-        startup = Startup.parse(self.startup)
         pools = tuple(
-            Pool(setting, spec.count, spec.name, startup)
+            Pool(setting, spec.count, spec.name, self.startup)
             for setting, (spec, _) in zip(settings, self._by_pool(), strict=True)
         )
         links = tuple(Link.parse(text) for text in self.links)
         return Fleet(
             pools, self.routing(), scaling(self.scaler, self.allow_code), links,
-            deciding(self.decider, self.allow_code),
+            least_uncached(self.decider),
         ).with_ends()  # fmt: skip
 
     def of_each_pool(self) -> "list[World]":
@@ -299,7 +294,6 @@ class World:
         *,
         append: Append | None = None,
         ordered: bool = True,
-        threads: int = 1,
         progress: Progress | None = None,
     ) -> RunRecords:
         """requests: `self.requests()`, if loaded; others as in `twin.simulate`."""
@@ -314,7 +308,6 @@ class World:
             eos=self.ends_at_eos,
             append=append,
             ordered=ordered,
-            threads=threads,
             progress=progress,
         )
 
@@ -358,7 +351,6 @@ def on_fleet(worlds: Sequence[World], words: FleetWords, trusted: bool = True, s
     specs = [words.scaler, words.decider, *(spec.policy for spec in PoolSpec.parse_all(words.pools))]
     code = named_code(specs if trusted else ())
     fleet = {field.name: getattr(words, field.name) for field in fields(FleetWords)}
-    fleet["startup"] = in_words(words.startup)
     on_it = [replace(s, **fleet, allow_code=s.allow_code | code) for s in worlds[: 1 if words.pools else None]]
     for world in () if searched and not words.pools else on_it:
         world.fleet().check()

@@ -1,6 +1,7 @@
 """The replicas behind a server: routes requests, refuses what is too much, sends each client its tokens."""
 
 import asyncio
+import json
 import logging
 import threading
 import traceback
@@ -8,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..engine.commits import CommitDraws
+from ..engine.commits import CommitDraws, Commits
 from ..engine.engine import Engine
 from ..engine.errors import DsimError, cut
 from ..engine.journal import Append, RequestTable, StepRecorder, StepTotals
@@ -20,9 +22,9 @@ from ..engine.loop import Executor
 from ..engine.prefix import ToldPrefixes
 from ..engine.request import Request
 from ..engine.step import StepOutcome, StepPlan
+from ..files.write import check_file
 from ..results.engine_metrics import engine_of
 from ..sim.routers.router import Router
-from .access import AccessLog
 from .clock import Clock
 from .replica import Ids, Replica
 from .watch import Watch
@@ -73,15 +75,46 @@ class Stream:
             self.loop.call_soon_threadsafe(self.emissions.put_nowait, emission)
 
 
+class AccessLog:
+    """One JSON line per ended request, which `dsim replay` reads as a trace of format `dsim`.
+
+    Arrivals are s since 1970, on the server's clock.
+    """
+
+    def __init__(self, path: Path, opened: float, force: bool = False) -> None:
+        """opened: s since 1970 when the server's clock was 0."""
+        self._opened = opened
+        self._file = check_file(path, force=force).open("w", encoding="utf-8", buffering=1)  # flushes every line
+        self._lock = threading.Lock()
+
+    def write(self, stream: Stream, status: str, end: float) -> None:
+        """end: s on the server's clock."""
+        line: dict[str, Any] = {
+            "arrival": self._opened + stream.arrival,
+            "input_length": stream.input_length,
+            "output_length": stream.num_sent,
+            "max_tokens": stream.output_length,
+            "status": status,
+            "id": str(stream.index),
+            "measured_e2el": end - stream.arrival,
+        }
+        if stream.first_sent is not None:
+            line["measured_ttft"] = stream.first_sent - stream.arrival
+        with self._lock:
+            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
 @dataclass(eq=False)
 class Fleet:
     """Engines and executors of one policy in real time; the server's loop calls its methods.
 
     table: has a row for each request in the server's life. draws: is told each request's lengths. prefixes: is told
-    each prompt. append: takes the journal's steps in batches, from one thread at a time; once it fails, steps are not
-    recorded. vocab: token ids of prompts must be below it. frontend: a request's delay, s. metrics_as: engine under
-    whose names metrics are published; None: the one in the policy's name. simulates: a step takes the time that its
-    profile predicts.
+    each prompt. append: takes the journal's steps in batches, from one thread at a time. vocab: token ids of prompts
+    must be below it. frontend: a request's delay, s. metrics_as: engine under whose names metrics are published; None:
+    the one in the policy's name. simulates: a step takes the time that its profile predicts.
     """
 
     engines: Sequence[Engine]
@@ -89,7 +122,7 @@ class Fleet:
     table: RequestTable
     clock: Clock
     _: KW_ONLY
-    draws: CommitDraws | None = None
+    draws: Commits | None = None
     append: Append | None = None
     prefixes: ToldPrefixes | None = None
     vocab: int | None = None
@@ -103,7 +136,6 @@ class Fleet:
         self.num_requests = 0
         self.replicas: list[Replica] = []
         self.watches: list[Watch] = []  # one per replica
-        self.journal_failure: Exception | None = None
         self._stopping: str | None = None
         self._recording = threading.Lock()
         self._entering = threading.Lock()  # no stream enters a replica that has ended its streams
@@ -112,10 +144,12 @@ class Fleet:
     def start(self, executors: Sequence[Executor], text: Text | None = None) -> None:
         """text: reads replies' tokens; without it they are zeros."""
         for engine, executor in zip(self.engines, executors, strict=True):
-            recorder = None if self.append is None else StepRecorder(self._record, engine.policy.width, BATCH)
+            recorder = None
+            if self.append is not None:
+                recorder = StepRecorder(self._record, engine.policy.width, BATCH)
             committed, ended = partial(self._send, text), partial(self._end, len(self.replicas))
             host = getattr(executor, "host", None)
-            self.watches.append(Watch(self.publishes, engine, self.clock, self.prefixes, host))
+            self.watches.append(Watch(self.publishes, engine, self.prefixes, host))
             self.replicas.append(
                 Replica(
                     engine, executor, self.clock, committed, ended, recorder, simulates=self.simulates,
@@ -142,7 +176,9 @@ class Fleet:
 
     def prompt(self, request: int, length: int) -> Ids:
         stream = self._streams.get(request)
-        return np.zeros(length, np.int32) if stream is None else stream.prompt
+        if stream is None:
+            return np.zeros(length, np.int32)
+        return stream.prompt
 
     def submit(self, prompt: Sequence[int], output_length: int, **wishes: Any) -> Stream:
         """Take a request, or raise RefusedError. wishes: priority, deadline and slo_class of Request."""
@@ -162,7 +198,7 @@ class Fleet:
         if self.prefixes is not None:
             self.prefixes.tell(index, ids)
         replica = self.replicas[self.router.route(self.engines, request)]
-        if self.draws is not None:
+        if isinstance(self.draws, CommitDraws):
             self.draws.seat(np.array([index]), np.array([len(prompt)]), np.array([output_length]))
         with self._entering:
             if not replica.alive:
@@ -170,8 +206,15 @@ class Fleet:
             request = replace(request, arrival=self.clock())  # inside the lock: no step that ends later misses it
             due = request.arrival + self.frontend
             stream = Stream(
-                index, len(prompt), output_length, ids, replica, asyncio.get_running_loop(), request.arrival, due
-            )  # fmt: skip
+                index=index,
+                input_length=len(prompt),
+                output_length=output_length,
+                prompt=ids,
+                replica=replica,
+                loop=asyncio.get_running_loop(),
+                arrival=request.arrival,
+                due=due,
+            )
             self.num_requests += 1
             self._streams[index] = stream
             replica.submit(request, due)
@@ -180,7 +223,6 @@ class Fleet:
     def cancel(self, stream: Stream) -> None:
         """End a request whose client disconnected, if it has not ended."""
         if self._streams.pop(stream.index, None) is not None:
-            self.watches[stream.replica.engine.replica].cancelled(stream.index)
             self._note_end(stream, "cancelled", self.clock())
             stream.replica.cancel(stream.index)
 
@@ -204,10 +246,8 @@ class Fleet:
     def _send(self, text: Text | None, plan: StepPlan, outcome: StepOutcome, done: Ids, now: float) -> None:
         """Send clients what a step emitted; in the replica's thread."""
         ended = set(done.tolist())
-        emitted = self.table["num_tokens"]
         watch = self.watches[int(self.table["replica"][plan.requests[0]])]
-        num_prompt = 0
-        num_sent = 0
+        num_prompt, num_sent = 0, 0
         emissions: list[tuple[Stream, Emission]] = []
         for request, slot in zip(plan.requests.tolist(), plan.slots.tolist(), strict=True):
             stream = self._streams.get(request)
@@ -216,28 +256,21 @@ class Fleet:
             if not stream.begun:
                 stream.begun = True
                 watch.begun(request, stream.due)
-            num = int(emitted[request])
-            if num == stream.num_sent and request not in ended:
+            num, last = int(self.table["num_tokens"][request]), request in ended
+            if num == stream.num_sent and not last:
                 continue
-            try:
-                tokens = _new_tokens(stream, slot, num, text)
-            except Exception as error:  # ends only this request
-                _log.error("a reply's tokens cannot be read", exc_info=error)
-                self.cancel(stream)
-                stream.put("the reply's tokens cannot be read")
-                continue
-            num_new, first = num - stream.num_sent, stream.num_sent == 0
+            tokens = _new_tokens(stream, slot, num, text)
             num_prompt += watch.sent(
-                request, num_new, first=first, last=request in ended, gap=now - stream.last_sent,
+                request, len(tokens), first=stream.num_sent == 0, last=last, gap=now - stream.last_sent,
                 output_length=stream.output_length,
             )  # fmt: skip
-            num_sent += num_new
+            num_sent += len(tokens)
             stream.num_sent, stream.last_sent = num, now
-            stream.first_sent = now if first else stream.first_sent
+            stream.first_sent = stream.first_sent or now
             # Before its client knows: an ended request cannot be cancelled.
-            if request in ended and self._streams.pop(request, None) is not None:
+            if last and self._streams.pop(request, None) is not None:
                 self._note_end(stream, "completed", now)
-            emissions.append((stream, Emission(tokens, request in ended)))
+            emissions.append((stream, Emission(tokens, last)))
         # Counted first: metrics read after a reply include it.
         watch.step(plan, outcome, num_sent, num_prompt)
         for stream, emission in emissions:
@@ -245,21 +278,12 @@ class Fleet:
 
     def _note_end(self, stream: Stream, status: str, now: float) -> None:
         if self.access is not None:
-            self.access.write(
-                stream.index, status, stream.arrival, stream.input_length, stream.output_length, stream.num_sent,
-                stream.first_sent, now,
-            )  # fmt: skip
+            self.access.write(stream, status, now)
 
     def _record(self, columns: Mapping[str, Any], lists: Mapping[str, Any]) -> None:
         assert self.append is not None
         with self._recording:
-            if self.journal_failure is not None:
-                return
-            try:
-                self.append(columns, lists)
-            except Exception as error:  # a failing disk ends no requests
-                self.journal_failure = error
-                _log.error("the journal records no more steps; serving continues: %s", error)
+            self.append(columns, lists)
 
     def _end(self, index: int) -> None:
         """End the replies of a replica that stopped; in its thread."""
@@ -282,8 +306,10 @@ def _failure(replica: Replica) -> str:
     error = replica.failure
     if error is None:
         return STOPPING
-    kind = "" if isinstance(error, DsimError) else f"{type(error).__name__}: "
-    return f"replica {replica.engine.replica} failed: {kind}{cut(error, 500)}"
+    reason = cut(error, 500)
+    if not isinstance(error, DsimError):
+        reason = f"{type(error).__name__}: {reason}"
+    return f"replica {replica.engine.replica} failed: {reason}"
 
 
 def _new_tokens(stream: Stream, slot: int, num: int, text: Text | None) -> Sequence[int]:

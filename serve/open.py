@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .. import __version__
 from ..device.on_device import LiveSetting
@@ -69,17 +68,14 @@ class Behind:
         return summarize(self.spec, self.columns(), totals, slos, replicas=len(self.fleet.engines))
 
     def run_info(self, summary: Summary, slos: Sequence[Slo]) -> RunInfo:
-        n = self.fleet.num_requests
-        arrival = self.columns()["arrival"]
-        duration = float(arrival[-1] - arrival[0]) if n else 0.0
-        rate = (n - 1) / duration if duration > 0 else None
-        failure = self.fleet.journal_failure
+        gaps, rate = np.diff(self.columns()["arrival"]), None
+        if gaps.sum() > 0:
+            rate = 1.0 / float(gaps.mean())
         return replace(
             self.info,
-            trace=replace(self.info.trace, num_requests=n, rate=rate),
+            trace=replace(self.info.trace, num_requests=self.fleet.num_requests, rate=rate),
             slos=tuple(map(str, slos)),
             policies=(summary,),
-            journal_failure=None if failure is None else str(failure),
         )
 
 
@@ -98,8 +94,9 @@ def open_twin(
     profile, policy, limits = setting.profile, setting.policy, setting.limits
     draws = setting.draws(world.seed, _unknown())
     table = RequestTable(MAX_REQUESTS)
-    by_prefix = caches_prefixes(policy) or world.routing().kind.goes_by_prefix
-    prefixes = ToldPrefixes(policy.memory.page_size, MAX_REQUESTS) if by_prefix else None
+    prefixes = None
+    if caches_prefixes(policy) or world.routing().kind.goes_by_prefix:
+        prefixes = ToldPrefixes(policy.memory.page_size, MAX_REQUESTS)
     numbers = range(world.replicas)
     engines = [setting.engine(table, replica=r, emit=world.emit, prefixes=prefixes) for r in numbers]
     model = setting.step_model(draws)
@@ -107,11 +104,14 @@ def open_twin(
     clock.start()
     fleet = Fleet(
         engines, world.routing().new(prefixes, seed=world.seed), table, clock,
-        draws=draws if isinstance(draws, CommitDraws) else None, append=append, prefixes=prefixes,
+        draws=draws, append=append, prefixes=prefixes,
         frontend=profile.frontend, metrics_as=metrics_as, simulates=True,
     )  # fmt: skip
-    words = Filler(None if tokenizer is None else Tokenized(tokenizer))
-    pace = "" if speed == 1 else f"; times are simulated, {speed:g} times as fast as the clock"
+    words, pace = Filler(), ""
+    if tokenizer is not None:
+        words = Filler(Tokenized(tokenizer))
+    if speed != 1:
+        pace = f"; times are simulated, {speed:g} times as fast as the clock"
     about = f"the twin of {profile.model.name} on {profile.device.name}, {world.policy}"
     info = _info(
         world, limits, profile, setting, "twin",
@@ -130,7 +130,7 @@ def open_live(
     from ..live.prompts import random_prompts  # these load PyTorch
     from ..live.session import open_executor
 
-    commits = commits or ("model" if loaded.trained else "twin")
+    commits = commits or {True: "model", False: "twin"}[loaded.trained]
     live = LiveSetting(loaded, profile, commits)
     live.check(world)
     config = loaded.model.config
@@ -140,15 +140,16 @@ def open_live(
     table = RequestTable(MAX_REQUESTS)
     fleet = Fleet(
         [serving.engine(table, world.emit)], routing("round-robin").new(), table, Clock(),
-        draws=draws if isinstance(draws, CommitDraws) else None, append=append,
+        draws=draws, append=append,
         vocab=config.vocab, metrics_as=metrics_as,
     )  # fmt: skip
     half = limits.context_limit // 2
     largest = [Request(0, 0.0, limits.context_limit - half, half)]
     executor = open_executor(replace(serving, prompts=fleet.prompt), largest, warm_up)
     words = _words(loaded)
-    weights = f", weights {loaded.derived}" if loaded.derived else ""
-    about = f"{config.name} on {loaded.device}, {world.policy}{weights}"
+    about = f"{config.name} on {loaded.device}, {world.policy}"
+    if loaded.derived:
+        about += f", weights {loaded.derived}"
     info = _info(world, limits, profile, drawing, commits, loaded.settings)
     return Behind(fleet, [executor], executor.text, words, world.policy, about, "live", info)
 
@@ -172,10 +173,14 @@ def _info(
     """drawing: the setting that draws commits; None: the weights decide."""
     remaining = dict(settings)
     identity = {name: remaining.pop(name, "") for name in ("device", "model", "dtype", "weights")}
-    profiles = {}
-    if profile is not None:  # a device has no front end
-        frontend = 0.0 if drawing is None else profile.frontend
-        profiles = {world.policy: replace(profile_info(profile), frontend=frontend)}
+    profiles: dict[str, Any] = {}
+    models: tuple[Any, ...] = ()
+    if profile is not None:
+        profiles = {world.policy: profile_info(profile)}
+    if profile is not None and drawing is None:  # a device has no front end
+        profiles = {world.policy: replace(profile_info(profile), frontend=0.0)}
+    if drawing is not None:
+        models = tuple(commit_infos(drawing.policy, drawing.profile, drawing.drawn))
     return RunInfo(
         trace=TraceInfo("what clients sent", arrival="as received"),
         dsim=__version__,
@@ -183,7 +188,7 @@ def _info(
         commits=decided,
         live=LiveInfo(**identity, settings=remaining),
         profiles=profiles,
-        commit_models=() if drawing is None else tuple(commit_infos(drawing.policy, drawing.profile, drawing.drawn)),
+        commit_models=models,
         limits={world.policy: limits},
         replicas=world.replicas,
         router=world.router,

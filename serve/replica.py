@@ -148,5 +148,5 @@ class Replica:
             self.failure = error
         self._end()
         self.ended()  # before the journal: clients do not wait for the disk
-        if self.recorder is not None:
+        if self.recorder is not None and self.failure is None:
             self.recorder.flush()

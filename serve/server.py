@@ -1,26 +1,31 @@
-"""Runs the application on a socket until a signal; requests in flight finish first."""
+"""A server, from its options to its run's files: it runs until a signal, and requests in flight finish first."""
 
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 
+from ..engine.errors import DsimError
+from ..engine.journal import Append
 from ..files.interrupt import SIGNALS
-from .fleet import STOPPING, Fleet
+from ..report.run import RunResult, run_html
+from ..results.run_folder import RunWriter
+from ..results.slo import Slo
+from .app import Settings, application
+from .fleet import STOPPING, AccessLog, Fleet
+from .open import MAX_REQUESTS, Behind
 
-try:
-    import resource
-except ImportError:  # not a POSIX system
-    resource = None  # type: ignore[assignment]
-
-LAST_BYTES = 2.0  # s for clients to receive the ends of aborted replies
-MAX_CONNECTIONS = 4096  # further clients get 503
+LAST_BYTES = 1.0  # s for clients to receive the ends of aborted replies
+MAX_CONNECTIONS = 1000  # further clients get 503
 KEEP_ALIVE = 65  # s for which an idle connection stays open
 
 
@@ -32,18 +37,15 @@ class Server(uvicorn.Server):
     """
 
     def __init__(
-        self, app: Starlette, host: str, port: int, drain: float, fleet: Fleet,
-        started: Callable[[str], None] = lambda url: None,
-    ) -> None:  # fmt: skip
-        super().__init__(
-            uvicorn.Config(
-                app, host=host, port=port, http="h11", lifespan="off", ws="none", access_log=False, log_config=None,
-                limit_concurrency=MAX_CONNECTIONS, timeout_keep_alive=KEEP_ALIVE, server_header=False,
-            )
-        )  # fmt: skip
-        self._drain = drain
+        self, app: Starlette, options: "ServerOptions", fleet: Fleet, started: Callable[[str], None] = lambda url: None
+    ) -> None:
+        limits: dict[str, Any] = {"limit_concurrency": MAX_CONNECTIONS, "timeout_keep_alive": KEEP_ALIVE}
+        quiet: dict[str, Any] = {"access_log": False, "log_config": None, "server_header": False}
+        address: dict[str, Any] = {"host": options.host, "port": options.port}
+        super().__init__(uvicorn.Config(app, http="h11", lifespan="off", ws="none", **address, **limits, **quiet))
+        self._drain = options.drain
         self._fleet = fleet
-        self._told = started
+        self._on_start = started
         self._failed_at: float | None = None
 
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
@@ -51,7 +53,9 @@ class Server(uvicorn.Server):
         await super().startup(sockets)  # type: ignore[arg-type]
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
-            self._told(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            if ":" in host:
+                host = f"[{host}]"
+            self._on_start(f"http://{host}:{port}")
 
     async def on_tick(self, counter: int) -> bool:
         """Whether to stop. After a failure, /health reports it while other replicas serve their requests."""
@@ -74,13 +78,9 @@ class Server(uvicorn.Server):
         while asyncio.get_running_loop().time() < until and not self.force_exit:
             await asyncio.sleep(0.05)
         self._fleet.end_replies(STOPPING)
-        for _ in range(round(LAST_BYTES / 0.05)):
-            await asyncio.sleep(0.05)
-            if not self.server_state.tasks:
-                return
+        await asyncio.sleep(LAST_BYTES)
         for connection in list(self.server_state.connections):
             connection.transport.abort()
-        await asyncio.sleep(0.05)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -101,8 +101,69 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def raise_file_limit() -> None:
-    """Raise the soft limit on open files to the hard one: each connection is a file."""
-    if resource is not None:
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+@dataclass(frozen=True)
+class ServerOptions:
+    """Options that concern clients."""
+
+    host: str
+    port: int
+    drain: float  # s
+    served_name: str | None = None
+    api_key: str | None = None
+    access_log: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 1 << 16:
+            raise DsimError(f"--port is {self.port}, expected 0 to 65535")
+        if not 0 <= self.drain < float("inf"):
+            raise DsimError(f"--grace is {self.drain} s, expected at least 0 and finite")
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a server's life left."""
+
+    run: RunResult
+    failure: str | None  # of a replica
+    started: bool  # False: it could not listen
+
+
+def serve_until_stopped(
+    open_fleet: Callable[[Append | None], Behind],
+    options: ServerOptions,
+    slos: Sequence[str],
+    policy: str,
+    *,
+    out: Path | None,
+    force: bool,
+    say: Callable[[str], None],
+) -> Served:
+    """Serve until a signal, then write the run's folder. open_fleet: takes the journal's `append`."""
+    objectives = [Slo.parse(text) for text in slos]
+    for slo in objectives:
+        slo.check_class(())
+    folder: Any = nullcontext()
+    if out is not None:
+        folder = RunWriter(out, force=force, room_for=MAX_REQUESTS)
+    with folder as writer:
+        append = None
+        if writer is not None:
+            append = partial(writer.append, policy)
+        behind = open_fleet(append)
+        fleet = behind.fleet
+        if options.access_log is not None:
+            fleet.access = AccessLog(Path(options.access_log), fleet.clock.opened, force)
+        name = options.served_name or behind.model
+        app = application(fleet, behind.words, Settings(name, behind.header, options.api_key or None))
+        server = Server(app, options, fleet, lambda url: say(f"Serving {name}: {behind.about}, on {url}"))
+        behind.start()
+        try:
+            with suppress(SystemExit):  # uvicorn cannot listen; its log says why
+                server.run()
+        finally:
+            totals = fleet.stop()
+        info = behind.run_info(behind.summarize(totals, objectives), objectives)
+        if writer is not None:
+            writer.requests(policy, behind.columns())
+            writer.finish(info, run_html)
+    return Served(RunResult.from_info(info), fleet.failure, server.started)

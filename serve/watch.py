@@ -1,7 +1,6 @@
 """Counts a replica's steps and replies for its page of metrics."""
 
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
@@ -11,8 +10,7 @@ import numpy as np
 from ..engine.engine import Engine
 from ..engine.prefix import Prefixes, caches_prefixes
 from ..engine.step import StepOutcome, StepPlan
-from ..results.engine_metrics import QUANTITIES, WITH_HANDLES, edges_of
-from .clock import Clock
+from ..results.engine_metrics import QUANTITIES, edges_of
 
 
 class Buckets:
@@ -42,17 +40,16 @@ class Watch:
 
     engine_name: str
     engine: Engine
-    clock: Clock
     prefixes: Prefixes | None
     host: Callable[[StepPlan], float] | None  # s of a step in which the device waits; None: as the step's outcome says
 
     def __post_init__(self) -> None:
         name, engine, prefixes = self.engine_name, self.engine, self.prefixes
-        self._cached = prefixes.cached if prefixes is not None and caches_prefixes(engine.policy) else None
+        self._cached = np.zeros(0, np.int64)  # prompt tokens, by request
+        if prefixes is not None and caches_prefixes(engine.policy):
+            self._cached = prefixes.cached
         # SGLang's synchronous rounds report at the end of their blocks.
         self._every_forward = getattr(engine.policy.batching, "dllm_fdfo", True)
-        self.handles = Handles(engine.limits.max_batch) if name == WITH_HANDLES else None
-        self._handle_times: dict[int, float] = {}  # s, by request
         counted = ("prompt_tokens", "cached_tokens", "generation_tokens", "forward_seconds", "forwards")
         self.counts: dict[str, float] = dict.fromkeys(counted, 0.0)
         self.finished = {"stop": 0, "length": 0}
@@ -64,23 +61,16 @@ class Watch:
 
     def begun(self, request: int, due: float) -> None:
         """A request's first step; it reached the engine at `due` (s)."""
-        table = self.engine.table
-        if self.handles is not None:
-            self._handle_times[request] = self.handles.take(float(table["arrival"][request]))
-        self._observe("queue", float(table["scheduled"][request]) - max(due, self._arrival(request)))
-
-    def cancelled(self, request: int) -> None:
-        """Free the handle of a request whose client went away."""
-        self._free(request, self.clock())
+        self._observe("queue", float(self.engine.table["scheduled"][request]) - due)
 
     def sent(self, request: int, num: int, *, first: bool, last: bool, gap: float, output_length: int) -> int:
         """Count `num` tokens sent to a client, `gap` s after those before; returns the prompt tokens computed first."""
         table = self.engine.table
         prompt = int(table["input_length"][request])
-        cached = 0 if self._cached is None else int(self._cached[request])
+        cached = int(self._cached[request : request + 1].sum())
         self.counts["generation_tokens"] += num
         if first:
-            self._observe("ttft", float(table["first_emission"][request]) - self._arrival(request))
+            self._observe("ttft", float(table["first_emission"][request] - table["arrival"][request]))
             self.counts["prompt_tokens"] += prompt
             self.counts["cached_tokens"] += cached
         elif num:
@@ -89,21 +79,21 @@ class Watch:
             self._observe("gap_of_each_token", gap / num, times=num)
         if last:
             self._end(request, prompt, output_length)
-        return prompt - cached if first else 0
+        return first * (prompt - cached)
 
     def _end(self, request: int, prompt: int, output_length: int) -> None:
         table = self.engine.table
         num = int(table["num_tokens"][request])
-        begin, first, end = (float(table[name][request]) for name in ("scheduled", "first_emission", "finish"))
-        self.finished["stop" if num < output_length else "length"] += 1
+        times = ("arrival", "scheduled", "first_emission", "finish")
+        arrival, begin, first, end = (float(table[name][request]) for name in times)
+        self.finished[("length", "stop")[num < output_length]] += 1
         self._observe("input_length", prompt)
         self._observe("output_length", num)
         self._observe("longest_output", num)
-        self._observe("e2el", end - self._arrival(request))
+        self._observe("e2el", end - arrival)
         self._observe("prefill", first - begin)
         self._observe("decode", end - first)
         self._observe("tpot", (end - first) / max(1, num - 1))
-        self._free(request, end)
 
     def step(self, plan: StepPlan, outcome: StepOutcome, num_sent: int, num_prompt: int) -> None:
         """Count a finished step. num_sent: tokens. num_prompt: computed prompt tokens of requests whose reply began."""
@@ -112,7 +102,7 @@ class Watch:
         if self.host is not None:
             host = min(outcome.latency, self.host(plan))
         else:
-            host = 0.0 if np.isnan(outcome.device) else outcome.latency - outcome.device
+            host = float(np.nan_to_num(outcome.latency - outcome.device))
         self.counts["forward_seconds"] += outcome.latency - host
         if self._every_forward or plan.prefill or num_sent:
             self.counts["forwards"] += 1
@@ -120,30 +110,3 @@ class Watch:
     def _observe(self, quantity: str, value: float, times: int = 1) -> None:
         if quantity in self.histograms:
             self.histograms[quantity].add(value, times)
-
-    def _arrival(self, request: int) -> float:
-        """When a request's latencies begin (s)."""
-        return self._handle_times.get(request, float(self.engine.table["arrival"][request]))
-
-    def _free(self, request: int, now: float) -> None:
-        if self._handle_times.pop(request, None) is not None and self.handles is not None:
-            self.handles.free(now)
-
-
-class Handles:
-    """LMDeploy's handles: a request takes one of `count` before it reaches the engine, in order of arrival."""
-
-    def __init__(self, count: int) -> None:
-        self._count, self._taken, self._freed = count, 0, 0
-        self._times: deque[float] = deque(maxlen=count)  # s, when the last ones were freed
-
-    def take(self, arrival: float) -> float:
-        """When the next request had a handle (s). It has begun, so its handle is free or was freed."""
-        index = self._taken - self._count - (self._freed - len(self._times))
-        self._taken += 1
-        return max(arrival, self._times[index]) if index >= 0 else arrival
-
-    def free(self, now: float) -> None:
-        """Free a handle."""
-        self._times.append(now)
-        self._freed += 1

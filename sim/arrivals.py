@@ -4,7 +4,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,41 +12,22 @@ import simpy
 
 from ..engine.engine import Engine
 from ..engine.errors import TraceError
-from ..engine.jit import is_ours
 from ..engine.journal import RequestTable
 from ..engine.request import Request
 from ..engine.route import Choosing
 from ..engine.state import UNFINISHED, Inbox
 from ..traces import Trace
+from ..traces.trace import Ints
 from .clock import ARRIVAL, Clock
 from .group import Group
 
 Submit = Callable[[Request], bool]  # False: rejected
 
 
-class Source(Protocol):
-    """Submits a trace's requests to a fleet; the front end's time counts on the way in."""
-
-    foresees: bool  # `next_time` holds when requests end earlier
-
-    def start(self) -> simpy.Event | None:
-        """Begin; returns the event of the last arrival, or None if requests come until all have ended."""
-
-    def next_time(self, turn: int = 0, every: int = 1) -> float:
-        """The next arrival (s); with `every`, of a request whose index is `turn` modulo `every`."""
-
-    def ended(self, count: int) -> None:
-        """`count` more requests have ended."""
-
-    @property
-    def exhausted(self) -> bool:
-        """No request is still to come."""
-
-
 class OpenLoop:
-    """Submits each request at its time."""
+    """Submits each request at its time; the front end's time counts on the way in."""
 
-    foresees = True
+    foresees = True  # `next_time` holds when requests end earlier
 
     def __init__(self, env: Clock, trace: Trace, submit: Submit, drain: bool, frontend: float = 0.0) -> None:
         self._env = env
@@ -55,12 +36,15 @@ class OpenLoop:
         self._reach = trace.arrival + frontend
         self._next = 0  # first request that is not handed over
         self._taker: Group | None = None  # to which all are handed over
-        self._end = math.inf if drain else float(self._reach[-1])
+        self._end = math.inf
+        if not drain:
+            self._end = float(self._reach[-1])
 
     def start(self) -> simpy.Event:
+        """Begin; returns the event of the last arrival, or None if requests come until all have ended."""
         return self._env.process(self._run())
 
-    def hand_over(self, engines: Sequence[Engine], chosen: npt.NDArray[np.int64]) -> None:
+    def hand_over(self, engines: Sequence[Engine], chosen: Ints) -> None:
         """Have the engines submit the requests for which they are chosen; SimPy waits for the last one."""
         for i, engine in enumerate(engines):
             engine.expect(self._inbox(engine, np.flatnonzero(chosen == i).astype(np.int32)))
@@ -77,16 +61,19 @@ class OpenLoop:
             engine.table[name][rows] = column[rows]
         return Inbox(rows, self._reach[rows], _fitting(engine, trace, rows))
 
-    def next_time(self, turn: int = 0, every: int = 1) -> float:
-        """The next arrival, or the run's end (s)."""
+    def next_time(self, turn: int, every: int) -> float:
+        """The next arrival (s) of a request whose index is `turn` modulo `every`, or the run's end."""
         i = self._next + (turn - self._next) % every
-        return float(self._reach[i]) if i < len(self._trace) else self._end
+        if i < len(self._trace):
+            return float(self._reach[i])
+        return self._end
 
     def ended(self, count: int) -> None:
-        pass
+        """`count` more requests have ended."""
 
     @property
     def exhausted(self) -> bool:
+        """No request is still to come."""
         if self._taker is None:
             return self._next == len(self._trace)
         return not self._taker.replicas.more_come and self._env.now >= self._reach[-1]
@@ -131,7 +118,7 @@ class Underway:
 
     @property
     def next_time(self) -> float:
-        return self._requests[0][0] if self._requests else math.inf
+        return min((reach for reach, _ in self._requests), default=math.inf)
 
     def __bool__(self) -> bool:
         return bool(self._requests)
@@ -155,14 +142,15 @@ class Sessions:
         self._before: list[int] = []  # [requests] the index of the turn before, or -1
         last: dict[str, int] = {}
         for i, session in enumerate(sessions):
-            self._before.append(-1 if session is None else last.get(str(session), -1))
+            self._before.append(-1)
             if session is not None:
+                self._before[i] = last.get(str(session), -1)
                 last[str(session)] = i
 
     def start(self) -> simpy.Event:
         return self._due.start()
 
-    def next_time(self, turn: int = 0, every: int = 1) -> float:
+    def next_time(self, turn: int, every: int) -> float:
         return min(self._due.next_time(turn, every), self._underway.next_time)
 
     def ended(self, count: int) -> None:
@@ -213,8 +201,7 @@ class ClosedLoop:
     def start(self) -> None:
         self.ended(self._workers)
 
-    def next_time(self, turn: int = 0, every: int = 1) -> float:
-        """The next arrival of a request underway (s)."""
+    def next_time(self, turn: int, every: int) -> float:
         return self._underway.next_time
 
     def ended(self, count: int) -> None:
@@ -231,3 +218,6 @@ class ClosedLoop:
     def _arrive(self, request: Request) -> None:
         if not self._submit(request):
             self.ended(1)
+
+
+Source = OpenLoop | Sessions | ClosedLoop

@@ -9,6 +9,7 @@ from ..engine.errors import PolicyError, quoted
 from ..engine.outside import check_names_object, from_file, is_file, running_code_of
 from ..files.read import did_you_mean
 
+READERS: dict[Any, Any] = {bool: {"true": True, "false": False}.__getitem__}
 TYPES = {int: "a whole number", bool: "true or false", float: "a number"}
 
 
@@ -51,15 +52,13 @@ def values(settings: Sequence[str], types: Mapping[str, Any], asker: str) -> dic
     by_name: dict[str, Any] = {}
     for item in settings:
         name, equals, text = item.partition("=")
-        if not equals or name not in types:
-            expected = f"one of {', '.join(types)}" if types else "none"
+        if not equals or name not in types or name in by_name:
+            expected = f"one of {', '.join(types) or 'none'}"
             raise PolicyError(f"{asker}: there is no field {quoted(name)}, expected {expected}")
-        if name in by_name:
-            raise PolicyError(f"{asker}: {name} is given twice, as {quoted(by_name[name])} and {quoted(text)}")
-        kind = types[name]
+        read = READERS.get(types[name], types[name])
         try:
-            by_name[name] = {"true": True, "false": False}[text] if kind is bool else kind(text)
+            by_name[name] = read(text)
         except (ValueError, KeyError):
-            expected = TYPES.get(kind, "a number")
+            expected = TYPES.get(types[name], "a number")
             raise PolicyError(f"{asker}: {name} is {quoted(text)}, expected {expected}") from None
     return by_name

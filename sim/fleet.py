@@ -1,5 +1,6 @@
 """A fleet: pools of replicas, their router, and the scaler that changes their number."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -8,16 +9,13 @@ from typing import Any, Self
 
 from ..engine.errors import PolicyError, cut, quoted
 from ..engine.prefix import caches_prefixes
-from .deciders import Deciding, deciding
 from .link import Link
 from .routers import ROUTERS, Routing
 from .scalers import Scaling
 from .setting import Setting
-from .startup import AT_ONCE, Startup
 
 MAX_REPLICAS = 4096  # of a pool, and in one setting
 IN_TURN = Routing("round-robin", ROUTERS["round-robin"])
-ALWAYS = deciding("always")
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class Pool:
     setting: Setting
     count: int = 1  # ready when the run begins
     name: str = "pool"
-    startup: Startup = AT_ONCE  # from decision to serving
+    startup: float = 0.0  # s, from decision to serving
 
 
 @dataclass(frozen=True)
@@ -64,14 +62,15 @@ class Fleet:
     routing: Routing = IN_TURN
     scaling: Scaling | None = None  # None: fixed number
     links: tuple[Link, ...] = ()  # a link's first pool only prefills
-    deciding: Deciding = ALWAYS  # which requests it prefills
+    least_uncached: float = 0.0  # tokens of a prompt in no decoder's prefix cache, from which on it prefills
 
     def check(self) -> Self:
         """Self; PolicyError or ProfileError if it cannot run."""
         for pool in self.pools:
             if not 1 <= pool.count <= MAX_REPLICAS:
-                limit = "at least 1" if pool.count < 1 else f"at most {MAX_REPLICAS}"
-                raise PolicyError(f"replicas is {pool.count}, expected {limit}")
+                raise PolicyError(f"replicas is {pool.count}, expected 1 to {MAX_REPLICAS}")
+            if not 0 <= pool.startup < math.inf:
+                raise PolicyError(f"startup is {pool.startup:g} s, expected at least 0 and finite")
             pool.setting.check()
         pools = {pool.name: pool for pool in self.pools}
         if len(pools) < len(self.pools):
@@ -114,25 +113,23 @@ def with_ends(link: Link, names: Sequence[str]) -> Link:
         return link
     if len(names) != 2:
         raise PolicyError(f"a link is given without pools and the fleet has {len(names)}, expected from=POOL,to=POOL")
-    source = link.source or names[0 if link.to != names[0] else 1]
-    return replace(link, source=source, to=link.to or names[1 if source == names[0] else 0])
+    source = link.source or next(name for name in names if name != link.to)
+    return replace(link, source=source, to=link.to or next(name for name in names if name != source))
 
 
 def _check_pair(source: Pool, target: Pool) -> None:
     """PolicyError unless `target` can decode what `source` prefilled."""
-    policies = [pool.setting.policy for pool in (source, target)]
-    for pool, policy in zip((source, target), policies, strict=True):
+    traits: dict[str, list[Any]] = {"block_length": [], "family": [], "bytes of KV a token": []}
+    for pool in (source, target):
+        policy, memory = pool.setting.policy, pool.setting.profile.memory
         if policy.family == "full-sequence":
             raise PolicyError(
                 f"pool {pool.name} has {cut(policy.name)}, whose passes over whole sequences run where it decodes: "
                 "expected a policy that decodes against a prompt's keys and values"
             )
-    memories = [pool.setting.profile.memory for pool in (source, target)]
-    compared: dict[str, list[Any]] = {
-        "block_length": [policy.block_length for policy in policies],
-        "family": [policy.family for policy in policies],
-        "bytes of KV a token": [m.kv_bytes_per_token + m.window_bytes_per_token for m in memories],
-    }
-    for trait, (x, y) in compared.items():
+        total = memory.kv_bytes_per_token + memory.window_bytes_per_token
+        for column, value in zip(traits.values(), (policy.block_length, policy.family, total), strict=True):
+            column.append(value)
+    for trait, (x, y) in traits.items():
         if x != y:
             raise PolicyError(f"pool {source.name} has {trait} {x} and pool {target.name} {y}: expected the same")

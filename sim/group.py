@@ -2,23 +2,15 @@
 
 import math
 from collections.abc import Sequence
-from typing import SupportsIndex
 
-import numpy as np
-import numpy.typing as npt
 import simpy
 
 from ..engine.engine import Engine
-from ..engine.journal import StepRecorder
 from ..engine.replicas import Replicas
 from ..engine.request import Request
 from ..engine.route import Choosing
 from ..engine.state import Inbox
-from .clock import Clock
-from .replica import Finished, Horizon
-from .step_model import StepModel
-
-MANY = 32  # from this number on, figures are read as one column
+from .replica import Timeline
 
 
 class Member:
@@ -41,44 +33,15 @@ class Member:
         self._group.drain(self)
 
 
-class Serving(list[Engine]):
-    """Engines that take requests, by number; group: runs them all, if any."""
-
-    group: "Group | None" = None
-    _places: "npt.NDArray[np.int64] | None" = None  # in the group
-
-    def append(self, engine: Engine) -> None:
-        super().append(engine)
-        self._places = None
-
-    def pop(self, index: SupportsIndex = -1) -> Engine:
-        self._places = None
-        return super().pop(index)
-
-    def column(self, name: str) -> "Sequence[int] | npt.NDArray[np.int64]":
-        """A figure of each replica (Router.least)."""
-        if self.group is None or len(self) < MANY:
-            return [getattr(engine, name) for engine in self]
-        if self._places is None:
-            self._places = self.group.replicas.places(self)
-        column: npt.NDArray[np.int64] = self.group.replicas.counters[name][self._places]
-        return column
-
-
 class Group:
     """Replicas of one setting with known arrival times and no other influence.
 
-    The same result as a `Replica` process each. horizon: when a request or a fleet decision may come first.
+    The same result as a `Replica` process each.
     """
 
-    def __init__(
-        self, env: Clock, step_model: StepModel, recorder: StepRecorder | None, finished: Finished, horizon: Horizon,
-    ) -> None:  # fmt: skip
-        self._env = env
-        self._model = step_model
-        self._recorder = recorder
-        self._finished = finished
-        self._horizon = horizon
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._env = timeline.env
         self.replicas = Replicas()
         self._draining: list[Member] = []
         self._done = 0  # finished requests
@@ -100,8 +63,7 @@ class Group:
 
     def catch_up(self) -> None:
         """Hand out what has come; begin steps that began before."""
-        replicas, model = self.replicas, self._model
-        while not replicas.run(-math.inf, self._env.now, model.arrays, model.cost, self._recorder):
+        while not self._run(-math.inf, self._env.now):
             pass
 
     def touched(self, place: int) -> None:
@@ -114,12 +76,9 @@ class Group:
         self._draining.append(member)
         self._wake()
 
-    def release(self, member: Member) -> None:
-        """Release a replica with its work in flight."""
-        if member in self._draining:
-            self._draining.remove(member)
-        self._done -= member.engine.num_completed
-        self.replicas.remove(member.place)
+    def _run(self, now: float, horizon: float) -> bool:
+        model = self._timeline.step_model
+        return self.replicas.run(now, horizon, model.arrays, model.cost, self._timeline.recorder)
 
     def _wake(self) -> None:
         if not self._woken:
@@ -135,25 +94,29 @@ class Group:
             self._advance()
 
     def _advance(self) -> None:
-        env, replicas, model = self._env, self.replicas, self._model
+        env, replicas, horizon = self._env, self.replicas, self._timeline.horizon
         self._woken = False
-        over = replicas.run(env.now, self._horizon(), model.arrays, model.cost, self._recorder)
+        over = self._run(env.now, horizon(0))
         completed = replicas.num_completed
         if completed > self._done:
-            self._finished(completed - self._done, env.now)
+            self._timeline.finished(completed - self._done, env.now)
             self._done = completed
         if not over:
             self._wake()  # so that a long run can be stopped
             return
         following = float(replicas.due.min())
         if following == math.inf:
-            following = self._horizon() if replicas.more_come else replicas.clock
+            following = replicas.clock
+            if replicas.more_come:
+                following = horizon(0)
         if env.now < following < math.inf and following != self._alarm:
             self._alarm = following
             self._call_at(following)
         for member in [member for member in self._draining if member.engine.idle]:
-            if member.engine.clock <= env.now:
-                self.release(member)
-                member.stopped.succeed()
-            else:
+            if member.engine.clock > env.now:
                 self._call_at(member.engine.clock)
+                continue
+            self._draining.remove(member)
+            self._done -= member.engine.num_completed
+            replicas.remove(member.place)
+            member.stopped.succeed()

@@ -14,11 +14,9 @@ from ..profiler.profile import Profile
 from .by_name import values
 from .clock import Clock
 
-SHARING = ("sender", "pool", "none")  # what shares the bandwidth: a replica's transfers, the link's, nothing
-RESERVE = ("late", "early")  # decoding pages are reserved at the prefill's end, or at arrival
 _BANDWIDTH = {"TB/s": "1e12", "GB/s": "1e9", "MB/s": "1e6", "Gb/s": "125e6"}  # bytes/s
 _LATENCY = {"us": "1e-6", "ms": "1e-3", "s": "1"}
-_TYPES = {"from": str, "to": str, "sharing": str, "overlap": bool, "reserve": str, "lease": float}
+_TYPES = {"from": str, "to": str, "overlap": bool}
 _EXAMPLE = "450GB/s,10us"
 
 
@@ -30,21 +28,13 @@ class Link:
     latency: float = 0.0  # s before the first byte
     source: str = ""  # pool; empty: the first
     to: str = ""  # ... the second of two
-    sharing: str = "sender"
     overlap: bool = False  # layers travel while later ones are computed
-    reserve: str = "late"
-    lease: float = 30.0  # s that prefill pages wait for a transfer to begin (vLLM: kv_lease_duration)
 
     def __post_init__(self) -> None:
         if not self.bandwidth > 0:
             raise PolicyError(f"link bandwidth is {self.bandwidth:g} bytes/s, expected above 0")
         if not 0 <= self.latency < math.inf:
             raise PolicyError(f"link latency is {self.latency:g} s, expected at least 0 and finite")
-        if not self.lease > 0:
-            raise PolicyError(f"link lease is {self.lease:g} s, expected above 0")
-        for name, words in (("sharing", SHARING), ("reserve", RESERVE)):
-            if (value := getattr(self, name)) not in words:
-                raise PolicyError(f"link {name} is {quoted(value)}, expected one of {', '.join(words)}")
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -61,7 +51,9 @@ class Link:
     def size(self, profile: Profile, tokens: int) -> int:
         """Bytes of a sequence's KV; layers with a window keep its last tokens."""
         memory, windowed = profile.memory, profile.model.windowed
-        in_window = tokens if windowed is None else min(tokens, windowed.window - 1)
+        in_window = tokens
+        if windowed is not None:
+            in_window = min(tokens, windowed.window - 1)
         return tokens * memory.kv_bytes_per_token + in_window * memory.window_bytes_per_token
 
     def unsent(self, profile: Profile, size: float, prefill: float) -> float:
@@ -75,11 +67,10 @@ class Link:
 
 
 class Wire:
-    """A link during a run: transfers share its bandwidth equally (processor sharing)."""
+    """A replica's end of a link during a run: its transfers share the bandwidth equally (processor sharing)."""
 
     def __init__(self, env: Clock, link: Link) -> None:
         self._env, self._link = env, link
-        self._shares = link.sharing != "none" and math.isfinite(link.bandwidth)
         self._served = 0.0  # bytes sent to each transfer in flight since the wire was last idle
         self._since = 0.0  # s, of `_served`
         self._ends: list[tuple[float, int, Callable[[], None]]] = []  # a heap by `_served` at each end
@@ -88,8 +79,8 @@ class Wire:
     def send(self, size: float, then: Callable[[], None]) -> None:
         """Send bytes from now on; `then` is called on arrival."""
         link, env = self._link, self._env
-        if not self._shares:
-            env.call(env.now + link.latency + size / link.bandwidth, then)
+        if link.bandwidth == math.inf:
+            env.call(env.now + link.latency, then)
         elif link.latency:
             env.call(env.now + link.latency, lambda: self._begin(size, then))
         else:

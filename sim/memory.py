@@ -50,7 +50,9 @@ class StepMemory:
         """Bytes of a forward's tensors: each GPU holds the whole residual stream and logits."""
         cap = getattr(self.setting.policy.batching, "max_num_logits", None)
         # A workspace holds the copies of its row's logits.
-        use = replace(SERVING, logit_bytes=4) if self.setting.memory.workspace_bytes else SERVING
+        use = SERVING
+        if self.setting.memory.workspace_bytes:
+            use = replace(SERVING, logit_bytes=4)
         tensors = of_forward(self.setting.profile.model, forward.tokens, forward.head_rows, how=use, max_num_logits=cap)
         return {name: self.setting.profile.device.count * size for name, size in tensors.items()}
 
@@ -116,7 +118,7 @@ def _forwards(policy: Policy, limits: Limits, requests: Trace) -> list[Forward]:
         return [Forward(tokens, min(tokens, int(np.sort(head)[-rows:].sum())))]
     decode = rows * policy.width
     if batching.pieces:  # prompts and blocks in one forward
-        tokens = decode if batching.most_tokens is None else batching.most_tokens
+        tokens = batching.most_tokens or decode
         if not policy.granularity.on_a_grid:
             tokens = max(tokens, budget)
         return [Forward(tokens, min(tokens, decode))]

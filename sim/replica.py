@@ -1,6 +1,7 @@
 """A replica in simulated time: the engine decides, the step model predicts, SimPy advances the time."""
 
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Any
 
 import simpy
@@ -11,44 +12,40 @@ from ..engine.request import Request
 from .clock import Clock
 from .step_model import StepModel
 
-Finished = Callable[[int, float], None]
-Horizon = Callable[[], float]  # when the outside may first affect this replica
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """What the replicas of a pool share: the clock, the price of steps, and what is told of their results."""
+
+    env: Clock
+    step_model: StepModel
+    recorder: StepRecorder | None
+    finished: Callable[[int, float], None]  # gets the number of requests that ended, and the time
+    horizon: Callable[[int], float]  # s, when an outside event may first change the replica of a number
+    until_finish: bool = False  # call `finished` as each request ends, for closed loops
 
 
 class Replica:
-    """An engine and its process, which runs to the next outside event and sleeps while idle.
+    """An engine and its process, which runs to the next outside event and sleeps while idle."""
 
-    until_finish: call `finished` as each request ends, for closed loops.
-    """
-
-    def __init__(
-        self,
-        env: Clock,
-        engine: Engine,
-        step_model: StepModel,
-        recorder: StepRecorder | None,
-        finished: Finished,
-        horizon: Horizon,
-        until_finish: bool = False,
-    ) -> None:
-        self.env = env
+    def __init__(self, timeline: Timeline, engine: Engine) -> None:
+        self.env = timeline.env
         self.engine = engine
-        self.step_model = step_model
-        self.stopped: simpy.Event = env.event()  # after `drain`, when its last request has ended
-        self._recorder = recorder
-        self._finished = finished
-        self._horizon = horizon
-        self._until_finish = until_finish
-        self._arrival = env.event()
+        self.stopped: simpy.Event = self.env.event()  # after `drain`, when its last request has ended
+        self._timeline = timeline
+        self._arrival = self.env.event()
         self._asleep = False
         self._draining = False
-        self.watch: Callable[[], None] | None = None  # called between steps
-        self.awaited: Callable[[], bool] = lambda: False  # requests are on their way to or from it
         self._done = 0  # requests reported as finished
-
-    def begin(self) -> None:
-        """Start the process that runs it."""
         self.env.process(self._run())
+
+    @property
+    def awaits(self) -> bool:
+        """Whether requests are on their way to or from it."""
+        return False
+
+    def after_step(self) -> None:
+        """Called whenever it has run."""
 
     def submit(self, request: Request) -> bool:
         """Hand the engine a request and wake it; False if it can never fit."""
@@ -69,29 +66,27 @@ class Replica:
             self._asleep = False
             self._arrival.succeed()
 
-    def advance(self, now: float, horizon: float) -> float:
-        """Run the engine (Engine.run); when to call again (s)."""
-        model = self.step_model
-        return self.engine.run(now, horizon, model.arrays, model.cost, self._recorder, self._until_finish)
-
-    def report(self) -> None:
-        """Report the requests that have finished."""
-        completed = self.engine.num_completed
-        if completed > self._done:
-            self._finished(completed - self._done, self.env.now)
-            self._done = completed
-
     def _run(self) -> Generator[simpy.Event, Any, None]:
-        env, engine = self.env, self.engine
+        line, engine = self._timeline, self.engine
+        env, model = self.env, line.step_model
         while True:
-            until = self.advance(env.now, self._horizon())
+            until = engine.run(
+                env.now,
+                line.horizon(engine.replica),
+                model.arrays,
+                model.cost,
+                line.recorder,
+                until_finish=line.until_finish,
+            )
             if until > env.now:
                 yield env.at(until)
-            if self.watch is not None:
-                self.watch()
-            self.report()
+            self.after_step()
+            completed = engine.num_completed
+            if completed > self._done:
+                line.finished(completed - self._done, env.now)
+                self._done = completed
             if engine.idle or engine.blocked:
-                if self._draining and engine.idle and not self.awaited():
+                if self._draining and engine.idle and not self.awaits:
                     self.stopped.succeed()
                     return
                 self._asleep = True

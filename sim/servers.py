@@ -1,29 +1,24 @@
-"""The servers of a run: the replicas of a fleet's pools, which start, take requests, drain and stop."""
+"""The replicas of a running fleet: its pools run them, and a receiver hands them requests.
 
-import math
-from collections.abc import Callable, Generator
+What changes a fleet is a component with a small interface: a `Receiver` (`Routed` below, `split.Split`) and a scaler
+(`autoscaler.Fixed`, `autoscaler.Autoscaler`). SimPy holds the events between them.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-import simpy
 
 from ..engine.engine import Engine
-from ..engine.errors import PolicyError, quoted
+from ..engine.errors import PolicyError
 from ..engine.journal import RequestTable, StepRecorder, StepTotals
-from ..engine.outside import running_code_of
 from ..engine.request import Request
-from .apart import run_apart
 from .arrivals import OpenLoop, Source
-from .clock import DECISION, Clock
+from .clock import Clock
 from .fleet import Fleet, Pool
-from .group import Group, Member, Serving
-from .pool_watch import PoolWatch
-from .replica import Replica
+from .group import Group, Member
+from .replica import Replica, Timeline
 from .routers.router import Router
-from .scalers import PoolView, Scaling
-from .split import Split
 from .step_model import StepModel
 
 AnyReplica = Replica | Member
@@ -31,143 +26,196 @@ AnyReplica = Replica | Member
 MOST_REPLICAS = 32_767  # of a run: a journal has 16 bits for a replica's number
 
 
-class Change(NamedTuple):
-    """The replicas of a pool from a time on."""
+class Receiver:
+    """Hands the requests that come to replicas."""
 
-    time: float  # s
-    pool: str
-    ready: int  # that take requests
-    provisioned: int  # paid: starting, ready or draining
+    busy = False  # requests are on their way between replicas
+
+    def submit(self, request: Request) -> bool:
+        """Take an arriving request; False if no replica can ever serve it."""
+        raise NotImplementedError
+
+    def new_replica(self, timeline: Timeline, engine: Engine, pool: Pool) -> Replica:
+        return Replica(timeline, engine)
+
+    def add(self, replica: AnyReplica) -> None:
+        """Let a new replica take requests."""
+
+    def retire(self, replica: AnyReplica) -> None:
+        """Let a replica take no more requests but those on their way to it."""
+
+    def catch_up(self) -> None:
+        """Hand out what came by now, before a scaler looks."""
+
+    def resume(self) -> None:
+        """Go on with the replicas that now take requests."""
 
 
-@dataclass(frozen=True, eq=False)
-class Starting:
-    """A replica that is starting."""
+class Routed(Receiver):
+    """Hands each request to the replica that a router chooses."""
 
-    ready: float  # s, when it will take requests
+    def __init__(self, router: Router) -> None:
+        self.router = router
+        self.engines: list[Engine] = []  # that take requests, by number
+        self._replicas: list[AnyReplica] = []  # theirs
+        self._taker: Group | None = None  # a pool with all requests, which chooses in compiled code
+
+    def submit(self, request: Request) -> bool:
+        return self._replicas[self.router.route(self.engines, request)].submit(request)
+
+    def add(self, replica: AnyReplica) -> None:
+        self._replicas.append(replica)
+        self.engines.append(replica.engine)
+
+    def retire(self, replica: AnyReplica) -> None:
+        self._replicas.remove(replica)
+        self.engines.remove(replica.engine)
+
+    def hand_all(self, source: OpenLoop, group: Group, table: RequestTable, scales: bool) -> None:
+        """Hand all requests to the group of all replicas, if the router can choose in compiled code."""
+        choosing = self.router.compiled(len(self.engines), table.asked.input_length, scales)
+        if choosing is not None:
+            source.hand_to(group, self.engines[0], choosing)
+            self._taker = group
+
+    def catch_up(self) -> None:
+        if self._taker is not None:
+            self._taker.catch_up()
+
+    def resume(self) -> None:
+        if self._taker is not None:
+            self._taker.take_by(self.engines)
 
 
-@dataclass
-class _Members:
+@dataclass(eq=False)
+class Members:
     """The replicas of one pool."""
 
     pool: Pool
-    step_model: StepModel
-    watch: PoolWatch | None  # None: nothing scales
-    alone: bool | None = None  # each replica runs by itself; None: not known yet
-    group: Group | None = None  # runs its replicas together
+    table: RequestTable
+    timeline: Timeline
+    together: bool  # one group runs them
+    group: Group | None = None
+    numbers: list[int] = field(default_factory=list)  # of all replicas so far
     ready: list[AnyReplica] = field(default_factory=list)
     draining: list[AnyReplica] = field(default_factory=list)
-    starting: list["Starting"] = field(default_factory=list)  # the newest last
+
+    @property
+    def replicas(self) -> list[AnyReplica]:
+        return [*self.ready, *self.draining]
 
 
 class Servers:
-    """The replicas of a fleet while a run lasts. Its router chooses the replica of each request.
+    """The replicas of a fleet while a run lasts.
 
-    new_engine: the engine of a pool's replica of a number. finished: called with the requests that end, and the time.
-    cached: prompt tokens of each request that a prefix cache held. seed: of start-ups. split: of a fleet with links; it
-    hands requests to the replicas in the router's place.
+    next_change: when a scaler may change their number (s).
     """
 
     def __init__(
-        self, env: Clock, fleet: Fleet, router: Router, step_models: list[StepModel],
-        new_engine: Callable[[Pool, int], Engine], recorder: StepRecorder | None,
-        finished: Callable[[int, float], None], table: RequestTable,
-        cached: npt.NDArray[Any] | None = None, seed: int = 0, split: Split | None = None,
+        self, env: Clock, fleet: Fleet, receiver: Receiver, source: Source, *, tables: Sequence[RequestTable],
+        step_models: Sequence[StepModel], new_engine: Callable[[Pool, RequestTable, int], Engine],
+        recorder: StepRecorder | None, finished: Callable[[int, float], None], ahead: bool,
     ) -> None:  # fmt: skip
-        self._env = env
-        self._fleet = fleet
-        self._router = router
-        self._new_engine = new_engine
-        self._recorder = recorder
-        self._finished = finished
-        self._seed = seed
-        self._split = split
-        self._members = [
-            _Members(pool, model, None if fleet.scaling is None else self._new_watch(pool, table, cached))
-            for pool, model in zip(fleet.pools, step_models, strict=True)
-        ]
-        self._number = 0  # of the next replica
-        self._replicas: list[AnyReplica] = []  # that take requests, by number
-        self._engines = Serving()  # theirs
-        self._apart = False  # its replicas are started together, when all are there
-        self._pool_of: list[_Members] = []  # theirs
-        self._starts = 0  # by a scaler
-        # Gets all requests, in a run with a scaler.
-        self._taker: Group | None = None
-        self._taken = 0  # requests it had taken at the last tick
-        self._totals = StepTotals()
-        self._next_tick = math.inf
-        self._paid = 0.0  # replica-seconds up to `_paid_until`
-        self._paid_until = 0.0
-        self.changes: list[Change] = []
-        self._table = table
+        """Tables: the one that each pool's engines write.
 
-    def _new_watch(self, pool: Pool, table: RequestTable, cached: npt.NDArray[Any] | None) -> PoolWatch:
-        if self._split is None:
-            return PoolWatch(pool, table, cached)
-        role = "prefill" if self._fleet.prefills(pool) else "decode"
-        return PoolWatch(pool, self._split.table_of(pool), cached, role)
-
-    def start(self, source: Source, ahead: bool = True, threads: int = 1) -> None:
-        """Start the first replicas and the scaler.
-
-        source: of the requests to come. ahead: replicas may take them from it before they come. threads: run
-        independent replicas.
+        new_engine: of a replica of this number. finished: as in Timeline. ahead: replicas may take requests from the
+        source before they come.
         """
+        self._env, self._fleet, self._new_engine, self._recorder = env, fleet, new_engine, recorder
+        self._finished = finished
+        self._receiver = receiver
         self._source = source
-        chosen = self._router.in_advance(len(self._table.rows), self._fleet.num_replicas)
-        if chosen is None and self._fleet.num_replicas == 1 and self._fleet.routing.is_shipped:
-            chosen = np.zeros(len(self._table.rows), np.int64)
-        changes = self._fleet.scaling is not None
-        separate = not changes and chosen is not None
-        ahead = ahead and isinstance(source, OpenLoop) and self._split is None
-        self._together, self._apart = ahead and not separate, ahead and separate
-        for members in self._members:
+        self.next_change: Callable[[], float] = lambda: np.inf
+        self._number = 0  # of the next replica
+        self._stopped = StepTotals()  # of replicas that are gone
+        self._ahead = ahead and not fleet.links
+        self._every = 1  # a replica takes one request of so many, in turn
+        self._chosen = None  # [requests] replica of each
+        if isinstance(receiver, Routed) and fleet.scaling is None:
+            num_requests = len(tables[0].rows)
+            self._chosen = receiver.router.in_advance(num_requests, fleet.num_replicas)
+            if receiver.router.takes_turns:
+                self._every = fleet.num_replicas
+            if fleet.num_replicas == 1 and fleet.routing.is_shipped:
+                self._chosen = np.zeros(num_requests, np.int64)
+        self.pools = [self._members(*each) for each in zip(fleet.pools, tables, step_models, strict=True)]
+
+    def _members(self, pool: Pool, table: RequestTable, step_model: StepModel) -> Members:
+        fleet, source = self._fleet, self._source
+        finished, horizon = self._finished, self._next_event
+        if fleet.prefills(pool):  # the end of a prefill is not that of a request
+            finished = _ignore
+        alone = fleet.scaling is None and fleet.num_replicas == 1
+        if fleet.links or not (source.foresees or alone):  # the next request may come at the end of another replica's
+            horizon = self._now
+        reports = bool(fleet.links) or not source.foresees
+        timeline = Timeline(self._env, step_model, self._recorder, finished, horizon=horizon, until_finish=reports)
+        return Members(pool, table, timeline, self._ahead and self._chosen is None)
+
+    def _now(self, replica: int) -> float:
+        return self._env.now
+
+    def _next_event(self, replica: int) -> float:
+        return min(self._source.next_time(replica, self._every), self.next_change())
+
+    def start(self) -> None:
+        """Start the first replicas; if they can, they take their requests before they come."""
+        for members in self.pools:
             for _ in range(members.pool.count):
-                self._add(members)
-        group = self._engines.group
-        if ahead and isinstance(source, OpenLoop):
-            if self._apart and chosen is not None:
-                self._start_apart(source, chosen, threads)
-            elif group is not None:
-                choosing = self._router.compiled(len(self._engines), self._table.asked.input_length, changes)
-                if choosing is not None:
-                    source.hand_to(group, self._engines[0], choosing)
-                    self._taker = group if changes else None
-        if self._fleet.scaling is not None:
-            self._next_tick = self._env.now
-            self._env.process(self._scale(self._fleet.scaling))
-
-    def _start_apart(self, source: OpenLoop, chosen: npt.NDArray[np.int64], threads: int) -> None:
-        """Start replicas whose requests are chosen in advance; if they can, they take them before they come."""
-        replicas = [replica for replica in self._replicas if isinstance(replica, Replica)]
-        if any(engine.asks_python for engine in self._engines):
-            for replica in replicas:
-                replica.begin()
+                self.add(members)
+        source, receiver, group = self._source, self._receiver, self.pools[0].group
+        if not (self._ahead and isinstance(source, OpenLoop) and isinstance(receiver, Routed)):
             return
-        source.hand_over(self._engines, chosen)
-        threads = threads if self._recorder is None else 1  # one journal
-        self._env.process(run_apart(self._env, replicas, source.next_time(), threads))
+        if self._chosen is not None:
+            if not any(engine.asks_python for engine in receiver.engines):
+                source.hand_over(receiver.engines, self._chosen)
+        elif group is not None and len(self.pools) == 1:
+            receiver.hand_all(source, group, self.pools[0].table, self._fleet.scaling is not None)
 
-    def submit(self, request: Request) -> bool:
-        """Hand a request to the router's choice; False if that replica can never serve it."""
-        if self._split is not None:
-            return self._split.submit(request)
-        chosen = self._router.route(self._engines, request)
-        watch = self._pool_of[chosen].watch
-        if watch is not None:
-            watch.add_requests(request.index)
-        return self._replicas[chosen].submit(request)
+    def add(self, members: Members) -> None:
+        """Put a pool's replica into service."""
+        if self._number > MOST_REPLICAS:
+            raise PolicyError(f"the run starts replica {self._number + 1}, expected at most {MOST_REPLICAS + 1}")
+        engine = self._new_engine(members.pool, members.table, self._number)
+        members.together = members.together and not engine.runs_alone
+        replica: AnyReplica
+        if members.together:
+            members.group = members.group or Group(members.timeline)
+            replica = members.group.add(engine)
+        else:
+            replica = self._receiver.new_replica(members.timeline, engine, members.pool)
+        members.ready.append(replica)
+        members.numbers.append(self._number)
+        self._number += 1
+        self._receiver.add(replica)
+
+    def drain(self, members: Members) -> AnyReplica:
+        """Let a pool's newest replica take no more requests, and stop once idle."""
+        replica = members.ready.pop()
+        members.draining.append(replica)
+        self._receiver.retire(replica)
+        replica.drain()
+        return replica
+
+    def remove(self, members: Members, replica: AnyReplica) -> None:
+        """Remove a replica that has drained."""
+        members.draining.remove(replica)
+        self._stopped.merge(replica.engine.totals)
+
+    @property
+    def idle(self) -> bool:
+        """Whether all has been served, and nothing is still to come."""
+        waits = self._receiver.busy or not self._source.exhausted
+        return not waits and all(replica.engine.idle for members in self.pools for replica in members.replicas)
 
     @property
     def totals(self) -> StepTotals:
         """The steps' totals over all replicas; KV pool: of the replicas when the run began."""
         totals = StepTotals()
-        totals.merge(self._totals)
-        for replica in self._all():
-            totals.merge(replica.engine.totals)
-        for members in self._members:
+        totals.merge(self._stopped)
+        for members in self.pools:
+            for replica in members.replicas:
+                totals.merge(replica.engine.totals)
             if members.group is not None:
                 members.group.replicas.add_bins(totals)
         totals.num_pages = sum(pool.count * pool.setting.limits.num_pages for pool in self._fleet.pools)
@@ -175,204 +223,14 @@ class Servers:
 
     def close(self) -> None:
         """Release the replicas, so that their memory is free at once."""
-        self._note_taken()
-        for members in self._members:
+        for members in self.pools:
             if members.group is not None:
                 members.group.replicas.close()
+            for replica in members.replicas:
+                self._receiver.retire(replica)
             members.ready.clear()
             members.draining.clear()
-        for collection in (self._replicas, self._engines, self._pool_of):
-            collection.clear()
-
-    def replica_time(self, end: float) -> float:
-        """Replica-seconds paid up to a time (s)."""
-        return self._paid + self._provisioned * max(0.0, end - self._paid_until)
-
-    # ---- one replica -----------------------------------------------------------------------------------------
-
-    def _add(self, members: _Members) -> None:
-        """Put a pool's replica into service."""
-        if self._number > MOST_REPLICAS:
-            raise PolicyError(f"the run starts replica {self._number + 1}, expected at most {MOST_REPLICAS + 1}")
-        engine = self._new_engine(members.pool, self._number)
-        replica = self._new_replica(members, engine)
-        self._number += 1
-        members.ready.append(replica)
-        self._replicas.append(replica)
-        self._engines.append(engine)
-        self._pool_of.append(members)
-        if self._split is not None:
-            assert isinstance(replica, Replica)
-            self._split.add(replica, members.pool, members.watch)
-
-    def _new_replica(self, members: _Members, engine: Engine) -> AnyReplica:
-        if members.alone is None:
-            members.alone = not self._together or engine.runs_alone
-        if not members.alone:
-            if members.group is None:
-                members.group = Group(
-                    self._env, members.step_model, self._recorder, self._finished, self._horizon(self._number),
-                )  # fmt: skip
-                self._engines.group = members.group if len(self._members) == 1 else None
-            return members.group.add(engine)
-        split = self._split
-        prefills = split is not None and split.prefills(members.pool)  # the end of a prefill is not that of a request
-        replica = Replica(
-            self._env, engine, members.step_model, self._recorder, self._finished if not prefills else lambda *_: None,
-            self._horizon(self._number), split is not None or not self._source.foresees,
-        )  # fmt: skip
-        if not self._apart:
-            replica.begin()
-        return replica
-
-    def _horizon(self, number: int) -> Callable[[], float]:
-        """When an outside event may first change a replica."""
-        source, env, count = self._source, self._env, self._fleet.num_replicas
-        fixed = self._fleet.scaling is None
-        if self._split is not None or (not source.foresees and not (fixed and count == 1)):
-            return lambda: env.now  # the next request may come at the end of another replica's
-        if not fixed:
-            return lambda: min(source.next_time(), self._next_tick, self._next_ready)
-        if self._router.takes_turns:
-            return lambda: source.next_time(number, count)
-        return source.next_time
-
-    def _start_one(self, members: _Members) -> None:
-        """Begin to start a replica of a pool."""
-        starting = Starting(self._env.now + members.pool.startup.draw(self._seed, self._starts))
-        members.starting.append(starting)
-        self._env.process(self._become_ready(members, starting))
-        self._starts += 1
-
-    def _become_ready(self, members: _Members, starting: Starting) -> Generator[simpy.Event, Any, None]:
-        yield self._env.at(starting.ready, DECISION)
-        if starting in members.starting:  # it was not cancelled
-            members.starting.remove(starting)
-            self._add(members)
-            self._note(members)
-            self._take_by_ready()
-
-    @property
-    def _next_ready(self) -> float:
-        """When the next starting replica will take requests."""
-        return min((server.ready for members in self._members for server in members.starting), default=math.inf)
-
-    def _take_by_ready(self) -> None:
-        """Give handed-over requests to the ready replicas."""
-        if self._taker is not None:
-            self._taker.take_by(self._engines)
-
-    def _catch_up(self) -> None:
-        """Hand out the handed-over requests that came by now."""
-        if self._taker is not None:
-            self._taker.catch_up()
-            self._note_taken()
-
-    def _note_taken(self) -> None:
-        """Note the requests that replicas have taken since the last time."""
-        if self._taker is None:
-            return
-        new = range(self._taken, self._taker.replicas.num_taken)
-        self._taken = new.stop
-        watch = self._members[0].watch
-        if watch is not None:
-            watch.add_requests(*new)
-
-    def _drain_one(self, members: _Members) -> None:
-        """Let a pool's newest replica take no more requests, and stop once idle."""
-        replica = members.ready.pop()
-        members.draining.append(replica)
-        index = self._replicas.index(replica)
-        for collection in (self._replicas, self._engines, self._pool_of):
-            collection.pop(index)
-        if self._split is not None:
-            assert isinstance(replica, Replica)
-            self._split.retire(replica)
-        replica.drain()
-        self._env.process(self._stop(members, replica))
-
-    def _stop(self, members: _Members, replica: AnyReplica) -> Generator[simpy.Event, Any, None]:
-        yield replica.stopped
-        self._pay()
-        members.draining.remove(replica)
-        self._totals.merge(replica.engine.totals)
-        self._note(members)
-
-    # ---- the number of replicas ------------------------------------------------------------------------------
-
-    def _scale(self, scaling: Scaling) -> Generator[simpy.Event, Any, None]:
-        scaler, env = scaling.scaler.begin(), self._env
-        for members in self._members:
-            self._note(members)
-        ticks = 0
-        while True:
-            self._next_tick = ticks * scaler.every
-            yield env.at(self._next_tick, DECISION)
-            ticks += 1
-            self._catch_up()
-            at_rest = self._split is None or self._split.idle
-            if self._source.exhausted and at_rest and all(replica.engine.idle for replica in self._all()):
-                self._next_tick = math.inf
-                return
-            views = [self._view(members) for members in self._members]
-            with running_code_of(f"scaler {scaling.spec}, asked at {env.now:g} s"):
-                targets = scaler.targets(env.now, views)
-            self._resize(self._checked(scaling.spec, targets))
-            self._take_by_ready()
-
-    def _checked(self, spec: str, targets: Any) -> list[int]:
-        try:
-            counts = [int(target) for target in targets]
-            ok = len(counts) == len(self._members) and min(counts) >= 0 and sum(counts) >= 1
-        except (TypeError, ValueError):
-            ok = False
-        if not ok:
-            raise PolicyError(
-                f"scaler {spec} returned {quoted(targets)} at {self._env.now:g} s, expected a number of replicas for "
-                f"each of {len(self._members)} pools, at least 1 in all"
-            )
-        return counts
-
-    def _view(self, members: _Members) -> PoolView:
-        assert members.watch is not None
-        ready, draining = ([r.engine for r in replicas] for replicas in (members.ready, members.draining))
-        return members.watch.view(self._env.now, ready, len(members.starting), draining)
-
-    def _resize(self, targets: list[int]) -> None:
-        """Start or drain replicas. One decoding replica keeps taking requests until another is ready."""
-        self._pay()
-        for members, target in zip(self._members, targets, strict=True):
-            missing = target - len(members.ready) - len(members.starting)
-            for _ in range(missing):
-                self._start_one(members)
-            cancelled = min(max(0, -missing), len(members.starting))
-            del members.starting[len(members.starting) - cancelled :]
-            drained = min(max(0, -missing) - cancelled, len(members.ready))
-            if not self._fleet.prefills(members.pool):
-                decoding = sum(len(m.ready) for m in self._members if not self._fleet.prefills(m.pool))
-                drained = min(drained, max(0, decoding - 1))
-            for _ in range(drained):
-                self._drain_one(members)
-            if missing > 0 or cancelled or drained:
-                self._note(members)
-
-    def _all(self) -> list[AnyReplica]:
-        return [replica for members in self._members for replica in (*members.ready, *members.draining)]
-
-    @property
-    def _provisioned(self) -> int:
-        return sum(_provisioned(members) for members in self._members)
-
-    def _pay(self) -> None:
-        self._paid = self.replica_time(self._env.now)
-        self._paid_until = self._env.now
-
-    def _note(self, members: _Members) -> None:
-        change = Change(self._env.now, members.pool.name, len(members.ready), _provisioned(members))
-        if self.changes and self.changes[-1][:2] == change[:2]:
-            self.changes.pop()
-        self.changes.append(change)
 
 
-def _provisioned(members: _Members) -> int:
-    return len(members.starting) + len(members.ready) + len(members.draining)
+def _ignore(count: int, now: float) -> None:
+    """Of `finished`."""

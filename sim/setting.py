@@ -2,21 +2,11 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol, Self
+from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from ..engine.commits import (
-    CanvasLaw,
-    CommitDraws,
-    CommitModel,
-    Commits,
-    ImportanceDeltas,
-    LawDraws,
-    ScheduledCommits,
-    TokenDraws,
-)
+from ..engine import commits as laws
 from ..engine.engine import Engine, Limits
 from ..engine.errors import PolicyError, ProfileError, cut
 from ..engine.journal import RequestTable
@@ -25,18 +15,10 @@ from ..engine.prefix import Prefixes
 from ..profiler.hardware import default_max_batch
 from ..profiler.profile import Device, MemoryModel, Profile, of_family
 from ..traces import Trace
+from ..traces.trace import Ints
 from .step_model import StepModel
 
 MAX_STEPS = "diffusion_max_steps"  # trace column: most denoising steps of a canvas or block
-
-
-class Sized(Protocol):
-    """What limits depend on: a profile's model, or a loaded configuration."""
-
-    @property
-    def context_limit(self) -> int: ...
-    @property
-    def state_tokens(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -74,7 +56,7 @@ class Setting:
         )  # fmt: skip
 
     @cached_property
-    def law(self) -> CanvasLaw | None:
+    def law(self) -> laws.CanvasLaw | None:
         """The law of steps per block, or None."""
         policy = self.policy
         if policy.commits_by != "law":
@@ -83,7 +65,7 @@ class Setting:
         return self.profile.canvas_law(self.workload, policy.block_length, max_steps)
 
     @cached_property
-    def commits(self) -> CommitModel | None:
+    def commits(self) -> laws.CommitModel | None:
         """The commit model; None for autoregressive models, laws and schedules.
 
         ProfileError if the profile lacks it or other data that the policy draws from.
@@ -91,13 +73,10 @@ class Setting:
         policy, profile, unmasking = self.policy, self.profile, self.policy.unmasking
         both_ways = policy.family == "full-sequence"
         if both_ways != (profile.family == "full-sequence"):
-            family = "full-sequence" if both_ways else "block-diffusion"
-            shipped = ", ".join(of_family(family))
-            does = "approximates the cache of a full-sequence model"
+            family = {True: "full-sequence", False: "block-diffusion"}[both_ways]
             raise ProfileError(
-                f"profile {profile.name} is of family {profile.family}, and {cut(policy.name)} "
-                f"{does if both_ways else 'decodes blocks over an exact KV cache'}: "
-                f"expected a {family} profile, of a file or shipped: {shipped}"
+                f"profile {profile.name} is of family {profile.family}, and {cut(policy.name)} of {policy.family}: "
+                f"expected a {family} profile, of a file or shipped: {', '.join(of_family(family))}"
             )
         if self.law is not None or policy.commits_by != "confidence":
             return None
@@ -112,17 +91,19 @@ class Setting:
         return model
 
     @property
-    def drawn(self) -> CommitModel | CanvasLaw | None:
+    def drawn(self) -> laws.CommitModel | laws.CanvasLaw | None:
         """What sets the pace of blocks, or None."""
         return self.commits or self.law
 
     @cached_property
-    def by_threshold(self) -> dict[float, CommitModel]:
+    def by_threshold(self) -> dict[float, laws.CommitModel]:
         """Commit models by threshold; empty if all steps share one."""
-        return {} if self.commits is None else self._of_thresholds(self.commits)
+        if self.commits is None:
+            return {}
+        return self._of_thresholds(self.commits)
 
     @cached_property
-    def deltas(self) -> ImportanceDeltas | None:
+    def deltas(self) -> laws.ImportanceDeltas | None:
         """The law of importance; None if the policy does not evict by it."""
         if not self.policy.eviction.by_importance:
             return None
@@ -133,23 +114,23 @@ class Setting:
             )
         return self.profile.focus
 
-    def draws(self, seed: int, requests: Trace) -> Commits | None:
+    def draws(self, seed: int, requests: Trace) -> laws.Commits | None:
         """Source of a run's commits; None if tokens come one by one."""
         policy, unmasking = self.policy, self.policy.unmasking
         if policy.commits_by == "acceptance":
-            return TokenDraws(policy.granularity.acceptances, seed) if policy.width > 1 else None
+            return laws.TokenDraws(policy.granularity.acceptances, seed) if policy.width > 1 else None
         if self.law is not None:
             cap = caps_of(unmasking.most_steps(policy.block_length), requests)
-            return LawDraws(self.law, seed, len(requests), cap)
+            return laws.LawDraws(self.law, seed, len(requests), cap)
         if self.commits is None:
-            return ScheduledCommits(policy.block_length, unmasking.denoising_steps, unmasking.quotas(policy))
-        return CommitDraws(
+            return laws.ScheduledCommits(policy.block_length, unmasking.denoising_steps, unmasking.quotas(policy))
+        return laws.CommitDraws(
             self.commits, seed, requests.input_length, requests.output_length, policy.width, self.deltas,
             requests.max_tokens, policy.family == "block-diffusion", self.by_threshold,
             unmasking if unmasking.chooses else None,
         )  # fmt: skip
 
-    def step_model(self, draws: Commits | None) -> StepModel:
+    def step_model(self, draws: laws.Commits | None) -> StepModel:
         """Predicts outcomes of steps."""
         policy = self.policy
         return StepModel(
@@ -166,11 +147,11 @@ class Setting:
             eos=eos, prefixes=prefixes, like=like,
         )  # fmt: skip
 
-    def _fitted_at(self, threshold: float) -> CommitModel:
+    def _fitted_at(self, threshold: float) -> laws.CommitModel:
         policy = self.policy
         return self.profile.commit_model(self.workload, policy.block_length, threshold, policy.unmasking.temperature)
 
-    def _of_thresholds(self, commits: CommitModel) -> dict[float, CommitModel]:
+    def _of_thresholds(self, commits: laws.CommitModel) -> dict[float, laws.CommitModel]:
         """ProfileError if the profile lacks one."""
         unmasking = self.policy.unmasking
         if not unmasking.varies:
@@ -193,8 +174,8 @@ class Setting:
         return min(fitted, key=lambda near: (round(abs(near - threshold), 9), -near), default=threshold)
 
 
-def limits_on(policy: Policy, memory: MemoryModel, device: Device, model: Sized) -> Limits:
-    """A replica's limits in this memory on the device."""
+def limits_on(policy: Policy, memory: MemoryModel, device: Device, model: Any) -> Limits:
+    """A replica's limits in this memory on the device. model: a profile's, or a loaded configuration."""
     batching, memory = policy.batching, memory_of(policy, memory)
     max_batch = batching.max_batch
     if max_batch is None:
@@ -222,10 +203,10 @@ def memory_of(policy: Policy, memory: MemoryModel) -> MemoryModel:
     return memory
 
 
-def caps_of(max_steps: int | None, requests: Trace) -> "npt.NDArray[np.int64] | int | None":
+def caps_of(max_steps: int | None, requests: Trace) -> "Ints | int | None":
     """Most steps of a block: the policy's, or per request if the trace allows fewer."""
     limits = requests.extras.get(MAX_STEPS)
     if limits is None:
         return max_steps
-    no_limit = np.iinfo(np.int32).max if max_steps is None else max_steps
-    return np.array([no_limit if limit is None else min(int(limit), no_limit) for limit in limits])
+    no_limit = max_steps or np.iinfo(np.int32).max
+    return np.array([min(int(limit or no_limit), no_limit) for limit in limits])

@@ -1,8 +1,5 @@
 """The step model: predicts a plan's latency and commits from a profile."""
 
-import numpy as np
-import numpy.typing as npt
-
 from ..engine import cache_overhead
 from ..engine.commits import NO_DRAWS, CommitDraws, Commits
 from ..engine.draw import Draws
@@ -11,6 +8,7 @@ from ..engine.jit import plain
 from ..engine.latency import LatencyModel, row_blocks_done
 from ..engine.part import Cache
 from ..engine.step import StepOutcome, StepPlan, features_left
+from ..traces.trace import Bools
 
 _row_blocks_done = plain(row_blocks_done)  # for one step at a time
 
@@ -32,13 +30,17 @@ class StepModel:
                 "first_layer_whole is true and the latency model has 0 layers: expected a profile's, or "
                 "first_layer_whole=false"
             )
-        self.latency = latency = latency if hides_host else latency.exposed()
+        if not hides_host:
+            latency = latency.exposed()
+        self.latency = latency
         self.cache_overhead = cache_overhead.table_of(latency, cache)
         self.draws, self.block_length = draws, block_length
         self.cost = latency.arrays(self.cache_overhead)
-        self.arrays: Draws | tuple[Draws, ...] = NO_DRAWS if draws is None else draws.arrays
+        self.arrays: Draws | tuple[Draws, ...] = NO_DRAWS
         if isinstance(draws, CommitDraws):
             self.arrays = draws.of_run
+        elif draws is not None:
+            self.arrays = draws.arrays
 
     def step(self, plan: StepPlan) -> StepOutcome:
         if plan.evicting is not None:
@@ -46,11 +48,13 @@ class StepModel:
             retained, committed = self.draws.draw_evicting(plan)
             latency = cache_overhead.price(self.latency, self.cache_overhead, plan, features_left(plan, retained))
             return StepOutcome(latency + self._of_blocks(plan, committed), committed, retained=retained)
-        committed = plan.window.copy() if self.draws is None else self.draws.draw(plan)
+        committed = plan.window.copy()
+        if self.draws is not None:
+            committed = self.draws.draw(plan)
         latency = cache_overhead.price(self.latency, self.cache_overhead, plan)
         return StepOutcome(latency + self._of_blocks(plan, committed), committed)
 
-    def _of_blocks(self, plan: StepPlan, committed: npt.NDArray[np.bool_]) -> float:
+    def _of_blocks(self, plan: StepPlan, committed: Bools) -> float:
         """Seconds of the blocks that commit their last mask."""
         length = self.block_length or plan.window.shape[1]
         if self.latency.host_block == 0.0 or length == 1:

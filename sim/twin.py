@@ -20,19 +20,19 @@ from ..engine.state import Asked
 from ..files.interrupt import asked_to_stop
 from ..traces import Trace
 from ..traces.prefixes import prefixes_of
+from ..traces.trace import Bools, Floats, Ints
 from .arrivals import ClosedLoop, OpenLoop, Sessions, Source
+from .autoscaler import Autoscaler, Change, Fixed
 from .clock import Clock
 from .fleet import Fleet, Pool
-from .moves import Moves
+from .pool_watch import PoolWatch
 from .routers import routing
-from .scalers.oracle import Oracle
-from .servers import Change, Servers
+from .servers import Members, Receiver, Routed, Servers
 from .setting import Setting
-from .split import Split
+from .split import Moves, Split
 
 Append = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
 Progress = Callable[[int, float], None]
-WAVES = 12  # full batches in the replay that measures a request's cost: its start and end count little
 CANVAS = 256  # tokens for a full-sequence model's answer of unknown length (full-sequence-diffusion.md 6)
 
 
@@ -48,7 +48,7 @@ class RunRecords:
     end: float  # s, simulated
     interrupted: bool
     num_made_ready: int = 0  # on a device: kernels compiled and graphs captured inside steps
-    cached_tokens: npt.NDArray[np.int64] | None = None  # [requests] prompt tokens in a prefix cache
+    cached_tokens: Ints | None = None  # [requests] prompt tokens in a prefix cache
     law: CanvasLaw | None = None  # of forwards a block or canvas
     replica_time: float | None = None  # replica-seconds paid for, if the number changed
     changes: tuple[Change, ...] = ()  # of the number of replicas, with a scaler
@@ -69,7 +69,6 @@ def simulate(
     drain: bool = True,
     eos: bool = False,
     step_by_step: bool = False,
-    threads: int = 1,
     append: Append | None = None,
     ordered: bool = True,
     progress: Progress | None = None,
@@ -79,10 +78,9 @@ def simulate(
     fleet: or a setting alone, with `replicas` behind a shipped `router`. sessions: a turn is sent at its time, or when
     the turn before has ended. drain: go on after the last arrival until all is served. eos: a request's last token is
     an EOS that no policy foresees; with max_tokens, where the answer is shorter. What it ends is the policy's `eos`
-    (`_past_eos`, `_on_canvases`). step_by_step: each arrival is an event of SimPy: the same, slower. threads: that may
-    run the replicas, with the same result for every number; one, with a journal. append: receives the journal's
-    steps in batches (STEP_COLUMNS, STEP_LISTS as values and offsets). ordered: append in the run's order; False,
-    faster, keeps each replica's. progress: receives ended requests and simulated time.
+    (`_past_eos`, `_on_canvases`). step_by_step: each arrival is an event of SimPy: the same, slower. append:
+    receives the journal's steps in batches (STEP_COLUMNS, STEP_LISTS as values and offsets). ordered: append in the
+    run's order; False, faster, keeps each replica's. progress: receives ended requests and simulated time.
 
     Ctrl-C ends the run early and returns the result so far.
     """
@@ -90,16 +88,16 @@ def simulate(
         fleet = Fleet((Pool(fleet, replicas),), routing(router))
     if concurrency is not None and concurrency < 1:
         raise TraceError(f"concurrency is {concurrency}, expected at least 1")
-    if not len(trace):
-        raise TraceError(f"{trace.name} holds no requests")
     fleet = fleet.with_ends().check()
     settings = [pool.setting for pool in fleet.pools]
     decoding = [pool.setting for pool in fleet.pools if not fleet.prefills(pool)]
     caches = any(caches_prefixes(setting.policy) for setting in settings)
-    prefixes = prefixes_of(trace) if caches or fleet.routing.kind.goes_by_prefix else None
+    prefixes, cached = None, None
+    if caches or fleet.routing.kind.goes_by_prefix:
+        prefixes = prefixes_of(trace)
+    if prefixes is not None and caches:
+        cached = prefixes.cached
     trace, missed = _with_missed_eos(trace, decoding, eos)
-    if fleet.scaling is not None and isinstance(fleet.scaling.scaler, Oracle):
-        fleet = _foreseen(fleet, trace, seed, timed=concurrency is None and not sessions)
     for setting in decoding:
         check_fit(trace, setting.limits, setting.policy)
     for setting in settings:
@@ -110,11 +108,18 @@ def simulate(
         if isinstance(draws, CommitDraws):
             draws.miss_eos(missed, trace.max_tokens > 0)
         step_models.append(setting.step_model(draws))
-    closed = concurrency is not None or sessions  # requests come when others have ended
+    due, closed = trace.arrival, concurrency is not None or sessions  # requests come when others have ended
+    if concurrency is not None:
+        due = np.zeros(len(trace))
     table = RequestTable(len(trace), None if closed else trace.arrival, Asked(*trace.lengths))
-    env = Clock()
-    width = max(setting.policy.width for setting in settings)
-    recorder = None if append is None else StepRecorder(append, width)
+    moves = None
+    tables = [table] * len(fleet.pools)
+    if fleet.links:
+        moves = Moves(len(trace), fleet.shares_where_decoded)
+        tables = [moves.prefills if fleet.prefills(pool) else table for pool in fleet.pools]
+    env, recorder = Clock(), None
+    if append is not None:
+        recorder = StepRecorder(append, max(setting.policy.width for setting in settings))
     ended = 0
 
     def finished(num: int, now: float) -> None:
@@ -124,32 +129,43 @@ def simulate(
         if progress is not None:
             progress(ended, now)
 
-    moves = Moves(table, fleet.shares_where_decoded) if fleet.links else None
     firsts: dict[str, Engine] = {}
 
-    def new_engine(pool: Pool, number: int) -> Engine:
-        table_of_pool = table if split is None else split.table_of(pool)
+    def new_engine(pool: Pool, table: RequestTable, number: int) -> Engine:
         like = firsts.get(pool.name)
-        engine = pool.setting.engine(table_of_pool, replica=number, emit=emit, eos=eos, prefixes=prefixes, like=like)
+        engine = pool.setting.engine(table, replica=number, emit=emit, eos=eos, prefixes=prefixes, like=like)
         firsts.setdefault(pool.name, engine)
         return engine
 
     new_router = partial(fleet.routing.new, prefixes, seed=seed)
-    split = None if moves is None else Split(env, fleet, table, moves, new_router)
-    servers = Servers(
-        env, fleet, new_router(), step_models, new_engine, recorder, finished, table,
-        prefixes.cached if prefixes is not None and caches else None, seed, split,
-    )  # fmt: skip
+    receiver: Receiver = Routed(new_router())
+    if moves is not None:
+        receiver = Split(fleet, table, moves, new_router(prefills=True), new_router())
     frontend = settings[0].profile.frontend
     source: Source
     if concurrency is not None:
-        source = ClosedLoop(env, trace, servers.submit, concurrency, frontend)
+        source = ClosedLoop(env, trace, receiver.submit, concurrency, frontend)
     elif sessions:
-        source = Sessions(env, trace, table, servers.submit, drain, frontend)
+        source = Sessions(env, trace, table, receiver.submit, drain, frontend)
     else:
-        source = OpenLoop(env, trace, servers.submit, drain, frontend)
+        source = OpenLoop(env, trace, receiver.submit, drain, frontend)
     in_order = ordered and append is not None and (fleet.num_replicas > 1 or fleet.scaling is not None)
-    servers.start(source, not step_by_step and not in_order, threads)
+    servers = Servers(
+        env,
+        fleet,
+        receiver,
+        source,
+        tables=tables,
+        step_models=step_models,
+        new_engine=new_engine,
+        recorder=recorder,
+        finished=finished,
+        ahead=not (closed or step_by_step or in_order),
+    )
+    servers.start()
+    scaler = Fixed()
+    if fleet.scaling is not None:
+        scaler = Autoscaler(env, servers, receiver, fleet.scaling, partial(watch_of, fleet, moves, due))
     interrupted = False
     try:
         with asked_to_stop(env.stop):
@@ -161,50 +177,43 @@ def simulate(
     if recorder is not None:
         recorder.flush()
     first, totals = settings[0], servers.totals
-    paid = None if fleet.scaling is None else servers.replica_time(totals.end)
+    paid = scaler.replica_time(totals.end)
     servers.close()
     return RunRecords(
-        first.policy, first.limits, first.commits, table, totals, env.now, interrupted,
-        cached_tokens=prefixes.cached if prefixes is not None and caches else None, law=first.law,
+        policy=first.policy,
+        limits=first.limits,
+        commit_model=first.commits,
+        table=table,
+        totals=totals,
+        end=env.now,
+        interrupted=interrupted,
+        cached_tokens=cached,
+        law=first.law,
         replica_time=paid,
-        changes=tuple(servers.changes), moves=None if moves is None else moves.columns,
-    )  # fmt: skip
+        changes=tuple(scaler.changes),
+        moves=None if moves is None else moves.columns,
+    )
 
 
-def _foreseen(fleet: Fleet, trace: Trace, seed: int, timed: bool) -> Fleet:
-    """The fleet with an oracle of the trace and its requests' cost on a full replica of the first pool."""
-    assert fleet.scaling is not None
-    oracle, pool = fleet.scaling.scaler, fleet.pools[0]
-    assert isinstance(oracle, Oracle)
-    if not timed:
-        raise PolicyError("scaler is oracle and requests come when others have ended, expected arrivals of the trace")
-    work = _work(trace, pool.setting, seed)
-    return replace(fleet, scaling=replace(
-        fleet.scaling, scaler=oracle.knowing(trace.arrival, work, pool.startup.mean)
-    ))  # fmt: skip
+def watch_of(fleet: Fleet, moves: Moves | None, due: Floats, members: Members) -> PoolWatch:
+    """What a scaler sees of a pool. due: as in PoolWatch."""
+    if moves is None:
+        return PoolWatch(members, due)
+    if fleet.prefills(members.pool):
+        return PoolWatch(members, due, role="prefill")
+    return PoolWatch(members, due, moves.filled["submitted"], "decode")
 
 
-def _work(trace: Trace, setting: Setting, seed: int) -> npt.NDArray[np.float64]:
-    """Seconds of a full replica per request, from a replay of some that come at once."""
-    num = min(len(trace), WAVES * setting.limits.max_batch)
-    sample = trace.take(np.linspace(0, len(trace) - 1, num).astype(np.int64), np.zeros(num))
-    result = simulate(sample, setting, seed=seed)
-    totals, block = result.totals, setting.policy.block_length
-    blocks = -(-trace.output_length // block).astype(np.float64)
-    token_time = totals.prefill_time / max(1, totals.prefill_tokens)
-    block_time = totals.decode_time / float(max(1, -(-sample.output_length // block).sum()))
-    work: npt.NDArray[np.float64] = token_time * trace.input_length + block_time * blocks
-    return work
-
-
-def _with_missed_eos(trace: Trace, settings: list[Setting], eos: bool) -> tuple[Trace, npt.NDArray[np.bool_]]:
+def _with_missed_eos(trace: Trace, settings: list[Setting], eos: bool) -> tuple[Trace, Bools]:
     """The trace as the policies serve it with EOS ends (`_past_eos`, `_on_canvases`); all must serve it alike."""
     outcomes = []
     for policy in (setting.policy for setting in settings):
         if policy.family == "block-diffusion" and policy.unmasking.eos == "block":
             outcomes.append(_past_eos(trace, policy.block_length, eos))
         else:
-            served = _on_canvases(trace) if eos and policy.family == "full-sequence" else trace
+            served = trace
+            if eos and policy.family == "full-sequence":
+                served = _on_canvases(trace)
             outcomes.append((served, np.zeros(len(trace), np.bool_)))
     served, missed = outcomes[0]
     if any(not np.array_equal(served.lengths, other.lengths) for other, _ in outcomes[1:]):
@@ -213,7 +222,7 @@ def _with_missed_eos(trace: Trace, settings: list[Setting], eos: bool) -> tuple[
     return served, missed
 
 
-def _past_eos(trace: Trace, block: int, eos: bool) -> tuple[Trace, npt.NDArray[np.bool_]]:
+def _past_eos(trace: Trace, block: int, eos: bool) -> tuple[Trace, Bools]:
     """The trace as LMDeploy serves it if requests end at an EOS, and the requests that this changes.
 
     An EOS stops a request with its block, as a limit does. LMDeploy ignores one in the block that the prompt ends in
@@ -239,24 +248,10 @@ def check_fit(trace: Trace, limits: Limits, policy: Policy) -> None:
     engine = Engine(policy, limits, RequestTable(0), latency=LatencyModel(((0.0, 0.0),), 0.0))
     if any(engine.fits(trace.request(i)) for i in range(len(trace))):
         return
-    if policy.family == "full-sequence":
-        raise TraceError(
-            f"{trace.name}: none of its {len(trace)} requests fits the context of {limits.context_limit} tokens, "
-            f"{limits.num_pages} pages of {policy.memory.page_size} and the tokens of a step"
-        )
-    length = trace.input_length + trace.limit
-    if not policy.batching.fits(policy, int(length.min())):
-        raise TraceError(
-            f"{trace.name}: none of its {len(trace)} requests fits: the shortest has {int(length.min())} tokens, more "
-            f"than a step of {cut(policy.name)} takes"
-        )
-    i = int(np.argmin(length))
-    pages, window_pages = engine.most_pages(trace.request(i))
-    needed, expected = f"{pages + window_pages} pages", f"{limits.num_pages} pages of {policy.memory.page_size}"
-    if window_limit := policy.memory.pools(limits.num_pages, limits.window_bytes, limits.kv_bytes)[1]:
-        needed += f", {window_pages} of them in layers with a window"
-        expected += f", {window_limit} of them for layers with a window"
+    i = int(np.argmin(trace.input_length + trace.limit))
+    length, pages = int(trace.input_length[i] + trace.limit[i]), sum(engine.most_pages(trace.request(i)))
     raise TraceError(
-        f"{trace.name}: none of its {len(trace)} requests fits: the shortest has {int(length[i])} tokens "
-        f"({needed}), expected at most {limits.context_limit} tokens (context) and {expected}"
+        f"{trace.name}: none of its {len(trace)} requests fits into a step of {cut(policy.name)}, the context of "
+        f"{limits.context_limit} tokens and {limits.num_pages} pages of {policy.memory.page_size}: the shortest has "
+        f"{length} tokens ({pages} pages)"
     )

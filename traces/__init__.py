@@ -1,23 +1,12 @@
 """Workload traces: files of many tools, or drawn arrivals."""
 
-from .arrivals import ARRIVALS
-from .lengths import LENGTHS
-from .load import load
-from .shipped import shipped_names
-from .stats import describe
-from .synth import prepare, synth
-from .trace import Trace, TraceNotes
-from .write import write
-
-__all__ = [
-    "ARRIVALS",
-    "LENGTHS",
-    "Trace",
-    "TraceNotes",
-    "describe",
-    "load",
-    "prepare",
-    "shipped_names",
-    "synth",
-    "write",
-]
+from .arrivals import ARRIVALS as ARRIVALS
+from .lengths import LENGTHS as LENGTHS
+from .load import load as load
+from .shipped import shipped_names as shipped_names
+from .stats import describe as describe
+from .synth import prepare as prepare
+from .synth import synth as synth
+from .trace import Trace as Trace
+from .trace import TraceNotes as TraceNotes
+from .write import write as write

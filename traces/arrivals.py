@@ -14,8 +14,8 @@ from ..engine.errors import TraceError
 from ..files.read import cut, float_of
 from .trace import Floats, check_rate
 
-CV_RANGE = {"gamma": (1e-3, 30.0), "weibull": (1e-2, 30.0)}
-CV_TOLERANCE = 1e-3  # of a process that has one CV
+LEAST_CV, LARGEST_CV = 1e-3, 30.0  # of gamma
+FIXED_CV = {"trace": math.nan, "poisson": 1.0, "constant": 0.0}
 
 
 def gamma_gaps(u: Floats, cv: float) -> Floats:
@@ -26,20 +26,11 @@ def gamma_gaps(u: Floats, cv: float) -> Floats:
     return np.asarray(gammaincinv(shape, u), np.float64) / shape
 
 
-def weibull_gaps(u: Floats, cv: float) -> Floats:
-    from scipy.special import gammaln
-
-    shape = weibull_shape(cv)
-    return (-np.log1p(-u)) ** (1 / shape) / math.exp(gammaln(1 + 1 / shape))
-
-
 GAPS: dict[str, Callable[[Floats, float], Floats]] = {
     "poisson": lambda u, _: -np.log1p(-u),
     "gamma": gamma_gaps,
-    "weibull": weibull_gaps,
     "constant": lambda u, _: np.ones_like(u),
 }
-FIXED_CV = {"poisson": 1.0, "constant": 0.0}
 
 # For --arrival; "trace" is the trace's times.
 ARRIVALS = ("trace", *GAPS)
@@ -57,34 +48,11 @@ def process_of(text: str) -> tuple[str, float]:
     arrival, separator, value = text.partition(",cv=")
     if arrival not in ARRIVALS:
         raise TraceError(f"no arrival process named {cut(arrival)}, expected one of: {', '.join(ARRIVALS)}")
-    cv = float_of(value) if separator else None
-    if cv is not None and not 0 <= cv < math.inf:
-        raise TraceError(f"cv is {cv}, expected a finite number above 0")
-    if arrival not in GAPS:
-        if cv is not None:
-            raise TraceError(f"cv is {cv:g}, expected none with {arrival} arrivals: they have one of their own")
-        return arrival, math.nan
-    fixed = FIXED_CV.get(arrival)
-    if fixed is not None:
-        if cv is not None and abs(cv - fixed) > CV_TOLERANCE:
-            raise TraceError(f"cv is {cv:g}, expected {fixed:g} with {arrival} arrivals: gamma has any CV")
-        return arrival, fixed
-    low, high = CV_RANGE[arrival]
-    if cv is not None and not low <= cv <= high:
-        raise TraceError(f"cv is {cv:g}, expected {low:g} to {high:g} for {arrival} arrivals")
-    return arrival, 1.0 if cv is None else cv
-
-
-def weibull_shape(cv: float) -> float:
-    """The Weibull shape of this CV, by bisection on its logarithm."""
-    from scipy.special import gammaln
-
-    def excess(log_shape: float) -> float:
-        shape = math.exp(log_shape)
-        return float(gammaln(1 + 2 / shape) - 2 * gammaln(1 + 1 / shape)) - math.log1p(cv**2)
-
-    low, high = math.log(0.05), math.log(500.0)
-    for _ in range(80):  # to the last bit
-        middle = (low + high) / 2
-        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
-    return math.exp((low + high) / 2)
+    if not separator:
+        return arrival, FIXED_CV.get(arrival, 1.0)
+    cv = float_of(value)
+    if arrival in FIXED_CV:
+        raise TraceError(f"cv is {cut(value)}, expected none with {arrival} arrivals: gamma has any CV")
+    if not LEAST_CV <= cv <= LARGEST_CV:
+        raise TraceError(f"cv is {cut(value)}, expected {LEAST_CV:g} to {LARGEST_CV:g}")
+    return arrival, cv

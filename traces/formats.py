@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..engine.errors import TraceError
@@ -84,12 +84,6 @@ FORMATS = {
             {"Session ID": "session_id", "Model": "model", "Log Type": "log_type", "Elapsed time": "elapsed_time"},
         ),
         Format(
-            "vidur", "arrived_at", "num_prefill_tokens", "num_decode_tokens", "s",
-            {"session_id": "session_id", "request_id": "id"},
-        ),
-        Format("splitwise", "arrival_timestamp", "prompt_size", "token_size", "s", {"request_id": "id"}),
-        Format("llmservingsim", "arrival_time_ns", "input_toks", "output_toks", "ns", {"session_id": "session_id"}),
-        Format(
             "baseten", "timestamp_start_unix_ms", "input_tokens", "output_tokens", "ms",
             {"provided_session_id": "session_id", "total_hashes": "hash_ids", "block_size": "block_size",
              "request_canceled": "cancelled"},
@@ -105,15 +99,6 @@ FORMATS = {
             "sglang", "request_received_ts", "prompt_tokens", "completion_tokens", "s",
             {"id": "id", "finish_reason.type": "status"},
             end="request_finished_ts", ttft="first_token_latency", is_log=True,
-        ),
-        Format(
-            "otlp", "startTimeUnixNano", "gen_ai.usage.input_tokens or gen_ai.usage.prompt_tokens",
-            "gen_ai.usage.output_tokens or gen_ai.usage.completion_tokens", "ns",
-            {"gen_ai.response.model or gen_ai.request.model": "model", "status": "status",
-             "gen_ai.request.id or gen_ai.response.id": "id", "gen_ai.operation.name": "kind"},
-            # From the span's start: by the client (conventions), by the server (vLLM).
-            ttft="gen_ai.response.time_to_first_chunk or gen_ai.latency.time_to_first_token", end="endTimeUnixNano",
-            is_log=True,
         ),
         Format(
             "openai", "created", "usage.prompt_tokens", "usage.completion_tokens", "s",
@@ -148,28 +133,21 @@ def recognise(rows: Rows) -> Format:
 
 def own_format(rows: Rows, text: str) -> Format:
     """Of `--columns arrival=A,input=I,output=O`; a time that is no number is a date."""
-    columns: dict[str, str] = {}
-    for item in text.split(","):
-        ours, _, column = (side.strip() for side in item.partition("="))
-        if ours not in OWN or not column or ours in columns:
-            expected = "arrival=COLUMN,input=COLUMN,output=COLUMN"
-            raise TraceError(
-                f"--columns has {quoted(item)}, expected {expected} and, where there are, {', '.join(OWN[3:])}"
-            )
-        columns[ours] = column
-    for ours in OWN[:3]:
-        if ours not in columns:
-            raise TraceError(f"--columns {cut(text)} lacks {ours}, expected arrival=COLUMN,input=COLUMN,output=COLUMN")
+    pairs = [[side.strip() for side in item.partition("=")[::2]] for item in text.split(",")]
+    columns: dict[str, str] = dict(pairs)
+    if len(columns) < len(pairs) or not set(OWN[:3]) <= set(columns) <= set(OWN) or not all(columns.values()):
+        raise TraceError(
+            f"--columns is {quoted(text)}, expected arrival=COLUMN,input=COLUMN,output=COLUMN and, where there are, "
+            f"{', '.join(OWN[3:])}"
+        )
     for ours, column in columns.items():
         check_column(rows, column, f"--columns {ours}={cut(column)}")
     time, num_input, num_output = (columns.pop(ours) for ours in OWN[:3])
     first, end = (columns.pop(ours, "") for ours in ("first", "end"))
-    unit = "s" if is_number(rows.first(time)) else "datetime"
+    unit = {True: "s", False: "datetime"}[is_number(rows.first(time))]
     extras = {column: ours for ours, column in columns.items()}
-    return Format(
-        "own columns", time, num_input, num_output, unit, extras, doubtful=unit == "s", first=first, end=end,
-        is_log=True,
-    )  # fmt: skip
+    form = Format("own columns", time, num_input, num_output, unit=unit, extras=extras, first=first, end=end)
+    return replace(form, doubtful=unit == "s", is_log=True)
 
 
 def is_number(value: object) -> bool:
@@ -190,4 +168,6 @@ def check_column(rows: Rows, column: str, option: str) -> None:
 def shown_keys(keys: list[str]) -> str:
     """One line of at most 80 characters."""
     text = " ".join(", ".join(keys).split())
-    return text if len(text) <= 80 else text[:77] + "..."
+    if len(text) <= 80:
+        return text
+    return text[:77] + "..."

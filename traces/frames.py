@@ -12,11 +12,8 @@ from .rows import FRAME, Rows
 def rows_of(frame: pd.DataFrame) -> Rows:
     """With missing values as None; TraceError for no rows or duplicate names."""
     keys = tuple(map(str, frame.columns))
-    if not len(frame):
-        raise TraceError(f"{FRAME} holds no rows, expected a trace")
-    if len(set(keys)) < len(keys):
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise TraceError(f"{FRAME} has {keys.count(twice)} columns {twice}, expected one")
+    if not len(frame) or len(set(keys)) < len(keys):
+        raise TraceError(f"{FRAME} has {len(frame)} rows of {', '.join(keys)}, expected some, and each column once")
     columns = [[plain(value) for value in frame[name].tolist()] for name in frame.columns]
     rows = [dict(zip(keys, values, strict=True)) for values in zip(*columns, strict=True)]
     return Rows(FRAME, list(range(len(rows))), rows, form="frame.iloc[{1}]", header=keys, top=FRAME)
@@ -24,12 +21,14 @@ def rows_of(frame: pd.DataFrame) -> Rows:
 
 def plain(value: Any) -> Any:
     """As in a file: None if missing, dates (and times since a beginning) as text."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
     if isinstance(value, list | tuple | dict):
         return value
-    if hasattr(value, "tolist"):
-        return plain(value.tolist())
-    if value is None or value is pd.NA or value is pd.NaT or value != value:
+    if pd.isna(value):
         return None
     if isinstance(value, timedelta):
         value = pd.Timestamp(0) + value
-    return str(value) if isinstance(value, datetime) else value
+    if isinstance(value, datetime):
+        return str(value)
+    return value

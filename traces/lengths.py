@@ -9,7 +9,7 @@ import numpy as np
 
 from ..engine import chance
 from ..engine.errors import TraceError
-from ..files.read import cut
+from ..files.read import cut, float_of
 from .trace import MAX_LENGTH, Floats, Ints, Trace
 
 Extras: TypeAlias = dict[str, list[Any]]
@@ -46,10 +46,9 @@ def draw_lengths(
     extras: Extras = {}
     if isinstance(lengths, Trace):
         u = chance.uniform(chance.key(seed, chance.LENGTH, PAIR, np.arange(num_requests)))
-        rows = (u * len(lengths)).astype(np.int64)  # with replacement
-        num_input, num_output = lengths.input_length[rows], lengths.output_length[rows]
-        if "max_tokens" in lengths.extras:
-            extras["max_tokens"] = [lengths.extras["max_tokens"][i] for i in rows.tolist()]
+        drawn = lengths.take((u * len(lengths)).astype(np.int64), np.zeros(num_requests))  # with replacement
+        num_input, num_output = drawn.input_length, drawn.output_length
+        extras = {name: column for name, column in drawn.extras.items() if name == "max_tokens"}
     else:
         num_input, num_output = draw_pairs(lengths, num_requests, seed)
     if max_tokens is not None:
@@ -69,7 +68,7 @@ def without_limit(text: str) -> tuple[str, int | None]:
 
 def draw_pairs(lengths: str, num_requests: int, seed: int) -> tuple[Ints, Ints]:
     kind, moments = parse_lengths(lengths)
-    draw = lognormal if kind == "lognormal" else normal
+    draw = {"lognormal": lognormal}.get(kind, normal)
     columns = []
     for side, mean, std in ((INPUT, *moments[:2]), (OUTPUT, *moments[2:])):
         u = chance.uniform(chance.key(seed, chance.LENGTH, side, np.arange(num_requests)))
@@ -82,24 +81,19 @@ def parse_lengths(text: str) -> tuple[str, Moments]:
     if text in LENGTHS:
         return "lognormal", LENGTHS[text]
     kind, _, values = text.partition(":")
-    try:
-        numbers = [float(value) for value in values.split(",")]
-    except ValueError:
-        numbers = []
-    if kind == "fixed" and len(numbers) == 2:
-        numbers = [numbers[0], 0.0, numbers[1], 0.0]
-    elif kind in ("normal", "lognormal") and len(numbers) == 2:
+    numbers = [float_of(value) for value in values.split(",")]
+    if len(numbers) == 2 and kind in ("normal", "lognormal"):
         numbers *= 2
-    if kind not in ("fixed", "normal", "lognormal") or len(numbers) != 4:
+    if len(numbers) == 2 and kind == "fixed" and all(number % 1 == 0 for number in numbers):
+        numbers = [numbers[0], 0.0, numbers[1], 0.0]
+    elif len(numbers) != 4 or kind not in ("normal", "lognormal"):
         raise TraceError(
             f"lengths are {cut(text)}, expected one of: {', '.join(LENGTHS)}, {FORMS}; each may end in {LIMIT}N"
         )
     for mean, std in (numbers[:2], numbers[2:]):
-        if not 1 <= mean <= MAX_LENGTH or not 0 <= std <= MAX_LENGTH:
+        if not (1 <= mean <= MAX_LENGTH and 0 <= std <= MAX_LENGTH):
             problem = f"mean {mean:g} and std {std:g}"
             raise TraceError(f"lengths are {cut(text)}: {problem}, expected 1 to {MAX_LENGTH} and 0 to {MAX_LENGTH}")
-    if kind == "fixed" and any(mean % 1 for mean in numbers[::2]):
-        raise TraceError(f"lengths are {cut(text)}, expected whole numbers of tokens")
     return kind, numbers
 
 

@@ -3,7 +3,6 @@
 import os
 from collections import Counter
 from dataclasses import replace
-from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,6 @@ import numpy as np
 from ..engine.errors import TraceError
 from ..files.read import cut, cut_words, did_you_mean, printable
 from .formats import MEASURED, OF_RUN, TICKS_PER_SECOND, Asked, Format, own_format, recognise
-from .otlp import OTLP, is_otlp, rows_of_spans
 from .parse import Columns, columns_of_rows
 from .rows import FRAME, Row, Rows, raw_rows, read_bytes
 from .shipped import SHIPPED
@@ -21,11 +19,10 @@ from .trace import Trace, TraceNotes
 if TYPE_CHECKING:
     import pandas as pd
 
+
 # A step log's request lines; its first line identifies it.
-STEP_LOG = Format(
-    "steplog", "arrival", "input_length", "output_length", "s",
-    {key: key for key in ("id", "max_tokens", "hash_ids", "block_size", "diffusion_max_steps")},
-)  # fmt: skip
+LOGGED = {key: key for key in ("id", "max_tokens", "hash_ids", "block_size", "diffusion_max_steps")}
+STEP_LOG = Format("steplog", "arrival", "input_length", "output_length", "s", LOGGED)
 
 
 def load(
@@ -77,9 +74,7 @@ def read_data(path: str, data: bytes, options: Asked) -> tuple[Columns, Format]:
 def read_rows(rows: Rows, options: Asked) -> tuple[Columns, Format]:
     """Of any file."""
     if not rows.rows:
-        raise TraceError(
-            f"{rows.path} holds {'no' if rows.header is None else 'a header and no'} rows, expected a trace"
-        )
+        raise TraceError(f"{rows.path} holds no rows, expected a trace")
     first = next((row for row in rows.rows if row), None)
     if first is None and rows.header is None:
         raise TraceError(f"{rows.place(0)}: {rows.bad.get(0, 'row has no keys')}")
@@ -87,8 +82,6 @@ def read_rows(rows: Rows, options: Asked) -> tuple[Columns, Format]:
         form = own_format(rows, options.columns)
     elif (first or {}).get("schema") == "dsim-steplog":
         rows, form = requests_of_log(rows), STEP_LOG
-    elif is_otlp(rows.keys):
-        rows, form = rows_of_spans(rows), OTLP
     else:
         form = recognise(rows)
     if form.name == "dsim" and "limited" in rows.keys:
@@ -108,23 +101,24 @@ def requests_of_log(log: Rows) -> Rows:
     If one ended early, the requested lengths become limits.
     """
     rows = log.take([i for i, row in enumerate(log.rows) if i in log.bad or row.get("kind") == "request"])
-    if not rows.rows:
-        raise TraceError(f"{log.path} holds no request lines, expected a step log that names its requests")
-    emitted: Counter[str] = Counter()
     finished = {str(row.get("request")) for row in log.rows if row.get("kind") == "finish"}
+    emitted: Counter[str] = Counter()
     for row in log.rows:
-        if isinstance(names := row.get("requests"), list):
-            counts = row.get("emitted")  # one value is for all rows
-            for name, tokens in zip(names, counts if isinstance(counts, list) else repeat(counts), strict=False):
-                emitted[str(name)] += tokens if isinstance(tokens, int) and str(name) in finished else 0
-    limits = [row.get("output_length") for row in rows.rows]
-    lengths = [emitted[str(row.get("request"))] or limit for row, limit in zip(rows.rows, limits, strict=True)]
-    early = any(isinstance(limit, int) and int(got or 0) < limit for got, limit in zip(lengths, limits, strict=True))
-    each_row = [
-        {**row, "output_length": length, **({"max_tokens": limit} if early else {})}
-        for row, length, limit in zip(rows.rows, lengths, limits, strict=True)
-    ]
-    return replace(rows, rows=each_row)
+        names, counts = row.get("requests") or [], row.get("emitted")
+        if not isinstance(counts, list):  # one value is for all rows
+            counts = [counts] * len(names)
+        for name, tokens in zip(map(str, names), counts, strict=False):
+            emitted[name] += tokens or 0
+    early, served = False, []
+    for row in rows.rows:
+        name, limit = str(row.get("request")), row.get("output_length")
+        served.append({**row, "max_tokens": limit})
+        if name in finished and emitted[name]:
+            served[-1]["output_length"] = emitted[name]
+            early |= emitted[name] != limit
+    if not early:
+        served = rows.rows
+    return replace(rows, rows=served)
 
 
 def finish(columns: Columns, form: Format, path: str, name: str) -> Trace:
@@ -133,32 +127,30 @@ def finish(columns: Columns, form: Format, path: str, name: str) -> Trace:
         policies = cut(", ".join(sorted(map(str, runs))))
         expected = f"expected those of one: --only {OF_RUN}=NAME"
         raise TraceError(f"{path} holds the requests of {len(runs)} policies ({policies}), {expected}")
-    keep = np.flatnonzero(columns.output_length > 0)
-    num_failed = len(columns.time) - len(keep)
-    if not len(keep):
+    answered = columns.output_length > 0
+    if not answered.any():
         raise TraceError(
-            f"{path}: none of {columns.num_rows} rows is a request ({columns.num_skipped} bad, "
-            f"{num_failed} without output), expected at least 1"
+            f"{path}: none of {columns.num_rows} rows is a request ({columns.num_skipped} bad, {len(answered)} without "
+            "output), expected at least 1"
         )
-    time = columns.time[keep]
+    if not answered.all():
+        columns = columns.take(np.flatnonzero(answered).tolist())
     # Out of order: an earlier row is later.
-    num_unsorted = int((time < np.maximum.accumulate(time)).sum())
+    num_unsorted = int((columns.time < np.maximum.accumulate(columns.time)).sum())
     if num_unsorted:
         columns.warnings.append(f"{num_unsorted} rows were out of order and have been sorted")
-        keep = keep[np.argsort(time, kind="stable")]
-    if num_unsorted or num_failed:
-        columns = columns.take(keep.tolist())
+        columns = columns.take(np.argsort(columns.time, kind="stable").tolist())
     extras = dict(columns.extras)
     for metric, after in columns.waited.items():
         if not np.isnan(after).all():
-            extras[MEASURED[metric]] = [None if wait != wait else wait for wait in after.tolist()]
+            extras[MEASURED[metric]] = [None if np.isnan(wait) else wait for wait in after.tolist()]
     notes = TraceNotes(
         path=path,
         format=form.name,
         num_rows=columns.num_rows,
         num_unsorted=num_unsorted,
         num_skipped=columns.num_skipped,
-        failed_in_trace=num_failed,
+        failed_in_trace=int((~answered).sum()),
         warnings=tuple(columns.warnings),
     )
     time = (columns.time - columns.time[0]) / form.ticks

@@ -6,10 +6,10 @@ import numpy as np
 
 from ..engine.errors import TraceError
 from ..engine.prefix import Prefixes
-from .hashes import HASHED
 from .trace import COPY, Trace
 
 OF_A_SESSION = 16  # tokens of a session's block
+HASHED = 512  # tokens a hash id if the trace does not say: Mooncake's
 
 Names = list[int]
 
@@ -39,9 +39,7 @@ def warning(trace: Trace, router: str, caches: bool) -> str | None:
     count = num_named(trace)
     if count == len(trace) or not (caches or router == "prefix"):
         return None
-    user = "prefix caching is on" if caches else "the router uses prefixes"
-    last = ": nothing can hit" if count == 0 else ""
-    return f"{user} and {count} of {len(trace)} requests have hash_ids or a session_id{last}"
+    return f"prefixes are used and {count} of {len(trace)} requests have hash_ids or a session_id"
 
 
 def _by_hashes(trace: Trace, copies: list[int]) -> Prefixes:
@@ -76,7 +74,7 @@ def _block_size(trace: Trace) -> int:
     sizes = {size for size in trace.extras.get("block_size", []) if size is not None}
     if len(sizes) > 1:
         raise TraceError(f"{trace.name}: block_size is {min(sizes)} and {max(sizes)}, expected one size of hash_ids")
-    return int(sizes.pop()) if sizes else HASHED
+    return int(max(sizes, default=HASHED))
 
 
 def _by_sessions(trace: Trace) -> Prefixes:
@@ -84,17 +82,18 @@ def _by_sessions(trace: Trace) -> Prefixes:
     last: dict[str, tuple[int, int, Names]] = {}  # session -> latest turn
     names: list[Names] = []
     num_tokens = []
-    lengths = zip(trace.input_length.tolist(), trace.output_length.tolist(), strict=True)
-    for session, (prompt, answer) in zip(trace.extras["session_id"], lengths, strict=True):
-        blocks: Names = []
-        if session is not None:
-            before, answered, history = last.get(str(session), (0, 0, []))
-            common = before + answered if prompt >= before + answered else before if prompt >= before else 0
-            blocks = history[: common // block]
-            num_fresh = -(-(prompt + answer) // block) - len(blocks)
-            blocks = blocks + list(range(fresh, fresh + num_fresh))
-            fresh += num_fresh
-            last[str(session)] = prompt, answer, blocks
-        names.append(blocks)
-        num_tokens.append(0 if session is None else prompt + answer)
+    for i, session in enumerate(trace.extras["session_id"]):
+        names.append([])
+        num_tokens.append(0)
+        if session is None:
+            continue
+        prompt, answer = int(trace.input_length[i]), int(trace.output_length[i])
+        before, answered, history = last.get(str(session), (0, 0, []))
+        common = max(shared for shared in (0, before, before + answered) if shared <= prompt)
+        names[i] = history[: common // block]
+        num_fresh = -(-(prompt + answer) // block) - len(names[i])
+        names[i] += range(fresh, fresh + num_fresh)
+        fresh += num_fresh
+        num_tokens[i] = prompt + answer
+        last[str(session)] = prompt, answer, names[i]
     return Prefixes(block, names, num_tokens)

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -13,15 +12,13 @@ from typing import Any, TypeAlias
 
 from ..engine.errors import TraceError
 from ..engine.garbage import uncollected
-from ..files.read import MOST, cut, json_of, parsing
+from ..files.read import cut, json_of, parsing
 from ..files.read import read_bytes as read_bytes_of
 
 MAX_PARQUET_VALUES = 20_000_000  # about 3 GB; a larger file may hold one a byte
 FRAME = "the frame"  # in place of a path
 BY_ROW = "{}: row {}"  # without lines
 LOOKED_AT = 1000  # rows, for the keys inside objects
-PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}  # by the first bytes
-WRAPPED = {"log", "stream", "time"}  # a line in docker's files
 
 Row: TypeAlias = dict[str, Any]
 
@@ -42,16 +39,16 @@ class Rows:
     @classmethod
     def of(cls, path: str, items: Iterable[tuple[int, Row | str]], form: str = "{}:{}") -> "Rows":
         rows = cls(path, [], [], form=form)
-        for number, item in items:
-            for row in rows_in(item):
-                rows.add(number, row)
+        for number, row in items:
+            rows.add(number, row)
         return rows
 
     def add(self, number: int, row: Row | str) -> None:
         if isinstance(row, str):
             self.bad[len(self.rows)] = row
+            row = {}
         self.numbers.append(number)
-        self.rows.append({} if isinstance(row, str) else row)
+        self.rows.append(row)
 
     def place(self, i: int) -> str:
         """Of row i, for errors."""
@@ -59,8 +56,8 @@ class Rows:
 
     def head(self) -> str:
         """The place of the keys."""
-        first = next((i for i, row in enumerate(self.rows) if row), None)
-        return self.top or (self.path if first is None else self.place(first))
+        places = (self.place(i) for i, row in enumerate(self.rows) if row)
+        return self.top or next(places, self.path)
 
     def take(self, index: list[int]) -> "Rows":
         bad = {place: self.bad[i] for place, i in enumerate(index) if i in self.bad}
@@ -70,9 +67,10 @@ class Rows:
     def keys(self) -> list[str]:
         """Of all rows, and `outer.inner` of the objects in the first LOOKED_AT."""
         keys = dict.fromkeys(self.header or ())
-        for i, row in enumerate(self.rows if self.header is None else self.rows[:LOOKED_AT]):
-            if i < LOOKED_AT or not row.keys() <= keys.keys():
-                keys |= dict.fromkeys(dotted(row))
+        if self.header is None:
+            keys = dict.fromkeys(key for row in self.rows for key in row)
+        for row in self.rows[:LOOKED_AT]:
+            keys |= dict.fromkeys(dotted(row))
         return list(keys)
 
     def has(self, names: str) -> bool:
@@ -84,7 +82,7 @@ class Rows:
         if names in self.keys and "." not in names:
             return [row.get(names) for row in self.rows]
         if " or " not in names:
-            return [inside(row, names) for row in self.rows] if self.has(names) else [None] * len(self.rows)
+            return [inside(row, names) for row in self.rows]
         columns = map(self.values, names.split(" or "))
         return [next((v for v in cells if not is_missing(v)), None) for cells in zip(*columns, strict=True)]
 
@@ -103,7 +101,9 @@ def opened(value: Any) -> Any:
     if isinstance(value, str) and value.startswith(("{", "[{")):
         with suppress(ValueError):
             value = json_of(value)
-    return {"0": value[0]} if isinstance(value, list) and value and isinstance(value[0], dict) else value
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return {"0": value[0]}
+    return value
 
 
 def dotted(row: Row, before: str = "") -> Iterator[str]:
@@ -123,7 +123,9 @@ def inside(row: Row, path: str) -> Any:
     while dot:
         if outer in row:
             inner = opened(row[outer])
-            return inside(inner, tail) if isinstance(inner, dict) else None
+            if not isinstance(inner, dict):
+                return None
+            return inside(inner, tail)
         head, dot, tail = tail.partition(".")
         outer = f"{outer}.{head}"
     return None
@@ -140,30 +142,20 @@ def read_bytes(path: Path) -> bytes:
 @uncollected()
 def raw_rows(path: str, data: bytes) -> Rows:
     """The rows of CSV, JSON lines, JSON or Parquet. path: the name in errors."""
-    data = unpacked(path, data)
     kind = container(path, data)
     if kind == "parquet":
         return parquet_rows(path, data)
-    text = decode(path, data)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        byte = f"byte 0x{data[error.start]:02x}"
+        raise TraceError(f"{path}:{line}: {byte} is no UTF-8, expected a text file (or Parquet)") from error
     if kind == "csv":
         return csv_rows(path, text)
-    return json_rows(path, text, kind == "jsonl")
-
-
-def unpacked(path: str, data: bytes) -> bytes:
-    """Without compression, in UTF-8."""
-    codec = next((name for start, name in PACKED.items() if data.startswith(start)), None)
-    if codec is not None:
-        import pyarrow
-
-        with parsing(path, codec, TraceError):
-            data = pyarrow.input_stream(pyarrow.py_buffer(data), compression=codec).read(MOST + 1)
-        if len(data) > MOST:
-            raise TraceError(f"{path}: holds more than {MOST} bytes, expected at most these")
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        with parsing(path, "UTF-16", TraceError):
-            return data.decode("utf-16").encode()
-    return data
+    if kind == "jsonl" and isinstance(parse_object(text.split("\n", 1)[0]), dict):
+        return jsonl_rows(path, text)
+    return json_rows(path, text, kind)
 
 
 def container(path: str, data: bytes) -> str:
@@ -173,18 +165,7 @@ def container(path: str, data: bytes) -> str:
     if b"\0" in data[:65536]:
         raise TraceError(f"{path} is a binary file, expected CSV, JSON lines, JSON or Parquet")
     head = data[:65536].removeprefix(b"\xef\xbb\xbf").lstrip()
-    if head.startswith(b"["):
-        return "json"
-    return "jsonl" if b"{" in head.split(b"\n", 1)[0] else "csv"  # also after a log's prefix
-
-
-def decode(path: str, data: bytes) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        byte = f"byte 0x{data[error.start]:02x}"
-        raise TraceError(f"{path}:{line}: {byte} is no UTF-8, expected a text file (or Parquet)") from error
+    return {b"[": "json", b"{": "jsonl"}.get(head[:1], "csv")
 
 
 def csv_rows(path: str, text: str) -> Rows:
@@ -211,56 +192,35 @@ def csv_rows(path: str, text: str) -> Rows:
             return rows
 
 
-def jsonl_rows(path: str, text: str, form: str = "{}:{}") -> Rows:
+def jsonl_rows(path: str, text: str) -> Rows:
     # str.splitlines would also split inside JSON strings.
     lines = ((number, line) for number, line in enumerate(text.split("\n"), start=1) if line and not line.isspace())
-    return Rows.of(path, ((number, parse_object(without_prefix(line))) for number, line in lines), form)
+    return Rows.of(path, ((number, parse_object(line)) for number, line in lines))
 
 
-def without_prefix(line: str) -> str:
-    """Without what kubectl, compose or journald write before an object."""
-    return line if line[0] in "{[" else line[max(0, line.find("{")) :]
-
-
-def json_rows(path: str, text: str, lines: bool = False) -> Rows:
-    """One complete value. lines: or else an object a line."""
-    first = parse_object(without_prefix(text.lstrip().split("\n", 1)[0])) if lines else ""
+def json_rows(path: str, text: str, kind: str) -> Rows:
+    """One complete value; of JSON lines whose first is bad, each line."""
     try:
-        if isinstance(first, str):
-            value = json_of(text)
-            items = value if isinstance(value, list) else [value]
-            return Rows.of(path, enumerate(map(object_or_complaint, items), start=1), BY_ROW)
-    except json.JSONDecodeError as error:
-        line, reason = f":{error.lineno}", error.msg
+        value = json_of(text)
     except (ValueError, MemoryError) as error:
-        line, reason = "", cut(error)
-    if lines and text.startswith("{\n"):  # objects over several lines, which begin with a space or the end
-        return jsonl_rows(path, re.sub(r"\n(?=[ \t}])", " ", text), BY_ROW)
-    if lines:
-        return jsonl_rows(path, text)
-    raise TraceError(f"{path}{line}: malformed JSON ({reason}), expected an array of objects")
+        if kind == "jsonl":
+            return jsonl_rows(path, text)
+        raise TraceError(f"{path}: malformed JSON ({cut(error)}), expected an array of objects") from None
+    if not isinstance(value, list):
+        value = [value]
+    return Rows.of(path, enumerate(map(object_or_complaint, value), start=1), BY_ROW)
 
 
 def parquet_rows(path: str, data: bytes) -> Rows:
     import pyarrow.parquet
 
-    lists = pyarrow.ListArray, pyarrow.LargeListArray
+    rows: list[Row] = []
     with parsing(path, "Parquet", TraceError), pyarrow.parquet.ParquetFile(io.BytesIO(data)) as file:
-        claims = file.metadata  # not those of its columns: Arrow aborts at damaged ones
-        size = sum(claims.row_group(i).total_byte_size for i in range(claims.num_row_groups))
-        num_values, limit, rows = claims.num_rows * claims.num_columns, max(MAX_PARQUET_VALUES, len(data)), list[Row]()
-
-        def check() -> None:
-            if num_values > limit or not 0 <= size <= MOST:
-                many = f"{num_values} values of {size} bytes, expected at most {limit} of {MOST}"
-                raise TraceError(f"{path}: holds {many}")
-
-        check()
-        size = 0
-        for batch in file.iter_batches(1024):  # lists and equal texts may take nothing in the file
-            size += batch.nbytes
-            num_values += sum(len(c.flatten()) for c in batch.columns if isinstance(c, lists))
-            check()
+        # Equal values may take nothing in the file.
+        num_values, limit = file.metadata.num_rows * file.metadata.num_columns, max(MAX_PARQUET_VALUES, len(data))
+        if num_values > limit:
+            raise TraceError(f"{path}: holds {num_values} values, expected at most {limit}")
+        for batch in file.iter_batches(1024):
             rows += batch.to_pylist()
     return Rows(path, list(range(1, len(rows) + 1)), rows, form=BY_ROW)
 
@@ -278,17 +238,6 @@ def parse_object(line: str) -> Row | str:
 
 def object_or_complaint(value: Any) -> Row | str:
     """The object, or why it is none."""
-    return value if isinstance(value, dict) else f"row is {json.dumps(value, default=str)[:40]}, expected an object"
-
-
-def rows_in(row: Row | str) -> Iterator[Row | str]:
-    """The object, or the items of an API's answer (`data`)."""
-    if isinstance(row, str):
-        yield row
-    elif row.keys() == WRAPPED and isinstance(row["log"], str):
-        yield parse_object(row["log"])
-    elif isinstance(row.get("data"), list):
-        for item in map(object_or_complaint, row["data"]):
-            yield from rows_in(item)
-    else:
-        yield row
+    if isinstance(value, dict):
+        return value
+    return f"row is {json.dumps(value, default=str)[:40]}, expected an object"

@@ -1,39 +1,31 @@
 """A trace's rate, burstiness and lengths."""
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from .trace import Floats, Ints, Trace
 
-MOST_LISTED = 1440  # rates: a day of minutes
 MOST_WINDOWS = 10_000_000
 EQUAL = 1e-4  # a smaller variation of the gaps is the rounding of times
-FANO_WINDOWS = (1.0, 10.0, 60.0)  # s
 
 
 def describe(trace: Trace) -> dict[str, Any]:
     """A plain dict; None if the trace is too short."""
-    notes = trace.notes
-    has_arrivals = len(trace) > 1
-    gaps = np.diff(trace.arrival)
+    duration, rate = None, None
+    if len(trace) > 1:
+        duration = trace.duration
+    if not math.isnan(trace.rate):
+        rate = trace.rate
     return {
         "name": trace.name,
-        "path": notes.path,
-        "format": notes.format,
         "num_requests": len(trace),
-        "num_rows": notes.num_rows,
-        "num_unsorted": notes.num_unsorted,
-        "num_skipped": notes.num_skipped,
-        "failed_in_trace": notes.failed_in_trace,
-        "warnings": list(notes.warnings),
-        "duration": trace.duration if has_arrivals else None,
-        "rate": None if math.isnan(trace.rate) else trace.rate,
+        **asdict(trace.notes),
+        "duration": duration,
+        "rate": rate,
         "cv": gap_cv(trace.arrival),
-        "zero_gaps": float((gaps == 0).mean()) if has_arrivals else None,
-        "longest_gap": float(gaps.max()) if has_arrivals else None,
-        "fano": {f"{w:g}": fano(trace.arrival, w) for w in FANO_WINDOWS},
         "by_minute": rates(trace.arrival, 60.0),
         "by_hour": rates(trace.arrival, 3600.0),
         "input_length": describe_lengths(trace.input_length),
@@ -44,36 +36,21 @@ def describe(trace: Trace) -> dict[str, Any]:
 
 
 def describe_lengths(lengths: Ints) -> dict[str, float]:
-    p50, p90, p99 = np.percentile(lengths, (50, 90, 99)).tolist()
-    return {
-        "mean": float(lengths.mean()),
-        "std": float(lengths.std()),
-        "min": int(lengths.min()),
-        "p50": p50,
-        "p90": p90,
-        "p99": p99,
-        "max": int(lengths.max()),
-        "total": int(lengths.sum()),
-    }
+    quantiles = np.percentile(lengths, (0, 50, 90, 99, 100)).tolist()
+    facts = {"mean": float(lengths.mean()), "std": float(lengths.std()), "total": int(lengths.sum())}
+    return facts | dict(zip(("min", "p50", "p90", "p99", "max"), quantiles, strict=True))
 
 
 def gap_cv(arrival: Floats) -> float | None:
     """Coefficient of variation; None below two gaps, or if all are 0."""
     gaps = np.diff(arrival)
-    mean = float(gaps.mean()) if len(gaps) else 0.0
-    if len(gaps) < 2 or mean == 0:
+    if len(gaps) < 2 or not gaps.any():
         return None
+    mean = float(gaps.mean())
     cv = float(gaps.std()) / mean
-    return cv if cv > EQUAL else 0.0
-
-
-def fano(arrival: Floats, window: float) -> float | None:
-    """Variance / mean of arrivals in whole windows of `window` s; None below two windows.
-
-    1 for Poisson arrivals, 0 for a constant rate.
-    """
-    counts = window * rates_of(arrival, window)
-    return float(counts.var() / counts.mean()) if len(counts) > 1 else None
+    if cv <= EQUAL:
+        return 0.0
+    return cv
 
 
 def rates_of(arrival: Floats, window: float) -> Floats:
@@ -86,18 +63,20 @@ def rates_of(arrival: Floats, window: float) -> Floats:
 
 
 def rates(arrival: Floats, window: float) -> dict[str, Any] | None:
-    """req/s by window (s); `rates` lists at most MOST_LISTED."""
+    """req/s by window (s)."""
     values = rates_of(arrival, window)
     if not len(values):
         return None
     p50, p90 = np.quantile(values, (0.5, 0.9), method="inverted_cdf").tolist()
     return {
         "num": len(values), "mean": float(values.mean()), "p50": p50, "p90": p90, "peak": float(values.max()),
-        "peak_at": int(values.argmax()), "rates": values.tolist() if len(values) <= MOST_LISTED else None,
+        "peak_at": int(values.argmax())
     }  # fmt: skip
 
 
 def repeated_hash_ids(trace: Trace) -> float | None:
     """The share of prompt blocks seen before: an unlimited prefix cache's reuse."""
     blocks = [block for ids in trace.extras.get("hash_ids", ()) if ids for block in ids]
-    return 1 - len(set(map(str, blocks))) / len(blocks) if blocks else None
+    if not blocks:
+        return None
+    return 1 - len(set(map(str, blocks))) / len(blocks)

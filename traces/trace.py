@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
 
 COPY = "copy"  # optional column: number of a request's copy, where rows are taken again
 ESTIMATE = "estimated_length"  # optional column: estimated answer lengths
@@ -76,13 +77,6 @@ class Trace:
     def __len__(self) -> int:
         return len(self.arrival)
 
-    def __repr__(self) -> str:
-        medians = [f"{np.median(column):,.0f}" for column in (self.input_length, self.output_length)]
-        return (
-            f"{self.name}: {len(self):,} requests in {self.duration:,.0f} s, {self.rate:.3g} req/s, medians of "
-            f"{' and '.join(medians)} tokens in and out"
-        )
-
     @property
     def duration(self) -> float:
         """s from first to last arrival."""
@@ -114,9 +108,10 @@ class Trace:
         wishes: dict[str, npt.NDArray[Any]] = {}
         if "max_tokens" in self.extras:
             wishes["limited"] = self.max_tokens > 0
-        for name, empty in (("priority", 0), ("deadline", math.nan)):
-            if name in self.extras:
-                wishes[name] = np.array([empty if value is None else value for value in self.extras[name]])
+        if "priority" in self.extras:
+            wishes["priority"] = self.numbers("priority")
+        if "deadline" in self.extras:
+            wishes["deadline"] = np.array(self.extras["deadline"], np.float64)
         return wishes
 
     @property
@@ -132,7 +127,7 @@ class Trace:
     @property
     def limit(self) -> Ints:
         """Tokens at which a request ends at the latest: its limit, else its answer's length."""
-        return np.maximum(self.output_length, self.max_tokens) if "max_tokens" in self.extras else self.output_length
+        return np.maximum(self.output_length, self.max_tokens)
 
     @property
     def expected(self) -> Ints:
@@ -156,16 +151,6 @@ class Trace:
         }
         columns = {"arrival": self.arrival, "input_length": self.input_length, "output_length": self.output_length}
         return pd.DataFrame({**columns, **extras})
-
-    def plot(self) -> Any:
-        """Requests a minute, as a Plotly figure."""
-        import pandas as pd
-
-        width = max(1.0, self.duration / 60 / 500)  # minutes a bar; at most 500 bars
-        counts = np.bincount((self.arrival / 60 / width).astype(np.int64))
-        rate = pd.Series(counts / width, index=pd.Index(width * np.arange(len(counts)), name="minutes"))
-        title = f"{self.name}: {len(self):,} requests"
-        return rate.rename("requests a minute").plot.bar(backend="plotly", title=title)
 
     def take(self, rows: npt.ArrayLike, times: Floats | None = None) -> "Trace":
         """These rows in this order, at their or the given times (s), shifted to start at 0."""
@@ -221,28 +206,19 @@ class Trace:
     def _check(self) -> None:
         """Equal lengths, sorted times, values in range."""
         sizes = {len(self), len(self.input_length), len(self.output_length), *map(len, self.extras.values())}
-        if len(sizes) != 1:
-            raise TraceError(f"{self.name}: columns of {sorted(sizes)} rows, expected one length")
-        if not len(self):
-            raise TraceError(f"{self.name} holds no requests, expected at least 1")
-        if not np.isfinite(self.arrival).all() or self.arrival[0] != 0 or (np.diff(self.arrival) < 0).any():
-            raise TraceError(f"{self.name}: arrivals must be finite, start at 0 and never decrease")
-        if self.duration > MAX_TIME:
-            raise TraceError(
-                f"{self.name}: the last request arrives after {self.duration:g} s, expected at most {MAX_TIME:g} s"
-            )
-        for name in ("input_length", "output_length"):
-            column = getattr(self, name)
-            bad = np.flatnonzero((column < 1) | (column > MAX_LENGTH))
-            if len(bad):
-                i = int(bad[0])
-                raise TraceError(f"{self.name}: {name} of row {i} is {column[i]}, expected 1 to {MAX_LENGTH}")
-        for i, limit in enumerate(self.extras.get("max_tokens", [])):
-            if limit is not None and not self.output_length[i] <= limit <= MAX_LENGTH:
-                raise TraceError(
-                    f"{self.name}: max_tokens of row {i} is {limit}, expected {self.output_length[i]} (its "
-                    f"output_length) to {MAX_LENGTH}"
-                )
+        if len(sizes) != 1 or not len(self):
+            raise TraceError(f"{self.name}: columns of {sorted(sizes)} rows, expected one length of at least 1")
+        if not 0 <= self.duration <= MAX_TIME or self.arrival[0] != 0 or not (np.diff(self.arrival) >= 0).all():
+            raise TraceError(f"{self.name}: arrivals must start at 0, never decrease and end by {MAX_TIME:g} s")
+        limits = self.max_tokens
+        for name, column, least in (
+            ("input_length", self.input_length, 1),
+            ("output_length", self.output_length, 1),
+            ("max_tokens", limits, np.where(limits == 0, 0, self.output_length)),
+        ):
+            for i in np.flatnonzero((column < least) | (column > MAX_LENGTH))[:1].tolist():
+                least = np.broadcast_to(least, len(self))[i]
+                raise TraceError(f"{self.name}: {name} of row {i} is {column[i]}, expected {least} to {MAX_LENGTH}")
 
 
 def check_rate(rate: float) -> None:

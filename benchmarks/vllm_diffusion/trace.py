@@ -14,7 +14,7 @@ import random
 from pathlib import Path
 
 from dsim.traces import Trace, synth
-from dsim.traces.hashes import BLOCK, with_hash_ids
+from dsim.traces.write import BLOCK, with_hash_ids
 
 BURST = 20.0  # req/s
 PREFIXES = 4

@@ -19,7 +19,7 @@ from ...traces.rows import Row, Rows, inside, object_or_complaint, raw_rows, rea
 
 DETAILED = "vllm bench serve --save-result --save-detailed or SGLang's bench_serving --output-details"
 EXAMPLE = "arrival=START,first=FIRST_TOKEN,end=END,input=COLUMN,output=COLUMN"
-TOOLS = {"litellm": "LiteLLM", "sglang": "SGLang", "otlp": "OpenTelemetry"}
+TOOLS = {"litellm": "LiteLLM", "sglang": "SGLang"}
 ARRAYS = ("ttfts", "itls", "input_lens", "output_lens", "errors")  # of vLLM's and SGLang's files
 VLLM = Format(
     name="vllm bench serve",

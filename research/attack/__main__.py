@@ -108,7 +108,6 @@ def _disasters(until: float, seed: int, found: fuzz.Found, tried: Counter[str], 
             writers += disasters.ON_A_DEVICE
         turns = [(writer, what) for writer in writers for what in TRIES if small or what not in ON_A_SMALL_DISK]
         turns += [(None, f"{number.name}, a server") for number in SIGNALS]
-        turns += [(None, "no space left, a server")] * small
         if only is not None:
             turns = [(writer, what) for writer, what in turns if only in (writer.name if writer else "serve")]
         while turns if only is not None else time.monotonic() < until:
@@ -116,9 +115,7 @@ def _disasters(until: float, seed: int, found: fuzz.Found, tried: Counter[str], 
             share, size = chance.uniform(0.0, 1.0), int(10 ** chance.uniform(3, 6.8))  # what is said is a file, too
             key = f"{writer.name if writer else 'serve'}: {what}"
             try:
-                if what == "no space left, a server":
-                    ended = disasters.served_on_a_full_disk(folder)
-                elif writer is None:
+                if writer is None:
                     ended = disasters.serving(folder, signal.Signals[what.partition(",")[0]])
                 else:
                     ended = TRIES[what](writer, folder, share, size)

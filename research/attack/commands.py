@@ -27,7 +27,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("replay", "T", "--policy", "chunk:8", "--slo", "ttft=1s", "--json"),
     ("replay", "T", "--rate", "2", "--num-requests", "4", "--seed", "1", "--replicas", "2", "--router", "jsq"),
     ("replay", "T", "--arrival", "gamma,cv=2", "--lengths", "fixed:8,8", "--emit", "token"),
-    ("replay", "T", "--concurrency", "2", "--time-scale", "2"),
+    ("replay", "T", "--concurrency", "2", "--rate", "2"),
     ("trace", "info", "T", "--json"),
     ("trace", "info", "azure-conv", "--time-unit", "s"),
     ("trace", "convert", "T", "OUT", "--skip-bad", "--force"),

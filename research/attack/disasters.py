@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -25,7 +24,6 @@ from dsim.__main__ import main
 from dsim.files import interrupt
 from dsim.planner.memo import FILES as STORE_FILES
 from dsim.planner.memo import STORE
-from dsim.results.run import read_run
 from dsim.results.world import World
 
 from ...tests.stored import rows
@@ -94,7 +92,7 @@ WRITERS = (
 # These run a model: PyTorch is loaded before the first fork, and computes on one thread.
 ON_A_DEVICE = (
     Writer("live", ("live", "trace.jsonl", "--model", "model", "--commits", "model", "--prompts", "ids.jsonl",
-                    "--num-requests", "6", "--time-scale", "0.01", *LIVE, "-o", "out", "--force"), ("out",),
+                    "--num-requests", "6", "--rate", "100", *LIVE, "-o", "out", "--force"), ("out",),
            measures=True),
     Writer("profile --model", ("profile", "--model", "model", "--budget", "3s", "--prompts", "ids=ids.jsonl",
                                "--thresholds", "0.9", "--max-batch", "4", "-o", "p.json", "--force"),
@@ -356,37 +354,6 @@ def serving(folder: Path, number: signal.Signals) -> str:
             assert hidden(folder) == [], f"left behind: {hidden(folder)}"
             assert (folder / "served" / "run.json").is_file()
     return "stopped"
-
-
-def served_on_a_full_disk(folder: Path) -> str:
-    """Fill a server's disk while it serves: every request is answered, and all of them are in its journal."""
-    child = run((*SERVE, "--speed", "1000"), folder)
-    said = said_by(child, "stderr")
-    begin = time.monotonic()
-    while not (said.exists() and "Serving" in said.read_text()):
-        assert time.monotonic() - begin < 10 * ENDED, "no server began"
-        time.sleep(0.02)
-    port = int(said.read_text().split()[-1].rsplit(":", 1)[1])
-
-    def answered() -> int:
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{port}/v1/completions", json.dumps({"prompt": [0], "max_tokens": 400}).encode(),
-            {"content-type": "application/json"},
-        )  # fmt: skip
-        with urllib.request.urlopen(request, timeout=60) as reply:
-            return int(reply.status)
-
-    statuses = {answered() for _ in range(3)}
-    with _filled(folder, 0):
-        statuses |= {answered() for _ in range(9)}
-        os.kill(child, signal.SIGTERM)
-        code, told = ended(child)
-    assert (statuses, code, "Traceback" in told) == ({200}, 1, False), (statuses, code, told)
-    assert told.count("the journal records no more steps; serving continues") == 1, told
-    run_there = read_run(folder / "served")
-    assert run_there.requests("ar")["status"].tolist() == [0] * 12
-    assert 0 < run_there.num_steps < run_there.info.policies[0].num_decode_steps
-    return "kept"
 
 
 def two_at_once(writer: Writer, folder: Path) -> str:

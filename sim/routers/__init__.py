@@ -45,9 +45,10 @@ class Routing:
         """A router for one run of this seed. prefills: it chooses where to prefill."""
         with running_code_of(f"router {self.name}"):
             router = self.kind(prefixes, **self.settings)
-            router = router.where_prefilled() if prefills else router
-            router.seed = seed
-            return router if self.is_shipped else _Checked(self.name, router)
+            router.seed, router.prefills = seed, prefills
+            if self.is_shipped:
+                return router
+            return _Checked(self.name, router)
 
 
 def routing(spec: str, allow_code: AllowedCode = NO_CODE) -> Routing:

@@ -3,47 +3,30 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from ...engine.prefix import Prefixes
 from ...engine.route import Choosing
+from ...traces.trace import Ints
 
 
 class ReplicaView(Protocol):
     """A replica as a router sees it; the engine has these attributes."""
 
     @property
-    def replica(self) -> int:
-        """Its number, unique in the run."""
-
+    def replica(self) -> int: ...  # Its number, unique in the run.
     @property
-    def num_waiting(self) -> int:
-        """Requests in its queue."""
-
+    def num_waiting(self) -> int: ...  # Requests in its queue.
     @property
-    def num_running(self) -> int:
-        """Requests admitted and not finished."""
-
+    def num_running(self) -> int: ...  # Requests admitted and not finished.
     @property
-    def expected_tokens(self) -> int:
-        """Tokens to prefill or expected to be returned, by estimated lengths."""
-
+    def expected_tokens(self) -> int: ...  # Tokens to prefill or expected to be returned, by estimated lengths.
     @property
-    def queued_prompt_tokens(self) -> int:
-        """Prompt tokens of queued requests."""
-
+    def queued_prompt_tokens(self) -> int: ...  # Prompt tokens of queued requests.
     @property
-    def pages_held(self) -> int:
-        """KV pages that sequences hold."""
-
+    def pages_held(self) -> int: ...  # KV pages that sequences hold.
     @property
-    def num_pages(self) -> int:
-        """KV pages of its pool."""
-
+    def num_pages(self) -> int: ...  # KV pages of its pool.
     @property
-    def page_size(self) -> int:
-        """Tokens of a KV page."""
+    def page_size(self) -> int: ...  # Tokens of a KV page.
 
 
 FIGURES = tuple(name for name, value in vars(ReplicaView).items() if isinstance(value, property))
@@ -53,32 +36,19 @@ class RequestView(Protocol):
     """A request as a router sees it, without its answer's true length."""
 
     @property
-    def index(self) -> int:
-        """Its place in the trace."""
-
+    def index(self) -> int: ...  # Its place in the trace.
     @property
-    def arrival(self) -> float:
-        """When it was sent (s)."""
-
+    def arrival(self) -> float: ...  # When it was sent (s).
     @property
-    def input_length(self) -> int:
-        """Prompt tokens."""
-
+    def input_length(self) -> int: ...  # Prompt tokens.
     @property
-    def expected(self) -> int:
-        """Estimated tokens of its answer: its limit, if set."""
-
+    def expected(self) -> int: ...  # Estimated tokens of its answer: its limit, if set.
     @property
-    def priority(self) -> int:
-        """Lower is sooner."""
-
+    def priority(self) -> int: ...  # Lower is sooner.
     @property
-    def deadline(self) -> float:
-        """For its whole answer, s after arrival; infinity: never."""
-
+    def deadline(self) -> float: ...  # For its whole answer, s after arrival; infinity: never.
     @property
-    def slo_class(self) -> str:
-        """Empty: none."""
+    def slo_class(self) -> str: ...  # Empty: none.
 
 
 REQUEST_FIGURES = tuple(name for name, value in vars(RequestView).items() if isinstance(value, property))
@@ -102,15 +72,6 @@ def restricted(request: RequestView) -> Any:
     return Restricted(request, "request", REQUEST_FIGURES)
 
 
-def figures(replicas: Sequence[ReplicaView], name: str) -> Sequence[int] | npt.NDArray[np.int64]:
-    """A figure of each replica, as one array if they share one."""
-    column = getattr(replicas, "column", None)
-    if column is not None:
-        values: Sequence[int] | npt.NDArray[np.int64] = column(name)
-        return values
-    return [getattr(replica, name) for replica in replicas]
-
-
 class Router:
     """Chooses each request's replica; every run makes a new one, so it may keep state.
 
@@ -123,31 +84,28 @@ class Router:
     goes_by_prefix: ClassVar[bool] = False  # asks for the names of prompts' beginnings
     settings: ClassVar[Mapping[str, type]] = {}  # its SPEC's fields, which `__init__` takes by name
 
-    seed = 0  # of the run; set after `__init__`
+    seed = 0  # of the run; set after `__init__`, as the next one
+    prefills = False  # chooses where to prefill in a fleet with links
 
     def __init__(self, prefixes: Prefixes | None = None) -> None:
         self.prefixes = prefixes
 
-    def where_prefilled(self) -> "Router":
-        """The router that chooses where to prefill in a fleet with links; by default this one."""
-        return self
-
-    def in_advance(self, num_requests: int, num_replicas: int) -> npt.NDArray[np.int64] | None:
+    def in_advance(self, num_requests: int, num_replicas: int) -> Ints | None:
         """[requests] the replica of each, if it depends on no replica's state; None: it does."""
         return None
 
-    def compiled(self, num_replicas: int, input_length: npt.NDArray[np.int64], scales: bool) -> Choosing | None:
+    def compiled(self, num_replicas: int, input_length: Ints, scales: bool) -> Choosing | None:
         """How compiled code chooses in place of `route`; None: it does not.
 
         input_length [requests]: of the run. scales: the number of replicas changes.
         """
-        return Choosing(self.least) if type(self).route is Router.route else None
+        if type(self).route is not Router.route:
+            return None
+        return Choosing(self.least)
 
     def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
         """The index in `replicas`, which take requests now, by number."""
         if not self.least:
             raise NotImplementedError("it has no method route")
-        loads: Any = figures(replicas, self.least[0])
-        for name in self.least[1:]:
-            loads = np.add(loads, figures(replicas, name))
-        return int(np.argmin(loads))  # the first of equals
+        loads = [sum(getattr(replica, name) for name in self.least) for replica in replicas]
+        return loads.index(min(loads))  # the first of equals

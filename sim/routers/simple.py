@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from ...engine import chance
 from ...engine.prefix import Prefixes
+from ...traces.trace import Ints
 from .router import ReplicaView, RequestView, Router
 
 
@@ -32,7 +33,7 @@ class RoundRobin(Router):
         super().__init__(prefixes)
         self._turn = -1
 
-    def in_advance(self, num_requests: int, num_replicas: int) -> npt.NDArray[np.int64]:
+    def in_advance(self, num_requests: int, num_replicas: int) -> Ints:
         return np.arange(num_requests) % num_replicas
 
     def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
@@ -43,19 +44,12 @@ class RoundRobin(Router):
 class Random(Router):
     """Draws a replica from the run's seed and the request, whatever the load."""
 
-    stage = 0  # 1: chooses where to prefill, by other draws
-
-    def where_prefilled(self) -> Router:
-        router = Random(self.prefixes)
-        router.stage = 1
-        return router
-
-    def in_advance(self, num_requests: int, num_replicas: int) -> npt.NDArray[np.int64]:
+    def in_advance(self, num_requests: int, num_replicas: int) -> Ints:
         return self._drawn(np.arange(num_requests), num_replicas)
 
     def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
         return int(self._drawn(request.index, len(replicas))[0])
 
-    def _drawn(self, requests: npt.ArrayLike, num_replicas: int) -> npt.NDArray[np.int64]:
-        uniform = chance.uniform(chance.key(self.seed, chance.ROUTE, self.stage, requests))
+    def _drawn(self, requests: npt.ArrayLike, num_replicas: int) -> Ints:
+        uniform = chance.uniform(chance.key(self.seed, chance.ROUTE, int(self.prefills), requests))
         return (uniform * num_replicas).astype(np.int64)

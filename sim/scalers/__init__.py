@@ -7,15 +7,12 @@ from ...engine.allowed_code import NO_CODE, AllowedCode
 from ...engine.errors import PolicyError, quoted
 from ..by_name import new_part
 from .hpa import Hpa
-from .oracle import Oracle
 from .queued_forwards import QueuedForwards
 from .scaler import PoolView, Scaler
 from .schedule import Schedule
 
 FIXED = "fixed"  # no scaler
-SCALERS: dict[str, type[Scaler]] = {
-    "schedule": Schedule, "hpa": Hpa, "queued-forwards": QueuedForwards, "oracle": Oracle,
-}  # fmt: skip
+SCALERS: dict[str, type[Scaler]] = {"schedule": Schedule, "hpa": Hpa, "queued-forwards": QueuedForwards}
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,9 @@ class Hpa(Scaler):
         if pool.ready == 0:
             return max(has, self.least)
         ratio = self._value(pool) / pool.ready / self.target
-        wish = has if abs(ratio - 1) <= self.tolerance else math.ceil(pool.ready * ratio)
+        wish = has
+        if abs(ratio - 1) > self.tolerance:
+            wish = math.ceil(pool.ready * ratio)
         wish = min(max(wish, self.least), self.most)
         return self._wishes.setdefault(i, Wishes(self.down_window, from_first=True)).settle(now, wish, has)
 

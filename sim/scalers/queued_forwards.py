@@ -81,6 +81,8 @@ class _History:
             return nan
         inverse, busy = np.array(self.samples).T
         spread = float(((inverse - inverse.mean()) ** 2).sum())
-        a = float(((inverse - inverse.mean()) * busy).sum()) / spread if spread > 0 else 0.0
+        a = 0.0
+        if spread > 0:
+            a = float(((inverse - inverse.mean()) * busy).sum()) / spread
         a = min(max(a, 0.0), float(busy.mean() / inverse.mean()))  # neither a nor b is negative
         return 1.0 / max(1e-9, float(busy.mean()) + a * (1.0 / rows - float(inverse.mean())))

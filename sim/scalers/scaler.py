@@ -6,9 +6,9 @@ from math import nan
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ...engine.errors import PolicyError
+from ...traces.trace import Floats
 
 _NONE = np.zeros(0)
 
@@ -16,15 +16,11 @@ _NONE = np.zeros(0)
 class ReplicaLoads(NamedTuple):
     """A pool's ready replicas, [ready]; means are over the steps since the last tick, NaN without any."""
 
-    waiting: npt.NDArray[np.float64] = _NONE  # requests in its queue
-    queued_tokens: npt.NDArray[np.float64] = _NONE  # their prompt tokens
-    kv_tokens: npt.NDArray[np.float64] = _NONE  # tokens in KV pages that sequences hold
-    steps: npt.NDArray[np.float64] = _NONE  # since the last tick
-    step_time: npt.NDArray[np.float64] = _NONE  # s, mean
-    step_prefill: npt.NDArray[np.float64] = _NONE  # prompt tokens of a step, mean
-    step_kv: npt.NDArray[np.float64] = _NONE  # tokens in KV pages held during a step, mean
-    step_rows: npt.NDArray[np.float64] = _NONE  # rows of a decode step, mean
-    forwards: npt.NDArray[np.float64] = _NONE  # of sequences in decode steps, since the last tick
+    waiting: Floats = _NONE  # requests in its queue
+    steps: Floats = _NONE  # since the last tick
+    step_time: Floats = _NONE  # s, mean
+    step_rows: Floats = _NONE  # rows of a decode step, mean
+    forwards: Floats = _NONE  # of sequences in decode steps, since the last tick
 
 
 class PoolView(NamedTuple):
@@ -45,20 +41,12 @@ class PoolView(NamedTuple):
     submitted_blocks: int = 0  # expected blocks of requests sent since the last tick
     waiting_blocks: int = 0  # ... of waiting requests
     running_blocks: int = 0  # ... of running requests
-    input_length: float = nan  # mean prompt tokens of requests sent since the last tick
-    expected_length: float = nan  # ... mean estimated tokens of their answers
-    output_length: float = nan  # mean tokens of answers completed since the last tick
     ttft: float = nan  # s, mean of first tokens since the last tick
     itl: float = nan  # s a token after the first, mean of answers completed since the last tick
     e2el: float = nan  # s, mean of requests completed since the last tick
-    hit_rate: float = nan  # share of prompt tokens found in a prefix cache; NaN: no cache or lookup
     tokens_per_forward: float = nan  # that a sequence commits, mean since the run began
     block_length: int = 1  # tokens decoded together
-    page_size: int = 1  # tokens of a KV page
     max_batch: int = 1  # sequences of a replica at once
-    max_prefill: int = 1  # prompt tokens of a step
-    context_limit: int = 1  # tokens of a sequence
-    gpus: int = 1  # of a replica
     role: str = "both"  # or prefill, decode
     loads: ReplicaLoads = ReplicaLoads()
 

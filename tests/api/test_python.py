@@ -281,14 +281,6 @@ def test_no_policy_is_no_default() -> None:
         dsim.replay("azure-conv", [])
 
 
-def test_a_trace_draws_its_rate() -> None:
-    trace = dsim.load_trace("azure-conv")
-    drawn = trace.plot()
-    assert isinstance(drawn, go.Figure)
-    (bars,) = drawn.data
-    assert (list(bars.x[:3]), bars.y[:2].tolist(), bars.y.sum()) == ([0, 1, 2], [191, 265], len(trace))
-
-
 MACHINERY = {"from_info", "open", "columns", "temporary", "failure"}  # of the command that made a run
 
 

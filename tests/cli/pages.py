@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = (
-    "README.md", "CONTRIBUTING.md", "hooks/README.md", "examples/scalers/README.md",
+    "README.md", "CONTRIBUTING.md", "hooks/README.md",
     *sorted(p.relative_to(ROOT).as_posix() for d in ("docs", "research/evidence") for p in ROOT.glob(f"{d}/**/*.md")),
 )  # fmt: skip
 

@@ -9,12 +9,8 @@ import dsim
 from dsim.cli.python import import_run
 from dsim.comparison.clients.read import read_client
 from dsim.engine.errors import DsimError
-from dsim.engine.policy import parse
 from dsim.planner.candidates import candidates_of
-from dsim.profiler.profile import load
 from dsim.results.world import World
-from dsim.sim.setting import Setting
-from dsim.sim.unknown import warnings_of
 from dsim.traces import load as load_trace
 
 from ..traces.files import spend
@@ -46,17 +42,10 @@ def test_a_log_with_failures_is_compared_with_its_own_replay(tmp_path: Path) -> 
     assert (cell.num_both, cell.metrics["ttft"].measured["p50"]) == (3, pytest.approx(300.0))
 
 
-def test_a_log_of_another_model_than_the_profile_s_is_warned_of_and_a_plan_takes_its_own(tmp_path: Path) -> None:
+def test_a_plan_takes_the_profile_of_the_log_s_model(tmp_path: Path) -> None:
     rows = [spend("00.000", "00.300", "01.300", 11, model="hosted_vllm/google/diffusiongemma-26B-A4B-it")] * 3
     path = tmp_path / "spend.json"
     path.write_text(json.dumps(rows))
-    log = load_trace(path)
-    (line,) = warnings_of(Setting(parse("chunk:4"), load("a100-sdar-8b")), log)
-    assert line.startswith(
-        f"the requests are of {rows[0]['model']} in the log, and a100-sdar-8b is of SDAR-8B: expected a "
-        "profile of their model (shipped: h100-diffusiongemma-fp8, "
-    )
-    assert warnings_of(Setting(parse("vllm-diffusion:8"), load("h100-diffusiongemma-fp8")), log) == []
     world = World(str(path), slos=("ttft=2s",))
     candidates, _ = candidates_of(world, [], None, lambda profile: None, as_given=True)
     assert {candidate.profile.name for candidate in candidates} == {"h100-diffusiongemma-fp8"}
@@ -77,7 +66,7 @@ def test_any_log_is_read_by_its_own_columns(tmp_path: Path) -> None:
     [
         (CSV, None, None, "keys at, first, end, in, out are of no known trace, expected one of: "),
         (CSV, "arrival=at,first=first,input=in,output=out", None, "lacks the times at which answers began and ended"),
-        (CSV.replace("12.5", "9"), OWN, None, "csv:3: first is -3 s and end is 1 s after at, expected the first"),
+        (CSV.replace("12.5", "9"), OWN, None, "csv:3: first is -3 s and end 1 s after at, expected the first"),
         (CSV, OWN, "model=a", "no column model (--only), expected one of: at, first, end, in, out"),
         (CSV, OWN, "in=21", "no row is of in 21, expected one of 20: 1, 30: 1"),
     ],

@@ -62,11 +62,6 @@ KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], World], str, str
     ),
     "router": (of_fleet("router"), lambda file: World("azure-conv", router=f"{file}:ROUTER"), "def ", "def  "),
     "scaler": (of_fleet("scaler"), lambda file: World("azure-conv", scaler=f"{file}:SCALER"), "def ", "def  "),
-    "decider": (
-        of_fleet("decider"),
-        lambda file: World("azure-conv", pools=(POOL, POOL), links=("1GB/s",), decider=f"{file}:DECIDER"),
-        "def ", "def  ",
-    ),
     "yields": (page, lambda file: World("azure-conv", yields=str(file)), "9", "10"),
     "pool's profile": (
         profile,

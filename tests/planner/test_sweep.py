@@ -345,12 +345,12 @@ def test_a_cell_on_a_fleet_s_file_is_the_replay_of_that_fleet(tmp_path: Path) ->
 @pytest.mark.slow
 def test_a_field_of_a_pool_varies_by_the_pool_s_name_and_its_replicas_too(tmp_path: Path) -> None:
     grid = ["'decode.max_batch' = [2, 64]", "'decode.replicas' = [1, 2]"]
-    done = sweep(of_split(tmp_path, "link.reserve = 'early'", grid=grid), jobs=1)
+    done = sweep(of_split(tmp_path, "link.overlap = true", grid=grid), jobs=1)
     varied = done.to_frame()[["decode.max_batch", "decode.replicas"]].values.tolist()
     assert varied == [[2, 1], [2, 2], [64, 1], [64, 2]]
     alone = [
         World(
-            "azure-conv", num_requests=60, links=("450GB/s,10us,reserve=early",),
+            "azure-conv", num_requests=60, links=("450GB/s,10us,overlap=true",),
             pools=(SPLIT[0], f"decode:{count}@h100-sdar-8b,lmdeploy-bd32,max_batch={batch}"),
         ).run() for batch in (2, 64) for count in (1, 2)
     ]  # fmt: skip

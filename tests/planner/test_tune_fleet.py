@@ -26,16 +26,16 @@ SPACE = {
     "prefill": {"replicas": [1, 2, 3], "max_prefill_tokens": [2048, 4096]},
     "decode": {"replicas": [1, 2, 3], "max_batch": [16, 64, 128]},
     "decider": ["always", "uncached,tokens=9000"],
-    "link": {"reserve": ["late", "early"]},
+    "link": {"overlap": [False, True]},
 }
 
 
 def known(candidate: Candidate, part: Part) -> ReplayOutcome:
-    """Best of all: 2+2 replicas, 64 rows, long prompts moved, pages reserved early."""
+    """Best of all: 2+2 replicas, 64 rows, long prompts moved, layers sent while others are computed."""
     of = {name: spelt(value) for name, value in fields_of(candidate.world).items()}
     points = {"2+2": 4.0, "1+3": 2.0}.get(of["replicas"], 0.0) + {"64": 2.0}.get(of["decode.max_batch"], 0.0)
     points += (
-        (of["decider"] != "always") + (of["link.reserve"] == "early") + (of["prefill.max_prefill_tokens"] == "2048")
+        (of["decider"] != "always") + (of["link.overlap"] == "true") + (of["prefill.max_prefill_tokens"] == "2048")
     )
     return ReplayOutcome((points,))
 
@@ -49,7 +49,7 @@ def test_the_best_fleet_of_a_known_landscape_is_found_within_the_budget_and_beat
         "prefill:2@h100-sdar-8b,lmdeploy-0.18,max_prefill_tokens=2048",
         "decode:2@h100-sdar-8b,lmdeploy-0.18,max_batch=64",
     )
-    assert (best.decider, best.links) == ("uncached,tokens=9000", ("450GB/s,10us,reserve=early",))
+    assert (best.decider, best.links) == ("uncached,tokens=9000", ("450GB/s,10us,overlap=true",))
     assert found.confirmed
     assert found.default.policy == (
         "prefill:1@h100-sdar-8b,lmdeploy-0.18 + decode:3@h100-sdar-8b,lmdeploy-0.18, link 450GB/s,10us, decider always"
@@ -91,7 +91,7 @@ def test_a_candidate_is_the_fleet_that_its_values_say_and_says_them_again() -> N
     space = space_of(WORLD, SPACE, gpus=4)
     values = {
         "replicas": "3+1", "prefill.max_prefill_tokens": 4096, "decode.max_batch": 16, "decider": "always",
-        "link.reserve": "early",
+        "link.overlap": True,
     }  # fmt: skip
     candidate = space.candidate("", values)
     assert space.values_of(candidate) == values
@@ -99,7 +99,7 @@ def test_a_candidate_is_the_fleet_that_its_values_say_and_says_them_again() -> N
     fleet = candidate.world.fleet().check()
     assert [pool.count for pool in fleet.pools] == [3, 1]
     assert fleet.pools[1].setting.policy.batching.max_batch == 16
-    assert fleet.links[0].reserve == "early"
+    assert fleet.links[0].overlap
 
 
 def test_a_fields_own_value_in_a_pool_is_kept_where_nothing_moves_it() -> None:
@@ -183,8 +183,8 @@ def test_what_a_search_over_pools_cannot_be_asked_is_refused(given: list[object]
         ({"decode": {"replicas": [0, 1]}}, "space: decode.replicas is [0, 1], expected whole numbers of at least 1"),
         ({"decode": {"replicas": "2"}}, "space: decode.replicas is '2', expected whole numbers of at least 1"),
         ({"decode": 3}, "space: decode is 3, expected a table of fields"),
-        ({"link": {"bandwidth": ["1GB/s"]}}, "space: [link] has no field 'bandwidth'; its fields are sharing, overlap"),
-        ({"link": {"reserve": ["soon"]}}, "space: link reserve is 'soon', expected one of late, early"),
+        ({"link": {"bandwidth": ["1GB/s"]}}, "space: [link] has no field 'bandwidth'; its fields are overlap"),
+        ({"link": {"overlap": ["soon"]}}, "space: link '450GB/s,10us,overlap=soon': overlap is 'soon', expected"),
         ({"decode": {"replicas": [9]}}, "no numbers of replicas of the space fit 4 GPUs, expected some that do"),
     ],
 )

@@ -16,7 +16,7 @@ from dsim.engine.journal import StepTotals
 from dsim.engine.latency import LatencyModel
 from dsim.serve.app import Settings, application
 from dsim.serve.open import Behind
-from dsim.serve.server import Server
+from dsim.serve.server import Server, ServerOptions
 
 from ..held_up import PATIENCE
 
@@ -89,9 +89,7 @@ class Running:
 
 
 @contextmanager
-def serving(
-    behind: Behind, *, api_key: str | None = None, drain: float = 30.0, hosts: frozenset[str] | None = None
-) -> Iterator[Running]:
+def serving(behind: Behind, *, api_key: str | None = None, drain: float = 30.0) -> Iterator[Running]:
     """Serve on a free port of the loopback; at the end what is in flight is served, and the replicas stop."""
     up = threading.Event()
 
@@ -99,9 +97,9 @@ def serving(
         running.port = int(url.rsplit(":", 1)[1])
         up.set()
 
-    settings = Settings("a model", behind.header, api_key, hosts)
+    settings = Settings("a model", behind.header, api_key)
     app = application(behind.fleet, behind.words, settings)
-    server = Server(app, "127.0.0.1", 0, drain, behind.fleet, started)
+    server = Server(app, ServerOptions("127.0.0.1", 0, drain), behind.fleet, started)
     running = Running(behind, server)
     behind.start()
     running.thread = thread = threading.Thread(target=server.run)

@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -11,28 +10,22 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from dsim.engine.journal import StepTotals
-from dsim.engine.state import COMPLETED, UNFINISHED
+from dsim.engine.state import UNFINISHED
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.results.run import read_run
-from dsim.results.run_folder import RunWriter
 from dsim.serve.fleet import STOPPING, Fleet, RefusedError
 from dsim.serve.open import Behind
 from dsim.sim.routers import Router
 
 from ..cli.command import dsim
 from ..held_up import PATIENCE
-from .serving import CHUNK, SLOW, Running, serving, until
-
-FILL = np.zeros(64, np.int32)
+from .serving import SLOW, Running, serving, until
 
 
 class FailsAt:
@@ -159,56 +152,6 @@ def test_a_server_whose_replica_failed_ends_with_1(monkeypatch: pytest.MonkeyPat
     assert (status.result(), ran.code) == (503, 1)
     assert "Error: replica 0 failed: ValueError: a fault" in ran.err
     assert read_run(Path("run")).requests("chunk:2")["status"].tolist() == [UNFINISHED]
-
-
-def test_a_fault_of_one_request_ends_that_request(twin: Callable[..., Behind]) -> None:
-    behind = twin()
-    behind = dataclasses.replace(behind, text=FailsAt(2, lambda request, slot, length: FILL[:length], KeyError(7)))
-    with serving(behind) as server:
-        found = [server.complete(prompt=[0], max_tokens=3) for _ in range(3)]
-        until(lambda: behind.fleet.engines[0].num_running == 0)
-    assert [reply.status for reply in found] == [200, 503, 200]
-    assert found[1].json["error"]["message"] == "the reply's tokens cannot be read"
-
-
-@pytest.mark.parametrize("n", [1, 3])
-def test_a_journal_that_fails_at_its_nth_batch_ends_no_request(
-    n: int, twin: Callable[..., Behind], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    monkeypatch.setattr("dsim.serve.fleet.BATCH", 4)
-    with RunWriter(tmp_path / "run", room_for=100) as writer:
-        behind = twin(append=FailsAt(n, partial(writer.append, CHUNK), OSError(28, "No space left on device")))
-        with serving(behind) as server:
-            found = [server.complete(prompt=[0], max_tokens=12).status for _ in range(6)]
-            health = server.ask("GET", "/health").status
-        totals = server.totals or StepTotals()
-        writer.requests(CHUNK, behind.columns())
-        writer.finish(behind.run_info(behind.summarize(totals, []), []))
-    assert (found, health) == ([200] * 6, 200)
-    run = read_run(tmp_path / "run")
-    assert run.requests(CHUNK)["status"].tolist() == [COMPLETED] * 6
-    assert run.num_steps == 4 * (n - 1)
-    assert run.info.journal_failure == "[Errno 28] No space left on device"
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith("the journal records no more steps; serving continues: ")
-
-
-@pytest.mark.slow
-def test_a_disk_that_fills_up_while_serving_costs_no_request_and_nothing_that_was_journalled(tmp_path: Path) -> None:
-    """From some time on no file may grow beyond a size: what was written before is read back."""
-    process, server, _ = begun(tmp_path, "-o", "run")
-    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
-    with ThreadPoolExecutor(8) as pool:
-        statuses = list(pool.map(lambda i: server.complete(prompt=[0], max_tokens=400).status, range(150)))
-    code, _, err = ended(process)
-    assert set(statuses) == {200}
-    assert (code, "Traceback" in err) == (1, False)
-    assert err.count("the journal records no more steps; serving continues: ") == 1
-    run = read_run(tmp_path / "run")
-    assert run.requests("chunk:2")["status"].tolist() == [COMPLETED] * 150
-    assert 0 < run.num_steps < run.info.policies[0].num_decode_steps
-    assert len(run.step_lists("chunk:2")["requests"][1]) == run.num_steps + 1
 
 
 def test_a_drain_that_ends_says_so_to_whole_and_streamed_replies(twin: Callable[..., Behind]) -> None:

@@ -26,12 +26,11 @@ from dsim.engine.step import StepOutcome, StepPlan
 from dsim.files.interrupt import as_ctrl_c
 from dsim.results.run import read_run
 from dsim.results.world import World
-from dsim.serve.access import AccessLog
-from dsim.serve.app import known_hosts
 from dsim.serve.clock import Clock
+from dsim.serve.fleet import AccessLog
 from dsim.serve.open import Behind, open_live, open_twin
 from dsim.serve.replica import Replica
-from dsim.serve.server import Server
+from dsim.serve.server import Server, ServerOptions
 from dsim.traces import load
 
 from ..held_up import PATIENCE
@@ -63,8 +62,6 @@ def test_a_chats_stream_names_its_role_once(twin: Callable[..., Behind]) -> None
     with serving(twin()) as server:
         *chunks, usage = server.ask("POST", "/v1/chat/completions", body).chunks
         whole = server.ask("POST", "/v1/chat/completions", {**body, "stream": False}).json
-        asked.append({"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]})
-        assert server.ask("POST", "/v1/chat/completions", {**body, "stream": False}).status == 200
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert ["role" in delta for delta in deltas] == [True] + [False] * (len(deltas) - 1)
     assert {chunk["object"] for chunk in (*chunks, usage)} == {"chat.completion.chunk"}
@@ -163,23 +160,19 @@ def test_a_client_that_goes_away_frees_its_row_and_the_journal_replays(twin: Cal
     behind = twin(SLOW, append=journal)
     (engine,) = behind.fleet.engines
     with serving(behind) as server:
-        for num, stream in ((1, True), (2, False)):
-            connection = server.begin(prompt=[0], max_tokens=200, stream=stream)
-            if stream:
-                connection.getresponse().read(10)
-            else:
-                until(lambda: engine.num_running == 1)
-            connection.sock.close()
-            connection.close()
-            until(lambda num=num: behind.columns()["status"].tolist() == [CANCELLED] * num)  # type: ignore[misc]
-            assert engine.num_running == 0
+        connection = server.begin(prompt=[0], max_tokens=200, stream=True)
+        connection.getresponse().read(10)
+        connection.sock.close()
+        connection.close()
+        until(lambda: behind.columns()["status"].tolist() == [CANCELLED])
+        assert engine.num_running == 0
         assert server.complete(prompt=[0], max_tokens=1).status == 200
     columns = behind.columns()
-    assert columns["status"].tolist() == [CANCELLED, CANCELLED, COMPLETED]
+    assert columns["status"].tolist() == [CANCELLED, COMPLETED]
     assert 0 < columns["num_tokens"][0] < 200
     summary = behind.summarize(server.totals or StepTotals(), [])
-    assert (summary.num_requests, summary.completed, summary.cancelled) == (3, 1, 2)
-    fresh = Engine(engine.policy, engine.limits, RequestTable(3), latency=SLOW)
+    assert (summary.num_requests, summary.completed, summary.cancelled) == (2, 1, 1)
+    fresh = Engine(engine.policy, engine.limits, RequestTable(2), latency=SLOW)
     assert list(replay(fresh, 0, columns, journal.steps, journal.lists)) == []
 
 
@@ -223,23 +216,19 @@ REFUSED: list[tuple[object, int, str]] = [
     (b"{", 400, "the request is not JSON"),
     (b"[" * 9_000_000, 413, "the request is larger than 8388608 bytes"),
     (b"[" * 60_000, 400, "the request is not JSON"),
-    (b"[1]", 400, "the request is a list, expected an object"),
+    (b"[1]", 400, "the request is [1]: Input should be an object"),
     ({"prompt": [1, -2]}, 400, "prompt is missing or several, expected one text or one list of token ids"),
     ({"prompt": ""}, 400, "the prompt holds no tokens, expected at least 1"),
-    ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens is 0, expected a whole number of at least 1"),
-    ({"prompt": "a", "max_tokens": True}, 400, "max_tokens is true, expected a whole number of at least 1"),
-    ({"prompt": "a", "priority": "high"}, 400, 'priority is "high", expected a whole number below 2147483648'),
-    ({"prompt": "a", "deadline": -1}, 400, "deadline is -1, expected seconds above 0 and below 1000000000"),
-    ({"prompt": "a", "slo_class": 3}, 400, "slo_class is 3, expected a text of at most 80 characters"),
-    ({"prompt": "a", "stop": ["x"]}, 400, 'stop is ["x"], expected []'),
-    ({"prompt": "a", "logprobs": 0}, 400, "logprobs is 0, expected false"),
-    ({"prompt": "a", "tools": [{}], "tool_choice": "required"}, 400, 'tool_choice is "required", expected "auto"'),
+    ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens is 0: Input should be greater than or equal to 1"),
+    ({"prompt": "a", "max_tokens": True}, 400, "max_tokens is true: Input should be a valid integer"),
+    ({"prompt": "a", "priority": "high"}, 400, 'priority is "high": Input should be a valid integer'),
+    ({"prompt": "a", "deadline": -1}, 400, "deadline is -1: Input should be greater than 0"),
+    ({"prompt": "a", "slo_class": 3}, 400, "slo_class is 3: Input should be a valid string"),
+    ({"prompt": "a", "stop": ["x"]}, 400, 'stop is ["x"], expected none'),
+    ({"prompt": "a", "tools": [{}], "tool_choice": "required"}, 400, 'tool_choice is "required", expected none'),
     ({"prompt": "a", "response_format": {"type": "json_object"}}, 400, "response_format is {"),
-    ({"prompt": "a", "ignore_eos": "maybe"}, 400, 'ignore_eos is "maybe", expected true or false'),
-    ({"prompt": "a", "min_tokens": 9, "max_tokens": 8}, 400, "min_tokens is 9, expected at most max_tokens, 8"),
-    ({"prompt": "a", "stream_options": {}}, 400, "stream_options is given without stream"),
-    ({"prompt": "a", "n": 2}, 400, "n is 2, expected 1"),
-    ({"prompt": "a", "stream": "false"}, 400, 'stream is "false", expected true or false'),
+    ({"prompt": "a", "n": 2}, 400, "n is 2, expected none"),
+    ({"prompt": "a", "stream": "false"}, 400, 'stream is "false": Input should be a valid boolean'),
     ({"prompt": "a", "model": "gpt"}, 404, "model 'gpt' is not served, expected 'a model'"),
     ({"prompt": [0], "max_tokens": 600}, 400, "prompt and output are 1 + 600 tokens, expected at most"),
 ]  # fmt: skip
@@ -282,8 +271,6 @@ def test_only_the_api_is_served(twin: Callable[..., Behind]) -> None:
         assert server.ask("GET", "/v1/completions").status == 405
         (model,) = server.ask("GET", "/v1/models").json["data"]
         assert (model["id"], model["root"]) == ("a model", "a model")
-        assert server.ask("GET", "/v1/models/a%20model").json == model
-        assert server.ask("GET", "/v1/models/other").status == 404
         origin = server.ask("OPTIONS", "/v1/completions", origin="http://evil.example")
         assert "access-control-allow-origin" not in origin.headers
 
@@ -308,22 +295,6 @@ def test_a_page_of_another_origin_can_post_nothing(twin: Callable[..., Behind]) 
         assert server.ask("OPTIONS", "/v1/completions", origin="http://evil.example").status == 405
         assert server.ask("POST", "/v1/completions", body, content_type="Application/JSON; charset=utf-8").status == 200
     assert server.behind.fleet.num_requests == 1
-
-
-def test_a_name_that_another_site_points_at_this_machine_is_refused(twin: Callable[..., Behind]) -> None:
-    """DNS rebinding: the page is of the same origin as the server, and only the Host header tells."""
-    hosts = known_hosts("127.0.0.1", ["Gateway"])
-    body = {"prompt": [0], "max_tokens": 1}
-    with serving(twin(), hosts=hosts) as server:
-        for host, status in (
-            ("evil.example", 400), (f"evil.example:{server.port}", 400), ("127.0.0.1.evil.example", 400),
-            ("localhost@evil.example", 400), (f"LOCALHOST:{server.port}", 200), ("[::1]:80", 200), ("gateway", 200),
-        ):  # fmt: skip
-            assert server.ask("POST", "/v1/completions", body, host=host).status == status, host
-            assert server.ask("GET", "/metrics", host=host).status == status, host
-        assert server.ask("GET", "/health").status == 200
-    assert {"127.0.0.1", "[::1]", "localhost"} <= {*(known_hosts("::1", []) or ())}
-    assert known_hosts("0.0.0.0", []) is known_hosts("10.0.0.5", []) is known_hosts("my.machine", []) is None
 
 
 @pytest.mark.slow
@@ -385,7 +356,7 @@ def test_the_command_serves_until_it_is_told_to_stop_and_writes_its_journal(tmp_
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("is_ignored", [False, True])
 def test_a_server_ends_in_its_own_time_unless_a_signal_is_ignored(number: signal.Signals, is_ignored: bool) -> None:
-    server = Server(lambda: None, "127.0.0.1", 0, 1.0, None)  # type: ignore[arg-type]
+    server = Server(lambda: None, ServerOptions("127.0.0.1", 0, 1.0), None)  # type: ignore[arg-type]
     before = signal.signal(number, signal.SIG_IGN if is_ignored else signal.default_int_handler)  # nohup ignores SIGHUP
     try:
         for _ in range(2):

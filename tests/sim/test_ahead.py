@@ -16,7 +16,6 @@ from dsim.sim.fleet import Fleet, Pool
 from dsim.sim.routers import routing
 from dsim.sim.scalers import scaling
 from dsim.sim.setting import Setting
-from dsim.sim.startup import Startup
 from dsim.sim.twin import RunRecords, simulate
 from dsim.traces import Trace, synth
 
@@ -68,24 +67,23 @@ def test_requests_known_ahead_are_served_alike(spec: str, monkeypatch: pytest.Mo
         hows += [{"replicas": 3, "router": "jsq", "drain": False}]
     for how in hows:
         slow, fast = (
-            simulate(trace, setting, seed=2, emit="step", step_by_step=by_step, threads=2, **how)
-            for by_step in (True, False)
+            simulate(trace, setting, seed=2, emit="step", step_by_step=by_step, **how) for by_step in (True, False)
         )
         check_alike(slow, fast, how)
 
 
 SCALED = (
-    ("hpa,metric=requests,target=2,most=40,down_window=9,every=3", "4", "least-tokens"),
-    ("hpa,metric=requests,target=2,most=40,down_window=9,every=3", "load=4+-1", "jsq"),
-    ("queued-forwards,most=9,drain=1,window=6,load=0.3,down_window=9,every=3", "4", "jsq"),
-    ("schedule,at=0/2/6/5/20/1,every=3", "0", "least-tokens"),
-    ("hpa,metric=requests,target=2,most=40,down_window=9,every=3", "4", "round-robin"),
+    ("hpa,metric=requests,target=2,most=40,down_window=9,every=3", 4, "least-tokens"),
+    ("hpa,metric=requests,target=2,most=40,down_window=9,every=3", 5, "jsq"),
+    ("queued-forwards,most=9,drain=1,window=6,load=0.3,down_window=9,every=3", 4, "jsq"),
+    ("schedule,at=0/2/6/5/20/1,every=3", 0, "least-tokens"),
+    ("hpa,metric=requests,target=2,most=40,down_window=9,every=3", 4, "round-robin"),
 )
 
 
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize(("scaler", "startup", "router"), SCALED)
-def test_replicas_that_start_and_drain_are_run_together(scaler: str, startup: str, router: str, whole: bool) -> None:
+def test_replicas_that_start_and_drain_are_run_together(scaler: str, startup: float, router: str, whole: bool) -> None:
     trace = synth("poisson", 5.0, lengths="lognormal:90,70,160,90", num_requests=300, seed=5)
     lengths = trace.input_length.copy()
     lengths[[3, 150, 299]] = 3_000_000  # rejected
@@ -93,29 +91,12 @@ def test_replicas_that_start_and_drain_are_run_together(scaler: str, startup: st
     if whole:  # whole seconds, so that arrivals, ticks and replicas that are ready come at equal times
         trace = replace(trace, arrival=np.floor(trace.arrival))
     setting = Setting(parse("optimus"), golden.profile_of(parse("optimus")))
-    fleet = Fleet((Pool(setting, 2, startup=Startup.parse(startup)),), routing(router), scaling(scaler))
+    fleet = Fleet((Pool(setting, 2, startup=startup),), routing(router), scaling(scaler))
     slow, fast = (simulate(trace, fleet, step_by_step=by_step, drain=not whole) for by_step in (True, False))
     assert len({change.ready for change in slow.changes}) > 1, "it scales"
     assert slow.changes == fast.changes
     assert slow.replica_time == fast.replica_time
     check_alike(slow, fast)
-
-
-@pytest.mark.slow
-def test_threads_run_replicas_that_take_turns_alike() -> None:
-    trace = synth("poisson", 20.0, lengths="lognormal:90,70,160,90", num_requests=600, seed=5)
-    specs = ("optimus", "chunk:8")
-    pools = (Pool(Setting(parse(spec), golden.profile_of(parse(spec))), 3, spec) for spec in specs)
-    fleet = Fleet(tuple(pools), routing("round-robin"))
-    done: list[tuple[float, int]] = []
-    one, many = (
-        simulate(trace, fleet, threads=threads, progress=lambda ended, now: done.append((now, ended)))
-        for threads in (1, 4)
-    )
-    assert one.table.rows.tobytes() == many.table.rows.tobytes()
-    check_alike(one, many)
-    assert done[: len(done) // 2] == done[len(done) // 2 :], "progress"
-    assert done[-1][1] == len(trace)
 
 
 LEAPING = (

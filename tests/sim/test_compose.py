@@ -10,7 +10,6 @@ from dsim.sim.fleet import Fleet, Pool
 from dsim.sim.link import Link
 from dsim.sim.routers import routing
 from dsim.sim.scalers import scaling
-from dsim.sim.startup import Startup
 from dsim.sim.twin import RunRecords, simulate
 from dsim.traces import Trace
 
@@ -23,10 +22,10 @@ SLOW = Link(KV * 2.0)
 
 def run(
     trace: Trace, counts: tuple[int, int], *, link: Link = SLOW, schedule: str | None = None,
-    startup: str = "0", spec: str = BLOCK4, **how: Any,
+    startup: float = 0, spec: str = BLOCK4, **how: Any,
 ) -> RunRecords:  # fmt: skip
     own = setting(spec)
-    pools = tuple(Pool(own, count, name, Startup.parse(startup)) for count, name in zip(counts, "pd", strict=True))
+    pools = tuple(Pool(own, count, name, startup) for count, name in zip(counts, "pd", strict=True))
     scaler = scaling(f"schedule,at={schedule},every=5") if schedule else None
     fleet = Fleet(pools, routing("jsq"), scaler, links=(link,))
     return simulate(trace, fleet, **how)
@@ -89,12 +88,11 @@ def test_runs_with_moves_and_drains_are_the_same_step_by_step(policy: str, how: 
     trace = toy_trace(arrival - arrival[0], rng.integers(1, 60, n), rng.integers(1, 12, n))
     trace = replace(trace, extras={"session_id": [f"s{i % 7}" for i in range(n)]})
     spec = policy + ("" if policy == "ar,max_batch=3" else ",block_length=4,page_size=4")
-    for reserve in ("late", "early"):
-        journal, again = Collector(), Collector()
-        link = Link(KV * 20.0, 0.25, reserve=reserve, lease=4.0)
-        same = dict(how, link=link, schedule="0/2+2/10/3+4/25/0+1/40/2+3", startup="load=4+-1", spec=spec, seed=1)
-        result = run(trace, (2, 2), append=journal, **same)
-        assert (result.table["status"] == 0).all()
-        twice = run(trace, (2, 2), append=again, step_by_step=True, **same)
-        assert table_bytes(twice.table) == table_bytes(result.table)
-        assert journal_bytes(again) == journal_bytes(journal)
+    journal, again = Collector(), Collector()
+    link = Link(KV * 20.0, 0.25)
+    same = dict(how, link=link, schedule="0/2+2/10/3+4/25/0+1/40/2+3", startup=4, spec=spec, seed=1)
+    result = run(trace, (2, 2), append=journal, **same)
+    assert (result.table["status"] == 0).all()
+    twice = run(trace, (2, 2), append=again, step_by_step=True, **same)
+    assert table_bytes(twice.table) == table_bytes(result.table)
+    assert journal_bytes(again) == journal_bytes(journal)

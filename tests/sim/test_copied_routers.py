@@ -1,6 +1,5 @@
 """The routers of examples/routers: which replica takes the next request, by hand, and runs with them."""
 
-import math
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 
 from ..worlds import SECOND, toy_profile, toy_trace
-from .test_router import ANY, IDLE, Load, choose, sent
+from .test_router import ANY, Load, choose
 
 pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).parents[2] / "examples" / "routers"
@@ -36,47 +35,6 @@ def made(spec: str, *names: list[int], block: int = 10) -> Router:
 def idle(replica: int, pages: int = 0) -> Load:
     """A replica without requests that holds pages."""
     return Load(replica, 0, 0, 0, pages)
-
-
-def test_dynamo_weighs_prompt_blocks_and_blocks_that_decode() -> None:
-    """A prompt of 30 tokens is 3 blocks; the queued prompts of 20, 0 and 50 tokens are 2, 0 and 5."""
-    loads = [Load(0, 0, 1, 2, 4, 100, 20), Load(1, 0, 0, 3, 9, 100, 0), Load(2, 0, 2, 1, 0, 100, 50)]
-    request = Request(0, 0.0, 30, 1)
-    # 2 + 3 + 4 = 9, 0 + 3 + 9 = 12, 5 + 3 + 0 = 8.
-    assert made("dynamo.py:Dynamo", [0, 1, 2]).route(loads, request) == 2
-    # Prompts at half: 2.5 + 4 = 6.5, 1.5 + 9 = 10.5, 4 + 0 = 4; at three times: 19, 18, 24.
-    assert made("dynamo.py:Dynamo,prefill_load_scale=0.5", [0, 1, 2]).route(loads, request) == 2
-    assert made("dynamo.py:Dynamo,prefill_load_scale=3", [0, 1, 2]).route(loads, request) == 1
-    # All have three requests: a weight changes nothing. With two more on the last one it does.
-    assert made("dynamo.py:Dynamo,request_weight=5", [0, 1, 2]).route(loads, request) == 2
-    assert (
-        made("dynamo.py:Dynamo,request_weight=5", [0, 1, 2]).route([*loads[:2], Load(2, 0, 2, 3, 0, 100, 50)], request)
-        == 0
-    )
-
-
-def test_dynamo_credits_the_blocks_that_a_replica_was_sent() -> None:
-    route = made("dynamo.py:Dynamo", [0, 1, 2], [0, 1, 3])
-    assert sent(route, 30, 0, IDLE, IDLE) == 0
-    first, second = Load(0, 0, 0, 0, 2), Load(1, 0, 0, 0, 1)
-    assert route.route([first, second], Request(1, 0.0, 30, 1)) == 0  # 1 + 2 blocks, not 3 + 1
-
-
-def test_dynamo_forgets_what_it_sent_after_its_ttl() -> None:
-    for fields, chosen in (("", 0), (",ttl=120", 1)):
-        route = made(f"dynamo.py:Dynamo{fields}", [0, 1, 2], [0, 1, 3])
-        assert route.route([idle(0), idle(1)], Request(0, 0.0, 30, 1)) == 0
-        assert route.route([idle(0, 1), idle(1)], Request(1, 121.0, 30, 1)) == chosen
-
-
-def test_dynamo_draws_by_a_softmax_of_the_costs_at_a_temperature() -> None:
-    # Costs 3, 4 and 5 over their range are 0, 0.5 and 1 above the least: weights 1, e^-1 and e^-2 at 0.5.
-    loads, names = [idle(i, i) for i in range(3)], [[3 * i, 3 * i + 1, 3 * i + 2] for i in range(4000)]
-    route = made("dynamo.py:Dynamo,temperature=0.5", *names)
-    chosen = [route.route(loads, Request(i, 0.0, 30, 1)) for i in range(4000)]
-    total = 1 + math.exp(-1) + math.exp(-2)
-    for at in range(3):
-        assert chosen.count(at) / 4000 == pytest.approx(math.exp(-at) / total, abs=0.025)
 
 
 def test_several_routers_know_only_what_each_has_sent() -> None:
@@ -119,17 +77,11 @@ def test_a_router_with_a_delay_sees_replicas_as_they_were() -> None:
     assert found == [0, 0, 0, 1, 1]  # until 2 s all join the first; then the second has 1, and the first 3
 
 
-def test_free_pages_counts_pages_and_in_a_prefill_pool_tokens() -> None:
-    loads = [Load(0, 50, 0, 0, 60), Load(1, 90, 0, 0, 20), Load(2, 10, 0, 0, 30)]
-    routers = routing_of("free_pages.py:FreePages")
-    assert [routers.new(prefills=prefills).route(loads, ANY) for prefills in (False, True)] == [1, 2]
-
-
 @pytest.mark.parametrize("links", [(), (Link(1e9),)])
 @pytest.mark.parametrize(
     "spec",
     [
-        "dynamo.py:Dynamo", "dynamo.py:Dynamo,temperature=1", "llm_d.py:LlmD", "free_pages.py:FreePages",
+        "llm_d.py:LlmD",
         "queued_forwards.py:QueuedForwards", "several.py:Several,router=random", "stale.py:Stale",
     ],
 )  # fmt: skip

@@ -182,9 +182,7 @@ def runs(draw: st.DrawFn) -> tuple[Trace, str, dict[str, Any]]:
 
 @settings(FEW, max_examples=25)
 @given(runs())
-def test_a_fleet_loses_no_request_and_its_journal_replays_plan_for_plan(
-    run: tuple[Trace, str, dict[str, Any]],
-) -> None:
+def test_a_fleet_loses_no_request_and_its_journal_replays_plan_for_plan(run: tuple[Trace, str, dict[str, Any]]) -> None:
     trace, spec, how = run
     f = Fleet(trace, spec, profile=PAGED, **how)
     assert f.result.limits.window == WINDOW

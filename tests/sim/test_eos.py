@@ -77,7 +77,7 @@ def test_a_block_diffusion_engine_ends_with_the_block_of_the_eos_or_at_the_limit
 
 def test_a_scheduler_knows_the_limit_and_not_the_answer() -> None:
     context = PROFILE.model.context_limit
-    with pytest.raises(TraceError, match=f"expected at most {context} tokens"):
+    with pytest.raises(TraceError, match=f"the context of {context} tokens"):
         one(ALONE, 64, 40, context)
     # Pages of a canvas of 160 behind 64 tokens, though the answer takes half of them.
     with pytest.raises(TraceError, match="4 pages"):

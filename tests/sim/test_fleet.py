@@ -14,13 +14,11 @@ from dsim.engine.errors import CodeError, PolicyError
 from dsim.engine.latency import LatencyModel
 from dsim.engine.policy import parse
 from dsim.profiler.profile import load
-from dsim.sim.deciders import deciding
 from dsim.sim.fleet import Fleet, Pool, with_ends
 from dsim.sim.link import Link
 from dsim.sim.routers import routing
 from dsim.sim.scalers import PoolView, scaling
 from dsim.sim.setting import Setting
-from dsim.sim.startup import Part, Startup
 from dsim.sim.twin import RunRecords, simulate
 
 from ..worlds import SECOND, Collector, differences, table_bytes, toy_profile, toy_trace
@@ -78,15 +76,14 @@ def test_a_router_from_outside_is_checked_and_sees_no_true_length(tmp_path: Path
     assert message in str(error.value)
 
 
-def test_a_router_a_scaler_and_a_decider_without_their_method_are_refused(tmp_path: Path) -> None:
-    text = "from dsim.fleet import Decider, Router, Scaler\n"
-    text += "".join(f"class {kind[0]}({kind}):\n    pass\n" for kind in ("Decider", "Router", "Scaler"))
+def test_a_router_and_a_scaler_without_their_method_are_refused(tmp_path: Path) -> None:
+    text = "from dsim.fleet import Router, Scaler\n"
+    text += "".join(f"class {kind[0]}({kind}):\n    pass\n" for kind in ("Router", "Scaler"))
     spec, allow = outside(tmp_path, text, "")
     pools = Pool(FOUR_AT_A_TIME, name="p"), Pool(FOUR_AT_A_TIME, name="d")
     for method, fleet in (
         ("route", Fleet(pools[:1], routing(f"{spec}R", allow))),
         ("targets", Fleet(pools[:1], scaling=scaling(f"{spec}S", allow))),
-        ("splits", Fleet(pools, links=(Link(1e9),), deciding=deciding(f"{spec}D", allow))),
     ):
         with pytest.raises(PolicyError, match=f"asked .*it has no method {method}"):
             simulate(toy_trace([0], [40], [3]), fleet)
@@ -117,10 +114,8 @@ def test_pools_serve_each_by_its_own_policy_and_profile() -> None:
     assert table["finish"].tolist() == [3, 6, 3, 12]
 
 
-def scaled(
-    spec: str, arrival: list[float], outputs: list[int], startup: float | str = 0.0, count: int = 1
-) -> RunRecords:
-    fleet = Fleet((Pool(ONE_AT_A_TIME, count, startup=Startup.parse(startup)),), routing("jsq"), scaling(spec))
+def scaled(spec: str, arrival: list[float], outputs: list[int], startup: float = 0.0, count: int = 1) -> RunRecords:
+    fleet = Fleet((Pool(ONE_AT_A_TIME, count, startup=startup),), routing("jsq"), scaling(spec))
     return simulate(toy_trace(arrival, [10] * len(arrival), outputs), fleet)
 
 
@@ -147,18 +142,6 @@ def test_starts_that_are_no_longer_wanted_are_cancelled() -> None:
     assert set(result.table["replica"].tolist()) == {0}
     assert [tuple(change)[2:] for change in result.changes] == [(1, 1), (1, 3), (1, 1)]
     assert result.replica_time == 31 + 2 * 5
-
-
-def test_the_parts_of_a_start_up_are_drawn_from_their_means_and_deviations() -> None:
-    startup = Startup.parse("provision=240+-30,load=18,compile=43,warmup=210")
-    assert startup.parts == (Part("provision", 240, 30), Part("load", 18), Part("compile", 43), Part("warmup", 210))
-    assert startup.mean == 511
-    draws = np.array([startup.draw(0, number) for number in range(2000)])
-    assert draws.mean() == pytest.approx(511, abs=3 * 30 / 2000**0.5)
-    assert draws.std() == pytest.approx(30, rel=0.05)
-    assert startup.draw(0, 7) == draws[7] != startup.draw(1, 7)
-    assert min(Startup.parse("load=1+-50").draw(0, number) for number in range(20)) == 0
-    assert Startup.parse(40).draw(0, 1) == 40
 
 
 def test_hpa_brings_the_mean_to_the_target_and_waits_before_it_scales_down() -> None:
@@ -224,7 +207,7 @@ def test_requests_are_conserved_while_replicas_come_and_go(how: dict[str, Any]) 
     trace = replace(trace, extras={"session_id": [f"s{i % 7}" for i in range(40)]})
     setting = Setting(parse("optimus"), load("a100-sdar-8b"))
     fleet = Fleet(
-        (Pool(setting, 1, "a", startup=Startup.parse(3)), Pool(setting, 2, "b")), routing("least-tokens"),
+        (Pool(setting, 1, "a", startup=3), Pool(setting, 2, "b")), routing("least-tokens"),
         scaling("hpa,target=0.7,every=1,down_window=2"),
     )  # fmt: skip
     journal = Collector()
@@ -252,21 +235,15 @@ def test_the_pools_that_a_link_does_not_name_are_the_others_of_two(text: str, en
 @pytest.mark.parametrize(
     ("read", "words", "message"),
     [
-        (routing, "jsq,delay=x", "router 'jsq,delay=x': there is no field 'delay', expected none"),
+        (routing, "jsq,delay=x", "router 'jsq,delay=x': there is no field 'delay', expected one of "),
         (routing, "jsk,delay=1", "router is 'jsk' (did you mean jsq?), expected one of round-robin, random, least"),
-        (
-            scaling,
-            "hpb",
-            "scaler is 'hpb' (did you mean hpa?), expected one of fixed, schedule, hpa, queued-forward",
-        ),
+        (scaling, "hpb", "scaler is 'hpb' (did you mean hpa?), expected one of fixed, schedule, hpa, queued-forward"),
         (scaling, "hpa,metric=cpu", "metric is 'cpu', expected one of requests, waiting, running, tokens, kv"),
         (scaling, "hpa,worst=2", "there is no field 'worst', expected one of every, metric, target, least, most"),
         (scaling, "hpa,every=0", "every is 0.0 s, expected above 0 and finite"),
         (scaling, "schedule,at=0/2/x/4", "at is '0/2/x/4', expected TIME/REPLICAS/TIME/REPLICAS..., such as 0/2/3"),
-        (Startup.parse, "load", "startup is 'load', expected seconds, or PART=SECONDS[+-SD],... such as provision=240"),
-        (Startup.parse, "-4", "startup is -4 s, expected at least 0 and finite"),
         (Link.parse, "450GB/s,10", "'10' is not a latency in us, ms, s"),
-        (Link.parse, "1GB/s,share=pool", "there is no field 'share', expected one of from, to, sharing, overlap"),
+        (Link.parse, "1GB/s,share=pool", "there is no field 'share', expected one of from, to, overlap"),
         (Link.parse, "1GB/s,overlap=yes", "overlap is 'yes', expected true or false"),
     ],
 )

@@ -14,8 +14,7 @@ from dsim.engine.prefix import Prefixes
 from dsim.engine.request import Request
 from dsim.engine.state import MASKED, Asked, Inbox
 from dsim.engine.step import StepOutcome
-from dsim.sim.group import MANY
-from dsim.sim.routers import ROUTERS, routing
+from dsim.sim.routers import routing
 from dsim.sim.routers.router import Router
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
@@ -107,21 +106,6 @@ def test_a_server_without_a_trace_routes_by_no_prefix() -> None:
     with pytest.raises(PolicyError) as error:
         routing("prefix").new()
     assert str(error.value) == "router is prefix, and the requests have no known prefixes: expected a trace"
-
-
-@pytest.mark.parametrize("name", [name for name, kind in ROUTERS.items() if not kind.goes_by_prefix])
-def test_of_many_replicas_a_router_sees_the_same_figures(name: str) -> None:
-    count = 3 * MANY
-    trace = toy_trace(
-        [i / 20 for i in range(count)], [8 + i % 5 for i in range(count)], [1 + i % 7 for i in range(count)]
-    )
-    setting = Setting(parse("lmdeploy-bd32,max_batch=2"), toy_profile(latency=SECOND))
-    runs = [
-        simulate(trace, setting, replicas=MANY + 1, router=name, step_by_step=by_step).table["replica"].tolist()
-        for by_step in (True, False)
-    ]
-    assert runs[0] == runs[1]
-    assert len(set(runs[0])) > MANY / 2
 
 
 def test_a_router_sees_what_has_ended_and_what_has_been_served() -> None:

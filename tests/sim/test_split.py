@@ -3,13 +3,11 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dsim.engine.allowed_code import allowed
 from dsim.engine.errors import PolicyError
 from dsim.engine.journal import unpack
 from dsim.engine.latency import LatencyModel
@@ -17,7 +15,7 @@ from dsim.engine.policy import parse
 from dsim.profiler.profile import load
 from dsim.results.parts import PARTS, parts
 from dsim.sim.clock import Clock
-from dsim.sim.deciders import deciding
+from dsim.sim.deciders import least_uncached
 from dsim.sim.fleet import Fleet, Pool
 from dsim.sim.link import Link, Wire
 from dsim.sim.routers import routing
@@ -41,7 +39,7 @@ def split(
     counts: tuple[int, int] = (1, 1), **how: Any,
 ) -> RunRecords:  # fmt: skip
     pools = Pool(p or setting(), counts[0], "p"), Pool(d or setting(), counts[1], "d")
-    return simulate(trace, Fleet(pools, links=(link,), deciding=deciding(decider)), **how)
+    return simulate(trace, Fleet(pools, links=(link,), least_uncached=least_uncached(decider)), **how)
 
 
 def moves(result: RunRecords) -> dict[str, list[Any]]:
@@ -91,14 +89,8 @@ def test_a_transfer_takes_its_latency_and_its_bytes_over_the_bandwidth() -> None
 def test_a_replicas_transfers_share_its_link_and_those_of_others_do_not() -> None:
     # On one replica prefills end at 1 and 2 s, on two at 1 and 1.5 s. A token takes a quarter of a second.
     trace, slow = toy_trace([0, 0.5], [8, 8], [4, 4]), Link(KV * 4.0)
-    for sharing, count, ends in (
-        ("sender", 1, [4, 5]),
-        ("sender", 2, [3, 3.5]),
-        ("pool", 2, [4.5, 5]),
-        ("none", 1, [3, 4]),
-    ):
-        found = moves(split(trace, replace(slow, sharing=sharing), counts=(count, 1)))["submitted"]
-        assert found == pytest.approx(ends), sharing
+    for count, ends in ((1, [4, 5]), (2, [3, 3.5])):
+        assert moves(split(trace, slow, counts=(count, 1)))["submitted"] == pytest.approx(ends), count
 
 
 def test_layers_that_travel_while_others_are_computed_leave_the_last_one() -> None:
@@ -143,71 +135,13 @@ def test_pages_are_held_at_both_ends_until_a_transfer_is_over() -> None:
     assert result.table["finish"].tolist() == sorted(result.table["finish"].tolist())
 
 
-def test_pages_are_reserved_at_arrival_or_at_the_end_of_the_prefill() -> None:
-    first = {}
-    for when, reserved in (("early", 0), ("late", 1)):
-        journal = Collector()
-        # Request 1 is decoded from 0 s on; the other's prefill takes until 1 s, and its transfer until 11 s.
-        result = split(toy_trace([0, 0], [16, 3], [4, 9]), Link(math.inf, 10.0, reserve=when), append=journal)
-        assert moves(result)["reserved_step"][0] == reserved
-        first[when] = journal.steps["pages"][journal.steps["replica"] == 1][0]
-    assert first["early"] - first["late"] == 2
-
-
-def test_a_lease_that_runs_out_has_the_decoding_replica_prefill() -> None:
-    full = setting(f"{BLOCK4},num_pages=6")
-    result = split(toy_trace([0, 0], [3, 16], [36, 4]), replace(AT_ONCE, lease=2.0), d=full)
-    found = moves(result)
-    assert found["arrived"] == [0, 0]
-    assert found["prefill_replica"] == [-1, 0]
-    assert found["released"][1] == found["prefill_finish"][1] + 2
-    assert result.table["status"].tolist() == [0, 0]
-    assert np.allclose(sum(parts(columns_of(result)).values()), result.table["finish"])
-
-
 @pytest.mark.parametrize(
-    ("decider", "moved"),
-    [
-        ("always", [1, 1, 1, 1]),
-        ("never", [0, 0, 0, 0]),
-        ("uncached,tokens=40", [0, 1, 1, 0]),
-    ],
+    ("decider", "moved"), [("always", [1, 1, 1, 1]), ("never", [0, 0, 0, 0]), ("uncached,tokens=40", [0, 1, 1, 0])]
 )
 def test_a_decider_says_which_requests_are_prefilled_elsewhere(decider: str, moved: list[int]) -> None:
     result = split(toy_trace([0] * 4, [8, 80, 40, 8], [4] * 4), decider=decider)
     assert [int(tokens > 0) for tokens in moves(result)["arrived"]] == moved
     assert result.table["status"].tolist() == [0] * 4
-
-
-DECIDER = """
-from dataclasses import dataclass
-from dsim.fleet import Decider
-
-@dataclass(frozen=True)
-class Mine(Decider):
-    tokens: int = 10
-
-    def splits(self, request, prefill, decode):
-        return {answer}
-"""
-
-
-def test_a_decider_from_outside_is_asked_and_its_error_is_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "mine.py"
-
-    def found(answer: str) -> list[bool]:
-        path.write_text(DECIDER.format(answer=answer))
-        own = deciding(f"{path}:Mine,tokens=30", allowed([path]))
-        fleet = Fleet((Pool(setting(), 1, "p"), Pool(setting(), 1, "d")), links=(AT_ONCE,), deciding=own)
-        result = simulate(toy_trace([0, 0, 0], [8, 40, 80], [4] * 3), fleet)
-        return [tokens > 0 for tokens in moves(result)["arrived"]]
-
-    assert found("request.input_length > self.tokens") == [False, True, True]
-    assert found("decode[0].num_waiting == 0") == [True, True, True]
-    with pytest.raises(PolicyError, match=r"mine.py:Mine,tokens=30, asked for request 0: ZeroDivisionError"):
-        found("1 // 0")
-    with pytest.raises(PolicyError, match=r"asked for request 0: AttributeError.*output_length"):
-        found("request.output_length > 10")
 
 
 @pytest.mark.parametrize("spec", ["sglang-fdfo", "sglang-sync"])
@@ -255,7 +189,7 @@ def test_requests_are_conserved_through_moves(spec: str, crowded: bool) -> None:
     trace = toy_trace(np.arange(n) * 0.5, prompts, rng.integers(0, 50, n))
     own = Setting(parse(f"{spec},num_pages={pages}" if crowded else spec), toy_profile())
     fleet_of = Pool(own, 1, "p"), Pool(own, 2, "d")
-    link = Link(KV * 2000.0, 0.01, reserve="early" if crowded else "late")
+    link = Link(KV * 2000.0, 0.01)
     result = simulate(trace, Fleet(fleet_of, routing("least-tokens"), links=(link,)))
     assert result.moves is not None
     assert (result.table["status"] == 0).all()
@@ -311,8 +245,8 @@ def test_a_fleet_whose_links_cannot_work_is_refused(links: list[Link], specs: li
     [
         ("450GB/s,10us", Link(450e9, 10e-6)),
         ("400Gb/s", Link(50e9)),
-        ("inf,1ms,from=p,to=d,reserve=early", Link(math.inf, 1e-3, "p", "d", reserve="early")),
-        ("1.5TB/s,overlap=true,sharing=pool,lease=5", Link(1.5e12, sharing="pool", overlap=True, lease=5.0)),
+        ("inf,1ms,from=p,to=d", Link(math.inf, 1e-3, "p", "d")),
+        ("1.5TB/s,overlap=true", Link(1.5e12, overlap=True)),
     ],
 )
 def test_a_link_is_read(text: str, link: Link) -> None:

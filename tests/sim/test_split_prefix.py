@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dsim.results.parts import parts
-from dsim.sim.deciders import deciding
+from dsim.sim.deciders import least_uncached
 from dsim.sim.fleet import Fleet, Pool
 from dsim.sim.link import Link
 from dsim.sim.routers import routing
@@ -30,7 +30,7 @@ def split(
 ) -> RunRecords:  # fmt: skip
     p, d = (setting(f"{spec},prefix_caching={str(name in caches).lower()}") for name in "pd")
     fleet = Fleet(
-        (Pool(p, 1, "p"), Pool(d, num, "d")), routing(router), links=(link,), deciding=deciding(decider),
+        (Pool(p, 1, "p"), Pool(d, num, "d")), routing(router), links=(link,), least_uncached=least_uncached(decider),
     )  # fmt: skip
     return simulate(trace, fleet, **how)
 
@@ -108,9 +108,9 @@ def tree(seed: int, n: int = 40) -> Trace:
 @pytest.mark.parametrize("pages", [400, 40], ids=["roomy", "crowded"])
 def test_requests_are_conserved(spec: str, pages: int) -> None:
     num = 20
-    for seed, reserve, router in ((0, "late", "prefix"), (1, "early", "least-tokens")):
+    for seed, router in enumerate(("prefix", "least-tokens")):
         trace = tree(seed, num)
-        link, spec_of = Link(KV * 300.0, 0.01, reserve=reserve, lease=5.0), f"{spec},num_pages={pages}"
+        link, spec_of = Link(KV * 300.0, 0.01), f"{spec},num_pages={pages}"
         result = split(trace, link, spec_of, caches="d", num=2, router=router, seed=1)
         assert (result.table["status"] == 0).all()
         columns = columns_of(result)

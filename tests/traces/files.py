@@ -29,19 +29,6 @@ def spend(start: str, first: str | None, end: str, tokens: int = 11, **more: Any
     } | more  # fmt: skip
 
 
-def span(start: int, end: int, **attributes: Any) -> dict[str, Any]:
-    """As a collector writes it: whole numbers are text."""
-    values = {
-        name: {"stringValue": value} if isinstance(value, str)
-        else {"intValue": str(value)} if isinstance(value, int) else {"doubleValue": value}
-        for name, value in attributes.items()
-    }  # fmt: skip
-    return {
-        "name": "llm_request", "startTimeUnixNano": str(start), "endTimeUnixNano": str(end),
-        "attributes": [{"key": name, "value": value} for name, value in values.items()],
-    }  # fmt: skip
-
-
 def rows_of(trace: Trace) -> list[tuple[float, int, int]]:
     """Arrival (s), input length and output length of each request."""
     return list(

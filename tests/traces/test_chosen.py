@@ -8,7 +8,7 @@ import pytest
 
 from dsim.traces import Trace, load
 
-from .files import refusal, rows_of, save, span, spend
+from .files import refusal, save, spend
 
 ROWS = [
     spend("00.000", "00.300", "01.300"),
@@ -66,43 +66,3 @@ def test_a_published_trace_keeps_its_models_unless_one_is_asked_for(tmp_path: Pa
     path = save(tmp_path, "Timestamp,Model,Request tokens,Response tokens\n0,ChatGPT,4,5\n1,GPT-4,6,7\n")
     assert (len(load(path)), load(path).notes.warnings) == (2, ())
     assert load(path, only="model=GPT-4").input_length.tolist() == [6]
-
-
-# ---- spans ------------------------------------------------------------------------------------------------------
-
-
-BEGIN = 1_772_359_200_000_000_123
-OF_VLLM = {
-    "gen_ai.response.model": "sdar-8b", "gen_ai.request.id": "a", "gen_ai.usage.prompt_tokens": 20,
-    "gen_ai.usage.completion_tokens": 10, "gen_ai.latency.time_to_first_token": 0.25,
-}  # fmt: skip
-OF_THE_CONVENTIONS = {
-    "gen_ai.request.model": "sdar-8b", "gen_ai.usage.input_tokens": 30, "gen_ai.usage.output_tokens": 5,
-    "gen_ai.response.time_to_first_chunk": 0.5,
-}  # fmt: skip
-
-
-def exports(*each: list[dict[str, Any]]) -> list[Any]:
-    return [{"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]} for spans in each]
-
-
-@pytest.mark.parametrize("lines", [1, 2])
-def test_spans_of_requests_are_a_trace_with_its_times(tmp_path: Path, lines: int) -> None:
-    first = [span(BEGIN, BEGIN + 10**9, **OF_VLLM), span(BEGIN, BEGIN + 5, **{"http.method": "POST"})]
-    second = [span(BEGIN + 2 * 10**9, BEGIN + 4 * 10**9, **OF_THE_CONVENTIONS)]
-    found = load(save(tmp_path, exports(first, second) if lines == 2 else exports(first + second)))
-    assert rows_of(found) == [(0, 20, 10), (2, 30, 5)]
-    assert waits(found) == [(0.25, 1.0), (0.5, 2.0)]
-    assert found.extras["model"] == ["sdar-8b"] * 2
-    assert found.notes.warnings == ("1 spans without token counts are left out",)
-
-
-@pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        ({"endTimeUnixNano": str(BEGIN - 10**9)}, "is -1 s after startTimeUnixNano, expected the first token"),
-        ({"attributes": 7}, "none of 0 rows is a request"),
-    ],
-)  # fmt: skip
-def test_a_bad_span_is_told_in_one_line(tmp_path: Path, changed: dict[str, Any], says: str) -> None:
-    assert says in refusal(save(tmp_path, exports([span(BEGIN, BEGIN + 10**9, **OF_VLLM) | changed])))

@@ -51,8 +51,8 @@ def test_a_frame_is_of_any_known_format_or_of_columns_that_are_named(columns: di
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"input_length": [100, -3, 300]}, "frame.iloc[1]: input_length is -3, expected at least 0 "),
-        ({"output_length": [10, 20, None]}, "frame.iloc[2]: output_length is missing, expected a number of at"),
+        ({"input_length": [100, -3, 300]}, "frame.iloc[1]: input_length is -3, expected a whole number from 0 "),
+        ({"output_length": [10, 20, None]}, "frame.iloc[2]: output_length is missing, expected a whole number from"),
         ({"arrival": pd.to_datetime(["2026-01-01", None, "2026-01-01"])}, "frame.iloc[1]: arrival is "),
         ({"max_tokens": [None, 5, None]}, "the frame: frame: max_tokens of row 1 is 5, expected 20 "),
         ({"policy": ["a", "b", "a"]}, "the frame holds the requests of 2 policies (a, b), expected those of one"),
@@ -64,8 +64,11 @@ def test_a_bad_value_or_frame_is_one_line(change: dict[str, Any], said: str) -> 
         trace = load(pd.DataFrame(OURS | change), skip_bad=True)
         assert (len(trace), trace.notes.num_skipped) == (2, 1)
     for frame, complaint in (
-        (pd.DataFrame(OURS).head(0), "the frame holds no rows, expected a trace"),
+        (pd.DataFrame(OURS).head(0), "the frame has 0 rows of arrival, input_length, output_length, expected some"),
         (pd.DataFrame({"prompt": [1]}), "the frame: keys prompt are of no known trace, expected one of: "),
-        (pd.DataFrame([[1, 2]], columns=["arrival", "arrival"]), "the frame has 2 columns arrival, expected one"),
+        (
+            pd.DataFrame([[1, 2]], columns=["arrival", "arrival"]),
+            "the frame has 1 rows of arrival, arrival, expected some, and each column once",
+        ),
     ):
         assert refusal(frame).startswith(complaint)

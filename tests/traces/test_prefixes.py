@@ -49,12 +49,12 @@ def test_a_trace_without_prefixes_is_warned_of_with_the_count() -> None:
     bare = load("azure-conv")
     assert warning(bare, "round-robin", caches=False) is None
     assert warning(bare, "jsq", caches=True) == (
-        "prefix caching is on and 0 of 19366 requests have hash_ids or a session_id: nothing can hit"
+        "prefixes are used and 0 of 19366 requests have hash_ids or a session_id"
     )
     assert prefixes_of(bare).named.sum() == 0
     half = trace([600, 600], [1, 1], hash_ids=[[1], None])
     assert num_named(half) == 1
     assert warning(half, "prefix", caches=False) == (
-        "the router uses prefixes and 1 of 2 requests have hash_ids or a session_id"
+        "prefixes are used and 1 of 2 requests have hash_ids or a session_id"
     )
     assert warning(load("mooncake-conv"), "prefix", caches=True) is None

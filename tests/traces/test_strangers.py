@@ -1,6 +1,5 @@
 """Files of public tools, made small: each is read right, or refused for the right reason."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from dsim.files.samples import read_samples
 from dsim.following.sources.engines import sample_of
 from dsim.traces import describe, load
 
-from .files import refusal, rows_of, save, span, spend
+from .files import refusal, rows_of, save, spend
 
 MINE = "arrival=t,input=p,output=c"
 LANGFUSE = "id,type,t,u\n1,SPAN,2026-03-01T10:00:00Z,{}\n" + "".join(
@@ -38,47 +37,31 @@ MEASURED = {"measured_ttft": 0.2, "measured_e2el": 0.5}
 OPENAI = {"id": "a", "created": 1772359200, "usage": {"prompt_tokens": 7, "completion_tokens": 5}}
 
 
-SPANS = [
-    span(10**18 + n * 10**7, 10**18 + 10**10,
-         **{"gen_ai.usage.input_tokens": 7, "gen_ai.usage.output_tokens": n, "gen_ai.request.model": "m"})
-    | {"traceId": "t", "spanId": name, "parentSpanId": above}
-    for name, above, n in (("a", "", 250), ("b", "a", 100), ("c", "b", 100), ("d", "a", 150), ("e", "d", 150))
-]  # fmt: skip
-TEMPO = {"batches": [{"instrumentationLibrarySpans": [{"spans": [*SPANS, SPANS[2]]}]}]}
-
-
 @pytest.mark.parametrize(
     ("data", "how", "rows", "failed", "says"),
     [
-        (EPOCH, {}, [(0, 7, 5), (2, 7, 5), (4, 7, 5)], 0, "is read as s since 1970 (from 2026-03-01)"),
-        (IN_MS, {"columns": MINE}, [(0, 7, 5), (0.05, 7, 5), (0.1, 7, 5)], 0, "is read as ms since 1970"),
+        (EPOCH, {"time_unit": "s"}, [(0, 7, 5), (2, 7, 5), (4, 7, 5)], 0, ""),
+        (IN_MS, {"columns": MINE, "time_unit": "ms"}, [(0, 7, 5), (0.05, 7, 5), (0.1, 7, 5)], 0, ""),
         ("t;p;c\n2026-03-01T10:00:00Z;7;5\n2026-03-01T10:00:02;7;5\n", {"columns": MINE}, [(0, 7, 5), (2, 7, 5)], 0,
-         "1 of 2 times have no time zone: read as UTC"),
+         ""),
         (LOG, {"columns": f"{MINE},status=s,kind=k"}, [(i, 5, 3) for i in (0, 1, 2, 3, 4, 5, 9)], 4,
-         "status of unknown meaning (odd: 1): taken as answered"),
+         "3 of 14 rows are no requests for text"),
         (LOG, {"columns": f"{MINE},kind=k", "only": "s=odd"}, [(0, 5, 3)], 0, "3 of 14 rows are no requests for text"),
         ([SGLANG, SGLANG | {"finish_reason": {"type": "abort"}}], {}, [(0, 7, 3)], 1, ""),
         ([BASETEN, BASETEN | {"request_canceled": 1}], {}, [(0, 7, 5)], 1, ""),
         ([OPENAI | {"choices": [{"finish_reason": word}]} | {"id": word} for word in ("stop", "abort")], {},
          [(0, 7, 5)], 1, ""),
         ([MOONCAKE | MEASURED, MOONCAKE | MEASURED | {"measured_e2el": 0.1}], {"skip_bad": True}, [(0, 7, 5)], 0, ""),
-        ("".join(json.dumps(row, indent=1) + "\n" for row in (MOONCAKE, MOONCAKE)), {}, [(0, 7, 5)] * 2, 0, ""),
-        ([{"data": [spend("00", None, "01"), spend("02", None, "03")]}], {}, [(0, 20, 11), (2, 20, 11)], 0, ""),
         (IN_MS, {"columns": MINE, "time_unit": "s"}, [(0, 7, 5), (50, 7, 5), (100, 7, 5)], 0, ""),
         ([spend("00", "01", "02", status=None, metadata={"status": word}) for word in ("success", "failure")], {},
          [(0, 20, 11)], 1, ""),
-        ([spend("00", "01", "02", request_id="a")] * 2, {}, [(0, 20, 11)], 0, "1 of 2 rows repeat a request"),
-        ([{"resourceMetrics": []}, TEMPO], {}, [(0, 7, 100), (0.5, 7, 150)], 0, "3 spans around the span of a request"),
-        ([{"resource_spans": [{"scope_spans": [{"spans": SPANS[1:2]}]}]}], {"only": "model=m"}, [(0, 7, 100)], 0, ""),
         (LANGFUSE, {"columns": "arrival=t,input=u.in,output=u.out", "only": "type=GENERATION"},
          [(0, 102, 22), (3, 105, 25)], 0, ""),
         ('t,path,p,c\n1,/v1,7,5\n3,/v1,7,5\n9,/health,-,-\n', {"columns": MINE, "only": "path=/v1"},
          [(0, 7, 5), (2, 7, 5)], 0, ""),
         ("t,p,c\n,7,5\n2026-03-01T10:00:01Z,7,5\n", {"columns": MINE, "skip_bad": True}, [(0, 7, 5)], 0, ""),
-        ('2026-03-01T10:00:00Z {"t": 1, "p": 7, "c": {"x": {"y": 5}}}\n', {"columns": "arrival=t,input=p,output=c.x.y"},
+        ('{"t": 1, "p": 7, "c": {"x": {"y": 5}}}\n', {"columns": "arrival=t,input=p,output=c.x.y"},
          [(0, 7, 5)], 0, ""),
-        ("t\tp\tc\n1\t7\t5\n".encode("utf-16"), {"columns": MINE}, [(0, 7, 5)], 0, ""),
-        (pa.compress(b"t,p,c\n1,7,5\n", "zstd", asbytes=True), {"columns": MINE}, [(0, 7, 5)], 0, ""),
     ],
 )  # fmt: skip
 def test_a_file_of_another_tool_is_the_requests_that_it_holds(
@@ -107,12 +90,9 @@ def test_the_requests_of_a_run_are_a_trace(tmp_path: Path) -> None:
     assert "expected those of one: --only policy=NAME" in refusal(tmp_path / "requests.parquet")
     trace = load(tmp_path / "requests.parquet", only="policy=a")
     assert (rows_of(trace), trace.extras) == ([(0, 7, 5), (1.5, 8, 6)], {"deadline": [None, 2.0]})
-    ones = pa.array(np.ones(7_000_000, np.int8))
-    lists = pa.ListArray.from_arrays(pa.array([0, 7_000_000], pa.int32()), ones)
-    for column in (ones, lists):
-        table = pa.table(dict.fromkeys(("arrival", "input_length", "output_length"), column))
-        pq.write_table(table, tmp_path / "r.parquet")
-        assert re.search("holds 2100000[03] values of", refusal(tmp_path / "r.parquet"))
+    table = pa.table(dict.fromkeys(("arrival", "input_length", "output_length"), np.ones(7_000_000, np.int8)))
+    pq.write_table(table, tmp_path / "r.parquet")
+    assert "holds 21000000 values, expected at most 20000000" in refusal(tmp_path / "r.parquet")
 
 
 FIGURES = {
@@ -170,12 +150,12 @@ def test_a_load_generators_requests_have_the_times_that_the_file_has(
     [
         ([BENCH, BENCH], "holds 2 benchmarks, expected 1: a file for each"),
         ([guide(GUIDE, GUIDE)], "holds 2 benchmarks, expected 1: a file for each"),
-        ([BENCH | {"ttfts": [-1.0, 0.5]}], "request 0: ttfts is -1.0, expected at least 0"),
-        ([BENCH | {"output_lens": [True, 3]}], "request 0: output_lens is true, expected a number of at least 0"),
-        ([SGLANG | {"first_token_latency": 4.0}], "first_token_latency is 4 s and request_finished_ts is 1.5 s after"),
-        ([BENCH | {"itls": [[0.1], [-0.25]]}], "request 1: itls[0] is -0.25, expected at least 0"),
+        ([BENCH | {"ttfts": [-1.0, 0.5]}], "request 0: ttfts is -1.0, expected a number from 0"),
+        ([BENCH | {"output_lens": [True, 3]}], "request 0: output_lens is true, expected a whole number from 0"),
+        ([SGLANG | {"first_token_latency": 4.0}], "first_token_latency is 4 s and request_finished_ts 1.5 s after"),
+        ([BENCH | {"itls": [[0.1], [-0.25]]}], "request 1: itls[0] is -0.25, expected a number from 0"),
         ([BENCH | {"start_times": [1.0, 1.0], "latencies": [0.1, 2.0]}],
-         "request 0: ttfts is 0.2 s and latencies is 0.1 s after start_times, expected the first token from there on"),
+         "request 0: ttfts is 0.2 s and latencies 0.1 s after start_times, expected the first token from there on"),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_a_run_is_named(tmp_path: Path, data: Any, says: str) -> None:

@@ -49,7 +49,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         (lambda: small().time_scaled(-1.0), "time scale is -1.0, expected above 0 and finite"),
         (lambda: small().head(1).scaled_to_rate(1.0), "lasts 0 s, so it cannot be scaled to 1.0 req/s"),
         (lambda: Trace("t", np.array([0.0, 1.0]), np.array([1]), np.array([1, 1])), "columns of [1, 2] rows"),
-        (lambda: Trace("t", np.array([1.0]), np.array([1]), np.array([1])), "arrivals must be finite, start at 0"),
+        (lambda: Trace("t", np.array([1.0]), np.array([1]), np.array([1])), "arrivals must start at 0, never decrease"),
         (lambda: Trace("t", np.array([0.0]), np.array([0]), np.array([1])), "input_length of row 0 is 0, expected 1"),
     ):
         with pytest.raises(TraceError, match=re.escape(complaint)):
