@@ -94,8 +94,10 @@ QUESTIONS: dict[str, type[Question[Any]]] = {
     "metrics": lists.MetricsQuestion,
 }
 TRACES: dict[str, type[Question[Any]]] = {
-    "info": trace.InfoQuestion, "convert": trace.ConvertQuestion, "synth": trace.SynthQuestion,
-}  # fmt: skip
+    "info": trace.InfoQuestion,
+    "convert": trace.ConvertQuestion,
+    "synth": trace.SynthQuestion,
+}
 traces = typer.Typer(no_args_is_help=True, cls=Group)
 for _app, _questions in ((app, QUESTIONS), (traces, TRACES)):
     for _name, _question in _questions.items():

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
-from typing import Annotated as A
+from typing import TYPE_CHECKING, Any
 
 from . import choices
 from . import questions as q
 from .answer import Answer, stopped
 from .cautions import warn, warn_of_yields
-from .declared import Opt, Question, Watch
+from .declared import Question, Watch
 
 if TYPE_CHECKING:
     from ..planner.capacity import Capacity
@@ -27,33 +26,35 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
     dsim capacity azure-conv --policy optimus --slo p90:tpot_chunk=50ms
     dsim capacity azure-conv --rate 12 --slo ttft=2s --gpu-hour 2 -o runs/capacity
     dsim capacity azure-conv --fleet examples/fleet/fleet.toml --slo ttft=2s
+
+    Traffic:
+      --rate R: Find the fewest replicas for R requests per second instead.
+      --num-requests N: Requests in a replay; by default enough for one pass over the trace, 6000 to 24000.
+    Fleet and price:
+      --max-replicas N: With --rate: try at most N replicas; 64 by default.
+    Search:
+      --precision X%: Half-width of the confidence interval, relative.
+    Measurement:
+      --measured RUN: Draw a measured run (dsim import -o, dsim live -o) next to the curve; repeat.
+    Output:
+      -o, --out DIR: Write capacity.json and report.html.
     """
 
-    COMMON: ClassVar = (
-        "policy", "profile", "slos", "rate", "replicas", "arrival", "lengths", "fleet", "attainment",
-        "precision", "gpu_hour", "jobs", "out", "force",
-    )  # fmt: skip
+    COMMON = "policy profile slos rate replicas arrival lengths fleet attainment precision gpu_hour jobs out force"
 
-    slos: A[Sequence[str], q.SLO] = ()
+    slos: Sequence[str] = ()
     _: KW_ONLY
-    policy: A["PolicyLike", q.ONE_POLICY] = choices.POLICY
-    rate: A[float | None, Opt("Find the fewest replicas for R requests per second instead.", "R", "Traffic")] = None
-    max_replicas: A[int | None, Opt("With --rate: try at most N replicas; 64 by default.", "N", "Fleet and price")] = (
-        None
-    )
-    num_requests: A[int | None, q.PER_REPLAY] = None
-    gpu_hour: A[float | None, q.GPU_HOUR] = None
-    attainment: A[float, q.ATTAINMENT] = 0.99
-    precision: A[
-        float, Opt("Half-width of the confidence interval, relative.", "X%", "Search", read=q.percent, text="2%")
-    ] = 0.02
-    jobs: A[int | None, q.JOBS] = None
-    measured: A[
-        Sequence[Path],
-        Opt("Draw a measured run (dsim import -o, dsim live -o) next to the curve; repeat.", "RUN", "Measurement"),
-    ] = ()
+    policy: "PolicyLike" = choices.POLICY
+    rate: float | None = None
+    max_replicas: int | None = None
+    num_requests: int | None = None
+    gpu_hour: float | None = None
+    attainment: float = 0.99
+    precision: float = 0.02
+    jobs: int | None = None
+    measured: Sequence[Path] = ()
     curve: bool = True
-    out: A[str | Path | None, q.out("Write capacity.json and report.html.")] = None
+    out: str | Path | None = None
 
     def resolve(self) -> "World":
         """The world without a rate, which the search varies."""

@@ -6,12 +6,11 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
-from typing import Annotated as A
 
 from ..engine.errors import DsimError, cut
 from . import questions as q
 from .answer import Answer
-from .declared import Opt, Question, Watch
+from .declared import Question, Watch
 
 if TYPE_CHECKING:
     from ..comparison.comparison import Comparison
@@ -28,30 +27,27 @@ class CompareQuestion(q.Forced, q.Coded, Question["Comparison"]):
 
     dsim compare runs/twin runs/live --bound e2el=3% -o runs/compared
     dsim compare runs/twin runs/server --json
+
+    Arguments:
+      predicted RUN...: Run folders, in pairs of the same requests: PREDICTED MEASURED ..., the twin's first, then the
+          device's, or a server's (dsim import).
+    Policy and profile:
+      --profile FILE (profiles): A profile that a run names, if it is not shipped; repeat.
+    SLOs and quality:
+      --bound BOUND (bounds): [stat:]metric=percent: e2el=3% (MAPE), mean:e2el=15%; exit 1 when missed; repeat.
+    Execution:
+      --seeds N: Re-run with N other seeds: how far one moves a mean.
+    Output:
+      -o, --out DIR: Write compare.json and report.html.
     """
 
-    predicted: A[
-        "RunLike | Sequence[RunLike]",
-        Opt(
-            "Run folders, in pairs of the same requests: the twin's first, then the device's, or a server's (dsim "
-            "import).", "PREDICTED MEASURED [PREDICTED MEASURED ...]",
-        ),
-    ]  # fmt: skip
+    predicted: "RunLike | Sequence[RunLike]"
     measured: "RunLike | Sequence[RunLike]" = ()  # of as many predicted runs; else `predicted` holds pairs
     _: KW_ONLY
-    profiles: A[
-        "Sequence[ProfileLike]",
-        Opt("A profile that a run names, if it is not shipped; repeat.", "FILE", "Policy and profile", ("--profile",)),
-    ] = ()
-    bounds: A[
-        Sequence[str],
-        Opt(
-            "[stat:]metric=percent: e2el=3% (MAPE), mean:e2el=15%; exit 1 when missed; repeat.", "BOUND",
-            "SLOs and quality", ("--bound",),
-        ),
-    ] = ()  # fmt: skip
-    seeds: A[int, Opt("Re-run with N other seeds: how far one moves a mean.", "N", "Execution")] = 0
-    out: A[str | Path | None, q.out("Write compare.json and report.html.")] = None
+    profiles: "Sequence[ProfileLike]" = ()
+    bounds: Sequence[str] = ()
+    seeds: int = 0
+    out: str | Path | None = None
 
     def answer(self, watch: Watch) -> "Answer[Comparison]":
         from ..comparison.bounds import Bound

@@ -5,14 +5,13 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
-from typing import Annotated as A
+from typing import TYPE_CHECKING
 
 from ..engine.errors import DsimError
 from . import choices
 from . import questions as q
 from .answer import INTERRUPTED, Answer
-from .declared import Opt, Question, Watch
+from .declared import Question, Watch
 
 if TYPE_CHECKING:
     from ..following.watch import Following, Watcher
@@ -25,38 +24,52 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
 
     dsim follow http://localhost:8000 --policy vllm-diffusion --profile mine.json --slo ttft=2s --port 9100
     dsim follow http://10.0.0.1:8000 http://10.0.0.2:8000 --policy sglang-fdfo --once
+
+    Arguments:
+      urls URL...: URLs of the server's metrics, one a replica.
+    Following:
+      --interval S: Time between two readings.
+      --window S: Shortest window to judge.
+      --min-requests N: Fewest requests in a window.
+      --token-file F: A file with a bearer token.
+      --once: Read once and exit, for cron; exit 1 if an alarm is open.
+    Logs:
+      --access-log F: A growing log of requests, in a trace's format.
+    Server:
+      --host H: With --port: the address to listen on.
+      --port N: Serve the page and /metrics; 0 takes a free port.
+    Output:
+      -o, --out DIR: Folder of samples, windows, profiles and the page; a restart continues.
     """
 
-    COMMON: ClassVar = (
-        "policy", "profile", "slos", "interval", "window", "access_log", "token_file", "port", "once", "out",
-    )  # fmt: skip
+    COMMON = "policy profile slos interval window access_log token_file port once out"
 
-    urls: A[str | Sequence[str], Opt("URLs of the server's metrics, one a replica.", "URL...")]
-    policy: A["PolicyLike", q.ONE_POLICY]
+    urls: str | Sequence[str]
+    policy: "PolicyLike"
     _: KW_ONLY
-    profile: A["ProfileLike", q.PROFILE] = choices.PROFILE
-    workload: A[str | None, q.WORKLOAD] = None
-    frontend: A[float | None, q.FRONTEND] = None
-    yields: A[str | None, q.YIELD] = None
-    router: A[str, q.ROUTER] = "round-robin"
-    eos: A[bool | None, q.EOS] = None
-    slos: A[Sequence[str], q.SLO] = ()
-    time_unit: A[str | None, q.TIME_UNIT] = None
-    columns: A[str | None, q.COLUMNS] = None
-    only: A[str | None, q.ONLY] = None
-    interval: A[float, Opt("Time between two readings.", "S", "Following")] = 5.0
-    window: A[float, Opt("Shortest window to judge.", "S", "Following")] = 300.0
-    min_requests: A[int, Opt("Fewest requests in a window.", "N", "Following")] = 200
-    access_log: A[str | Path | None, Opt("A growing log of requests, in a trace's format.", "F", "Logs")] = None
-    attainment: A[float, q.ATTAINMENT] = 0.99
-    token_file: A[str | Path | None, Opt("A file with a bearer token.", "F", "Following")] = None
-    host: A[str, Opt("The address of --port.", "H", "Server", needs=("port",))] = "127.0.0.1"
-    port: A[int | None, Opt("Serve the page and /metrics; 0 takes a free port.", "N", "Server")] = None
-    once: A[bool, Opt("Read once and exit, for cron; exit 1 if an alarm is open.", "", "Following")] = False
-    check_rules: A[bool, q.CHECK_RULES] = False
-    seed: A[int, q.SEED] = 0
+    profile: "ProfileLike" = choices.PROFILE
+    workload: str | None = None
+    frontend: float | None = None
+    yields: str | None = None
+    router: str = "round-robin"
+    eos: bool | None = None
+    slos: Sequence[str] = ()
+    time_unit: str | None = None
+    columns: str | None = None
+    only: str | None = None
+    interval: float = 5.0
+    window: float = 300.0
+    min_requests: int = 200
+    access_log: str | Path | None = None
+    attainment: float = 0.99
+    token_file: str | Path | None = None
+    host: str = "127.0.0.1"
+    port: int | None = None
+    once: bool = False
+    check_rules: bool = False
+    seed: int = 0
     seconds: float | None = None  # how long; None: until Ctrl-C
-    out: A[str | Path, q.out("Folder of samples, windows, profiles and the page; a restart continues.")] = "followed"
+    out: str | Path = "followed"
 
     def answer(self, watch: Watch) -> "Answer[Following]":
         from ..files.lock import Lock

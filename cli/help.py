@@ -1,4 +1,4 @@
-"""A command's help: purpose, examples, options in panels (questions.PANELS)."""
+"""A command's help: purpose, examples, options in panels ."""
 
 import inspect
 import re
@@ -9,8 +9,6 @@ from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
-
-from .questions import PANELS
 
 INDENT = 4  # columns
 
@@ -24,13 +22,14 @@ def parts(text: str) -> tuple[list[str], list[str]]:
 
 
 def panels(params: Iterable[Any], with_hidden: bool = True) -> dict[str, list[Any]]:
-    """Options by panel, in PANELS' order; arguments first. with_hidden: with those that only `--help-all` shows."""
-    params = list(params)
-    by_panel = {"Arguments": [param for param in params if param.param_type_name == "argument"]}
-    options = [param for param in params if param.param_type_name == "option" and (with_hidden or not param.hidden)]
-    for panel in PANELS:
-        by_panel[panel] = [option for option in options if option.rich_help_panel == panel]
-    by_panel["Output"] += [option for option in options if option.rich_help_panel is None]  # Typer's own
+    """Options by panel, arguments first. with_hidden: with those that only `--help-all` shows."""
+    by_panel: dict[str, list[Any]] = {"Arguments": []}
+    for param in params:
+        if param.param_type_name == "argument":
+            by_panel["Arguments"].append(param)
+        elif with_hidden or not param.hidden:
+            by_panel.setdefault(param.rich_help_panel or "Output", []).append(param)  # Typer's own have no panel
+    by_panel["Output"] = by_panel.pop("Output", [])
     return {panel: members for panel, members in by_panel.items() if members}
 
 
@@ -46,8 +45,6 @@ def names_of(param: Any) -> str:
 
 def text_of(param: Any) -> str:
     facts = []
-    if param.envvar:
-        facts.append(f"env: {param.envvar}")
     if (default := _default(param)) is not None:
         facts.append(f"default: {default}")
     if param.required:

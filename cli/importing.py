@@ -5,12 +5,11 @@ from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-from typing import Annotated as A
 
 from ..engine.errors import DsimError
 from . import questions as q
 from .answer import Answer
-from .declared import Opt, Question, Watch
+from .declared import Question, Watch
 
 if TYPE_CHECKING:
     from ..comparison.clients.match import Requested
@@ -25,37 +24,31 @@ class ImportQuestion(q.OfFile, q.Forced, Question["RunResult"]):
     dsim import bench.json --trace trace.jsonl --slo ttft=2s -o runs/measured
     dsim import spend.json --only model=sdar-8b --slo ttft=2s -o runs/measured
     dsim import bench.json --log steps.jsonl --json
+
+    Arguments:
+      file FILE: Of vllm bench serve --save-detailed, guidellm (JSON) or aiperf (profile_export.jsonl), or a gateway's
+          log (LiteLLM's, or any with --columns) that has start, first token and end.
+    Traffic:
+      --trace T: The trace that the client replayed: its arrivals and lengths.
+    Policy and profile:
+      --policy NAME: Name of the server's policy: a twin's, to compare with it; by default from the step log.
+    Measurement:
+      --log FILE: The server's step log of the same time: adds its steps.
+      --benchmark N: Which benchmark of a file with several (guidellm's sweep), from 1.
+    Fleet and price:
+      --replicas N: Replicas behind the router.
     """
 
-    file: A[
-        str | Path,
-        Opt(
-            "Of vllm bench serve --save-detailed, guidellm (JSON) or aiperf (profile_export.jsonl), or a "
-            "gateway's log (LiteLLM's, or any with --columns) that has start, first token and end.", "FILE",
-        ),
-    ]  # fmt: skip
+    file: str | Path
     _: KW_ONLY
-    trace: A[
-        "TraceLike | None", Opt("The trace that the client replayed: its arrivals and lengths.", "T", "Traffic")
-    ] = None
-    policy: A[
-        str | None,
-        Opt(
-            "Name of the server's policy: a twin's, to compare with it; by default from the step log, or `server`.",
-            "NAME", "Policy and profile",
-        ),
-    ] = None  # fmt: skip
-    log: A[str | Path | None, Opt("The server's step log of the same time: adds its steps.", "FILE", "Measurement")] = (
-        None
-    )
-    benchmark: A[
-        int | None,
-        Opt("Which benchmark of a file with several (guidellm's sweep), from 1.", "N", "Measurement"),
-    ] = None
-    replicas: A[int, Opt("Replicas behind the router.", "N", "Fleet and price")] = 1
-    slos: A[Sequence[str], q.SLO] = ()
-    missing_fails: A[bool, q.MISSING_FAILS] = False
-    out: A[str | Path | None, q.RUN_OUT] = None
+    trace: "TraceLike | None" = None
+    policy: str | None = None
+    log: str | Path | None = None
+    benchmark: int | None = None
+    replicas: int = 1
+    slos: Sequence[str] = ()
+    missing_fails: bool = False
+    out: str | Path | None = None
 
     def answer(self, watch: Watch) -> "Answer[RunResult]":
         from ..comparison.clients.measured import client_lines, measured_run, write_measured

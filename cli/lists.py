@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated as A
 from typing import Any
 
 from . import questions as q
 from .answer import Answer
-from .declared import Opt, Question, Watch
+from .declared import Question, Watch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,9 +15,14 @@ class PoliciesQuestion(q.Coded, Question[None]):
 
     dsim policies
     dsim policies optimus
+
+    Arguments:
+      spec [SPEC]: Show this policy's fields: default, allowed values, meaning.
+    Policy and profile:
+      --allow-code FILE.py: With SPEC: a code file that it may load; repeat (docs/security.md).
     """
 
-    spec: A[str | None, Opt("Show this policy's fields: default, allowed values, meaning.", "[SPEC]")] = None
+    spec: str | None = None
 
     def answer(self, watch: Watch) -> Answer[None]:
         if self.spec is not None:

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
-from typing import Annotated as A
+from typing import TYPE_CHECKING
 
 from ..engine.errors import DsimError
 from ..files.read import quoted
@@ -13,7 +12,7 @@ from . import questions as q
 from .answer import Answer
 from .bar import watch_runs
 from .cautions import stopped, warn
-from .declared import Opt, Question, Watch
+from .declared import Question, Watch
 
 if TYPE_CHECKING:
     from ..device.on_device import LiveSetting
@@ -32,36 +31,30 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult
 
     dsim live azure-conv --lengths fixed:64,64 --rate 2 --num-requests 60 --policy lmdeploy-bd32 -o runs/live
     dsim live azure-conv --model ./SDAR-8B-Chat --policy optimus --profile mine.json
+
+    Policy and profile:
+      --policy SPEC: name[:value][,field=value...] or a TOML file; repeat to compare.
+      --commits C: What decides which tokens commit: model (the weights), or twin (the profile's draws).
+      --profile P: A profile of this model, for --commits twin and elastic chunks.
+    Model and device:
+      --model M: tiny (the default), tiny-both-ways, or a model's directory.
+      --temperature T: Draw tokens at this temperature; 0: the likeliest.
+    Traffic:
+      --prompts FILE: The prompts: a text, a .jsonl of token ids, or source|records (tiny).
     """
 
-    COMMON: ClassVar = (
-        "policy", "model", "profile", "commits", "slos", "rate", "lengths", "num_requests", "prompts", "device",
-        "temperature", "seed", "out", "force",
-    )  # fmt: skip
+    COMMON = "policy model profile commits slos rate lengths num_requests prompts device temperature seed out force"
 
-    policy: A["PolicyLike | Sequence[PolicyLike]", q.MANY_POLICIES] = ()
+    policy: "PolicyLike | Sequence[PolicyLike]" = ()
     _: KW_ONLY
-    model: A[
-        str | None, Opt("tiny (the default), tiny-both-ways, or a model's directory.", "M", "Model and device")
-    ] = None
-    commits: A[
-        str | None,
-        Opt(
-            "What decides which tokens commit: model (the weights), or twin (the profile's draws; for random weights).",
-            "C", "Policy and profile",
-        ),
-    ] = None  # fmt: skip
-    profile: A[
-        "ProfileLike | None",
-        Opt("A profile of this model, for --commits twin and elastic chunks.", "P", "Policy and profile"),
-    ] = None
-    prompts: A[
-        str | None, Opt("The prompts: a text, a .jsonl of token ids, or source|records (tiny).", "FILE", "Traffic")
-    ] = None
-    temperature: A[float, q.TEMPERATURE] = 0.0
-    eos: A[bool, q.ENDS_AT_EOS] = False
-    slos: A[Sequence[str], q.SLO] = ()
-    out: A[str | Path | None, q.RUN_OUT] = None
+    model: str | None = None
+    commits: str | None = None
+    profile: "ProfileLike | None" = None
+    prompts: str | None = None
+    temperature: float = 0.0
+    eos: bool = False
+    slos: Sequence[str] = ()
+    out: str | Path | None = None
 
     def resolve(self) -> "list[World]":
         """One world a policy."""

@@ -4,15 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
-from typing import Annotated as A
+from typing import TYPE_CHECKING
 
 from ..engine.errors import DsimError
 from . import choices
 from . import questions as q
 from .answer import Answer, stopped
 from .cautions import warn, warn_of_runs
-from .declared import Opt, Question, Watch
+from .declared import Question, Watch
 
 if TYPE_CHECKING:
     from ..planner.candidates import PlanCandidate
@@ -30,107 +29,67 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
 
     dsim plan azure-conv --rate 12 --slo ttft=2s --slo 100ms/token --gpu-hour 2 -o runs/plan
     dsim plan mine.jsonl --gpu a100,h100 --gpu-hour a100=2,h100=3.5 --slo ttft=2s --json
+
+    Traffic:
+      --rate R: Requests per second to serve; the trace's own by default.
+      --num-requests N: Requests in a replay; by default enough for one pass over the trace, 6000 to 24000.
+    Policy and profile:
+      --policy SPEC (policies): A policy to compare, as elsewhere; repeat. By default those of released engines that run
+          the model.
+      --profile P (profiles): Instead of --gpu: a profile file or shipped profile; repeat.
+      --yields P (commits): With --gpu: a profile that provides the commit models.
+    Model and device:
+      --gpu GPU,...: GPUs by data sheet: a100, h100, b200 ..., or TOML files (docs/plan.md); estimates.
+      --model M: With --gpu: SDAR-8B by default, another known name, or a config.json.
+    Fleet and price:
+      --gpu-hour PRICE: Price of one GPU per hour: 2, or by GPU, a100=2,h100=3.5.
+      --max-replicas N: Try at most N replicas.
+      --spare N: Standby replicas (N+1): included in cost and launch files; the SLOs hold without them.
+      --growth X%/year: Growth of traffic, also per /month or /week; costs are then of the horizon.
+      --horizon YEARS: With --growth: the years that are paid.
+      --buy-now: With --growth: buy what the end needs, instead of each quarter's.
+      --today SPEC,replicas=N: What runs today: replayed beside the answer.
+    SLOs and quality:
+      --fail-on-slo: With --today: end with 1 if what runs today misses an SLO.
+    Search:
+      --as-given: Use the policies as given, without a search over engine settings.
+      --change-answers: Also search block, threshold and canvas, which change the model's answers.
+      --research: Also what a scheduler that no released engine has would save.
+    Output:
+      -o, --out DIR: Write plan.toml, plan.json, report.html and deploy/; reuses the replays in it.
     """
 
-    COMMON: ClassVar = (
-        "slos", "rate", "policies", "gpu", "model", "profiles", "gpu_hour", "growth", "horizon", "today",
-        "research", "lengths", "jobs", "out",
-    )  # fmt: skip
+    COMMON = "slos rate policies gpu model profiles gpu_hour growth horizon today research lengths jobs out"
 
-    slos: A[Sequence[str], q.SLO] = ()
+    slos: Sequence[str] = ()
     _: KW_ONLY
-    rate: A[float | None, Opt("Requests per second to serve; the trace's own by default.", "R", "Traffic")] = None
-    policies: A[
-        "Sequence[PolicyLike]",
-        Opt(
-            "A policy to compare, as elsewhere; repeat. By default those of released engines that run the model.",
-            "SPEC", "Policy and profile", ("--policy",), q.policies,
-        ),
-    ] = ()  # fmt: skip
-    gpu: A[
-        Sequence[str],
-        Opt(
-            "GPUs by data sheet: a100, h100, b200 ..., or TOML files (docs/plan.md); estimates.",
-            "GPU,...",
-            "Model and device",
-        ),
-    ] = ()
-    model: A[
-        str | None,
-        Opt(
-            "With --gpu: SDAR-8B by default, another known name, or a config.json.", "M", "Model and device",
-            needs=("gpu",),
-        ),
-    ] = None  # fmt: skip
-    tp: A[int, q.TP] = 1
-    weights: A[str | None, q.WEIGHTS] = None
-    kv: A[str | None, q.KV] = None
-    commits: A[
-        str | None,
-        Opt(
-            "With --gpu: a profile that provides the commit models.",
-            "P",
-            "Policy and profile",
-            ("--yields",),
-            needs=("gpu",),
-        ),
-    ] = None
-    profiles: A[
-        "Sequence[ProfileLike]",
-        Opt(
-            "Instead of --gpu: a profile file or shipped profile; repeat.",
-            "P",
-            "Policy and profile",
-            ("--profile",),
-            q.profiles,
-        ),
-    ] = ()
-    gpu_hour: A[
-        float | str | Mapping[str, float] | None,
-        Opt(
-            "Price of one GPU per hour: 2, or by GPU, a100=2,h100=3.5.",
-            "PRICE",
-            "Fleet and price",
-            read=lambda name, text: text,
-        ),
-    ] = None
-    attainment: A[float, q.ATTAINMENT] = 0.99
-    max_replicas: A[int, Opt("Try at most N replicas.", "N", "Fleet and price")] = 64
-    spare: A[
-        int,
-        Opt(
-            "Standby replicas (N+1): included in cost and launch files; the SLOs hold without them.",
-            "N",
-            "Fleet and price",
-        ),
-    ] = 0
-    growth: A[
-        str | None,
-        Opt(
-            "Growth of traffic, also per /month or /week; costs are then of the horizon.", "X%/year", "Fleet and price"
-        ),
-    ] = None
-    horizon: A[float, Opt("With --growth: the years that are paid.", "YEARS", "Fleet and price")] = 1.0
-    buy_now: A[
-        bool, Opt("With --growth: buy what the end needs, instead of each quarter's.", "", "Fleet and price")
-    ] = False
-    today: A[str | None, Opt("What runs today: replayed beside the answer.", "SPEC,replicas=N", "Fleet and price")] = (
-        None
-    )
-    min_quality: A[float | str | None, q.MIN_QUALITY] = None
-    quality_table: A[str | Path | None, q.QUALITY_TABLE] = None
-    as_given: A[bool, Opt("Use the policies as given, without a search over engine settings.", "", "Search")] = False
-    change_answers: A[
-        bool, Opt("Also search block, threshold and canvas, which change the model's answers.", "", "Search")
-    ] = False
-    research: A[bool, Opt("Also what a scheduler that no released engine has would save.", "", "Search")] = False
-    router: A[str, q.ROUTER] = choices.UNROUTED
-    num_requests: A[int | None, q.PER_REPLAY] = None
-    jobs: A[int | None, q.JOBS] = None
-    fail_on_slo: A[bool, q.FAIL_ON_SLO] = False
-    out: A[
-        str | Path | None, q.out("Write plan.toml, plan.json, report.html and deploy/; reuses the replays in it.")
-    ] = None
+    rate: float | None = None
+    policies: "Sequence[PolicyLike]" = ()
+    gpu: Sequence[str] = ()
+    model: str | None = None
+    tp: int = 1
+    weights: str | None = None
+    kv: str | None = None
+    commits: str | None = None
+    profiles: "Sequence[ProfileLike]" = ()
+    gpu_hour: float | str | Mapping[str, float] | None = None
+    attainment: float = 0.99
+    max_replicas: int = 64
+    spare: int = 0
+    growth: str | None = None
+    horizon: float = 1.0
+    buy_now: bool = False
+    today: str | None = None
+    min_quality: float | str | None = None
+    quality_table: str | Path | None = None
+    as_given: bool = False
+    change_answers: bool = False
+    research: bool = False
+    router: str = choices.UNROUTED
+    num_requests: int | None = None
+    jobs: int | None = None
+    fail_on_slo: bool = False
+    out: str | Path | None = None
 
     def answer(self, watch: Watch) -> "Answer[Planned]":
         from ..comparison.measured_log import measured_log
@@ -200,16 +159,10 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
 
         if not self.slos:
             raise DsimError("no SLO is given, expected at least one, such as --slo ttft=2s --slo 100ms/token")
-        if self.fail_on_slo and self.today is None:
-            raise DsimError(
-                "--fail-on-slo is given and no --today, expected what runs today: a plan's own fleet meets the SLOs"
-            )
         if self.as_given and self.change_answers:
             raise DsimError(
                 "as given and change answers are both true, expected at most one: the first searches nothing"
             )
-        if self.growth is None and (self.horizon != 1 or self.buy_now):
-            raise DsimError("horizon or buy now is given and no growth, expected one such as 30%/year")
         return None if self.growth is None else Horizon(self.growth, self.horizon, self.buy_now)
 
     def _missed(self, planned: "Planned") -> list[str]:

@@ -6,16 +6,14 @@ from dataclasses import KW_ONLY, dataclass
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
-from typing import Annotated as A
+from typing import TYPE_CHECKING
 
 from ..engine.errors import DsimError
-from ..files.duration import seconds_of
 from ..files.read import printable, quoted
 from ..files.write import check_file, tell, write_whole
 from . import questions as q
 from .answer import Answer
-from .declared import Opt, Question, Watch
+from .declared import Question, Watch
 
 if TYPE_CHECKING:
     from ..profiler.measure import Opened
@@ -36,54 +34,50 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
     dsim profile --roofline H200 --model SDAR-8B -o h200.json
 
     Exits with 1 if the fit fails its own checks, and prints the reasons.
+
+    What to do:
+      --roofline GPU: Derive the profile from a GPU's data sheet: its name, or a TOML (docs/plan.md).
+      --from-log FILE: Fit the profile to a step log of any engine (docs/steplog.md).
+      --client FILE: With --from-log: a load generator's file of the same time, to fit the front end.
+    Model and device:
+      --model M: What to measure: tiny, sdar-8b, a directory; with --roofline a name such as SDAR-8B, or a config.json.
+    Measurement:
+      --full-sequence: Profile for policies that attend in both directions; no commits are logged.
+      --budget TIME: About how long it may take: 90s, 5m.
+      --thresholds X%,...: Unmasking thresholds to log commits at: 0.8,0.9.
+      --temperature X: Temperature at which commits are logged.
+      --max-batch N: Most sequences of a measured step.
+    Traffic:
+      --prompts FILE: Text or token ids to log commits on, or NAME=FILE; repeat.
+    Policy and profile:
+      --yields P: A profile that provides the commit models and importance deltas, for random weights.
+    Output:
+      -o, --out FILE: The profile file to write.
     """
 
-    COMMON: ClassVar = (
-        "model", "roofline", "from_log", "client", "random_weights", "budget", "prompts", "thresholds", "yields",
-        "device", "weights", "kv", "out", "force",
-    )  # fmt: skip
-
-    model: A[
-        str | None,
-        Opt(
-            "What to measure: tiny, sdar-8b, a directory; with --roofline a name such as SDAR-8B, or a config.json.",
-            "M", "Model and device",
-        ),
-    ] = None  # fmt: skip
-    _: KW_ONLY
-    roofline: A[
-        str | None,
-        Opt("Derive the profile from a GPU's data sheet: its name, or a TOML (docs/plan.md).", "GPU", "What to do"),
-    ] = None
-    from_log: A[
-        str | Path | None, Opt("Fit the profile to a step log of any engine (docs/steplog.md).", "FILE", "What to do")
-    ] = None
-    client: A[
-        str | Path | None,
-        Opt("With --from-log: a load generator's file of the same time, to fit the front end.", "FILE", "What to do"),
-    ] = None
-    tp: A[int, q.TP] = 1
-    weights: A[str | None, q.WEIGHTS] = None
-    kv: A[str | None, q.KV] = None
-    eos: A[bool, q.ENDS_AT_EOS] = False
-    full_sequence: A[
-        bool,
-        Opt("Profile for policies that attend in both directions; no commits are logged.", "", "Measurement"),
-    ] = False
-    budget: A[float, Opt("About how long it may take: 90s, 5m.", "T", "Measurement", read=seconds_of, text="5m")] = (
-        300.0
+    COMMON = (
+        "model roofline from_log client random_weights budget prompts thresholds yields device weights kv out force"
     )
-    thresholds: A[
-        Sequence[float],
-        Opt("Unmasking thresholds to log commits at: 0.8,0.9.", "X,...", "Measurement", read=q.shares, text="0.9"),
-    ] = (0.9,)
-    temperature: A[float, Opt("Temperature at which commits are logged.", "X", "Measurement")] = 1.0
-    prompts: A[Sequence[str], Opt("Text or token ids to log commits on, or NAME=FILE; repeat.", "FILE", "Traffic")] = ()
-    yields: A[str | Path | None, q.COMMIT_MODELS] = None
-    max_batch: A[int | None, Opt("Most sequences of a measured step.", "N", "Measurement")] = None
-    seed: A[int, q.SEED] = 0
-    out: A[str | Path | None, Opt("The profile file to write.", "FILE", "Output", ("-o", "--out"))] = None
-    force: A[bool, q.OVERWRITE] = False
+
+    model: str | None = None
+    _: KW_ONLY
+    roofline: str | None = None
+    from_log: str | Path | None = None
+    client: str | Path | None = None
+    tp: int = 1
+    weights: str | None = None
+    kv: str | None = None
+    eos: bool = False
+    full_sequence: bool = False
+    budget: float = 300.0
+    thresholds: Sequence[float] = (0.9,)
+    temperature: float = 1.0
+    prompts: Sequence[str] = ()
+    yields: str | Path | None = None
+    max_batch: int | None = None
+    seed: int = 0
+    out: str | Path | None = None
+    force: bool = False
 
     def answer(self, watch: Watch) -> "Answer[Profiled]":
         files = self._files(watch)

@@ -4,13 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from typing import Annotated as A
 
 from ..engine.errors import DsimError
 from . import questions as q
 from .answer import Answer
 from .cautions import warn, warn_of_yields
-from .declared import Opt, Question, Watch
+from .declared import Question, Watch
 
 if TYPE_CHECKING:
     from ..planner.sweep import Sweep
@@ -23,13 +22,18 @@ class SweepQuestion(q.Somewhere, q.Forced, q.Coded, Question["Sweep"]):
 
     dsim sweep examples/sweep.toml -o runs/sweep
     dsim sweep examples/sweep.toml --ray auto -o runs/sweep
+
+    Arguments:
+      config CONFIG.toml: The fixed and the varied fields: docs/sweep.md.
+    Output:
+      -o, --out DIR: Folder for results; finished cells in it are not run again.
     """
 
-    config: A[str | Path | Mapping[str, Any], Opt("The fixed and the varied fields: docs/sweep.md.", "CONFIG.toml")]
-    out: A[str | Path | None, q.out("Folder for results; finished cells in it are not run again.")] = None
+    config: str | Path | Mapping[str, Any]
+    out: str | Path | None = None
     _: KW_ONLY
-    ensemble: A[int | None, q.ENSEMBLE] = None
-    jobs: A[int | None, q.JOBS] = None
+    ensemble: int | None = None
+    jobs: int | None = None
     quality: "Callable[[World], float | None] | None" = None  # scores a world
 
     def answer(self, watch: Watch) -> "Answer[Sweep]":

@@ -4,13 +4,11 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from typing import Annotated as A
 
 from ..engine.errors import TraceError
-from . import choices
 from . import questions as q
 from .answer import Answer
-from .declared import Opt, Question, Watch
+from .declared import Question, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,6 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadsTrace(q.OfFile, Question[None]):
+    """Of a trace's file."""
+
     def read(self, name: str) -> "Trace":
         from ..traces import load
 
@@ -35,7 +35,7 @@ class InfoQuestion(ReadsTrace):
     dsim trace info mine.csv --columns arrival=sent,input=num_in,output=num_out --json
     """
 
-    trace: A[str, q.TRACE]
+    trace: str
 
     def answer(self, watch: Watch) -> Answer[None]:
         from ..traces import describe
@@ -51,12 +51,18 @@ class ConvertQuestion(ReadsTrace):
 
     dsim trace convert azure-conv azure.jsonl
     dsim trace convert mine.csv mine.jsonl --skip-bad --force
+
+    Arguments:
+      source IN: A trace in any known format.
+      out OUT: The JSON lines file to write.
+    Output:
+      --force: Replace the file.
     """
 
-    source: A[str, Opt("A trace in any known format.", "IN")]
-    out: A[Path, Opt("The JSON lines file to write.", "OUT")]
+    source: str
+    out: Path
     _: KW_ONLY
-    force: A[bool, q.OVERWRITE] = False
+    force: bool = False
 
     def answer(self, watch: Watch) -> Answer[None]:
         from ..files.write import check_file
@@ -76,22 +82,26 @@ class SynthQuestion(Question[None]):
 
     dsim trace synth made.jsonl --rate 4 --num-requests 500 --lengths sharegpt
     dsim trace synth like.jsonl --rate 5.5 --arrival gamma,cv=1.1 --lengths azure-conv
+
+    Arguments:
+      out OUT: The JSON lines file to write.
+    Traffic:
+      --arrival NAME: One of: poisson, gamma, weibull, constant.
+      --rate R: Requests per second.
+      --lengths L: One of: {LENGTHS}; {LENGTH_FORMS}; or a trace to draw pairs from; then ,max_tokens=N for all.
+      --num-requests N: Number of requests.
+    Output:
+      --force: Replace the file.
     """
 
-    out: A[Path, Opt("The JSON lines file to write.", "OUT")]
+    out: Path
     _: KW_ONLY
-    arrival: A[str, Opt(f"One of: {', '.join(choices.ARRIVALS[1:])}.", "NAME", "Traffic")] = "poisson"
-    rate: A[float | None, Opt("Requests per second.", "R", "Traffic")] = None
-    lengths: A[
-        str,
-        Opt(
-            f"One of: {', '.join(choices.LENGTHS)}; {choices.LENGTH_FORMS}; or a trace to draw pairs from; "
-            "then ,max_tokens=N: a limit for all.", "L", "Traffic",
-        ),
-    ] = "sharegpt"  # fmt: skip
-    num_requests: A[int, Opt("Number of requests.", "N", "Traffic")] = 1000
-    seed: A[int, Opt("Same seed, same trace.", "S", "Execution")] = 0
-    force: A[bool, q.OVERWRITE] = False
+    arrival: str = "poisson"
+    rate: float | None = None
+    lengths: str = "sharegpt"
+    num_requests: int = 1000
+    seed: int = 0
+    force: bool = False
 
     def answer(self, watch: Watch) -> Answer[None]:
         from ..files.write import check_file
@@ -100,10 +110,8 @@ class SynthQuestion(Question[None]):
         check_file(self.out, force=self.force)
         if self.rate is None:
             raise TraceError("rate is missing, expected --rate R (req/s)")
-        trace = synth(
-            self.arrival, self.rate, lengths=self.lengths, num_requests=self.num_requests,
-            seed=self.seed,
-        )  # fmt: skip
+        options = self.values("lengths", "num_requests", "seed")
+        trace = synth(self.arrival, self.rate, **options)
         cv = describe(trace)["cv"]
         burst = f"CV {cv:.2f} (burstiness {cv**-2:.3g})" if cv else "constant gaps"
         details = f"{self.arrival} at {self.rate:.4g} req/s, {burst}, seed {self.seed}"

@@ -6,15 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
-from typing import Annotated as A
+from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import DsimError
-from ..files.duration import seconds_of
-from . import choices
 from . import questions as q
 from .answer import Answer
-from .declared import Opt, Question, Watch
+from .declared import Question, Watch
 
 if TYPE_CHECKING:
     from ..device.validate import Cell, Validated
@@ -35,61 +32,47 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
 
     dsim validate --model tiny --budget 10m --lengths lognormal:96,48,64,32 -o runs/validation
     dsim validate --model ./SDAR-8B-Chat --policy optimus --bound e2el=3% -o runs/validation
+
+    Output:
+      -o, --out DIR: Folder of all runs, the profile and the comparison; a second call continues.
+    Measurement:
+      --budget TIME: About how long it may take: 90s, 20m, 1h.
+      --seconds S: More time of each cell than 30 requests take; by default from the budget.
+    Model and device:
+      --model M: tiny (the default), or a Hugging Face directory.
+    Policy and profile:
+      --profile P: A measured profile of the model; by default it is measured now.
+      --policy SPEC (policies): A policy; repeat. By default {VALIDATE_POLICIES}.
+      --commits C: twin: the profile's draws; model: the weights decide.
+    Traffic:
+      --load X (loads): Requests in flight, full (the largest batch), or a share (below 1) of the policy's predicted
+          capacity; repeat, the most important first. By default {VALIDATE_LOADS}.
+      --trace TRACE: Trace with the requests' lengths; not one used for profiling.
+      --prompts FILE: The prompts, for --commits model.
+    SLOs and quality:
+      --bound BOUND (bounds): [stat:]metric=percent: e2el=3%; exit 1 when missed; repeat.
     """
 
-    COMMON: ClassVar = (
-        "out", "budget", "model", "random_weights", "device", "profile", "policies", "loads", "trace", "lengths",
-        "commits", "workload", "prompts", "bounds",
-    )  # fmt: skip
-
-    out: A[
-        str | Path,
-        Opt(
-            "Folder of all runs, the profile and the comparison; a second call continues.", "DIR", "Output",
-            ("-o", "--out"),
-        ),
-    ]  # fmt: skip
-    _: KW_ONLY
-    budget: A[
-        float, Opt("About how long it may take: 90s, 20m, 1h.", "T", "Measurement", read=seconds_of, text="20m")
-    ] = 1200.0
-    model: A[str | None, Opt("tiny (the default), or a Hugging Face directory.", "M", "Model and device")] = None
-    profile: A[
-        "ProfileLike | None",
-        Opt("A measured profile of the model; by default it is measured now.", "P", "Policy and profile"),
-    ] = None
-    policies: A[
-        "Sequence[PolicyLike]",
-        Opt(
-            f"A policy; repeat. By default {', '.join(choices.VALIDATE_POLICIES)}.", "SPEC", "Policy and profile",
-            ("--policy",),
-        ),
-    ] = ()  # fmt: skip
-    loads: A[
-        Sequence[str | float],
-        Opt(
-            "Requests in flight, full (the largest batch), or a share (below 1) of the policy's predicted capacity; "
-            f"repeat, the most important first. By default {', '.join(choices.VALIDATE_LOADS)}.", "X",
-            "Traffic", ("--load",),
-        ),
-    ] = ()  # fmt: skip
-    seconds: A[
-        float | None,
-        Opt("More time of each cell than 30 requests take; by default from the budget.", "S", "Measurement"),
-    ] = None
-    trace: A["TraceLike", Opt("Trace with the requests' lengths; not one used for profiling.", "TRACE", "Traffic")] = (
-        "azure-conv"
+    COMMON = (
+        "out budget model random_weights device profile policies loads trace lengths commits workload prompts bounds"
     )
-    columns: A[str | None, q.COLUMNS] = None
-    lengths: A[str | None, q.LENGTHS] = None
-    commits: A[str, Opt("twin: the profile's draws; model: the weights decide.", "C", "Policy and profile")] = "twin"
-    workload: A[str | None, q.WORKLOAD] = None
-    prompts: A[str | None, Opt("The prompts, for --commits model.", "FILE", "Traffic")] = None
-    seed: A[int, q.SEED] = 1
-    bounds: A[
-        Sequence[str],
-        Opt("[stat:]metric=percent: e2el=3%; exit 1 when missed; repeat.", "BOUND", "SLOs and quality", ("--bound",)),
-    ] = ()
+
+    out: str | Path
+    _: KW_ONLY
+    budget: float = 1200.0
+    model: str | None = None
+    profile: "ProfileLike | None" = None
+    policies: "Sequence[PolicyLike]" = ()
+    loads: Sequence[str | float] = ()
+    seconds: float | None = None
+    trace: "TraceLike" = "azure-conv"
+    columns: str | None = None
+    lengths: str | None = None
+    commits: str = "twin"
+    workload: str | None = None
+    prompts: str | None = None
+    seed: int = 1
+    bounds: Sequence[str] = ()
 
     def answer(self, watch: Watch) -> "Answer[Validated]":
         from ..comparison.bounds import Bound

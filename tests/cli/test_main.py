@@ -64,11 +64,11 @@ def test_a_reader_that_leaves_early_is_no_error(command: str, reader: str) -> No
     ("typed", "completed"),
     [
         ("dsim va", ["validate"]),
-        ("dsim replay mooncake-conv --policy opt", ["optimus"]),
+        ("dsim replay mooncake-conv --conc", ["--concurrency"]),
         ("dsim replay mine.js", []),  # the shell completes a file
     ],
 )
-def test_a_shell_completes_commands_and_names(
+def test_a_shell_completes_commands_and_options(
     typed: str, completed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("_DSIM_COMPLETE", "complete_bash")
