@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import count
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -52,7 +52,7 @@ class Bar(logging.Handler):
         LOG.removeHandler(self)
         self._bar.stop()
 
-    def update(self, done: int, total: int | None = None, name: str | None = None, **fields: str) -> None:
+    def update(self, done: int, total: int | None = None, name: str | None = None, **fields: Any) -> None:
         """Omitted arguments keep their value; fields: note, unit."""
         self._bar.update(self._id, completed=done, total=total, description=name, **fields)
 

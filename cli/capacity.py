@@ -81,26 +81,28 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
         check_num(self.ensemble, [world])
         warn(watch, world)
         warn_of_yields(watch, world)
-        size = {name: getattr(self, name) for name in ("rate", "replicas", "max_replicas")}
-        search = {name: getattr(self, name) for name in ("precision", "attainment", "num_requests")}
-        options = {name: getattr(self, name) for name in ("curve", "gpu_hour", "currency", "jobs", "ray")}
+        inputs = self.values("rate", "replicas", "max_replicas", "precision", "attainment", "num_requests")
+        options = self.values("curve", "gpu_hour", "currency", "jobs", "ray")
         try:
             with folder, watch.bar("capacity", "replays", note="starting") as bar:
-                folder.begin("capacity", asked_of(world, **size, **search))
-                capacity = sized(
-                    world, **size, **search, **options, command=watch.command(), memo=folder.memo,
-                    progress=partial(_progress, bar, self.precision),
-                )  # fmt: skip
+                folder.begin("capacity", asked_of(world, **inputs))
+                options |= {"memo": folder.memo, "progress": partial(_progress, bar, self.precision)}
+                capacity = sized(world, **inputs, **options, command=watch.command())
                 notes = tuple(profile_notes(world.of_each_pool()))
                 capacity = replace(capacity, measured=tuple(runs), notes=notes)
                 if self.ensemble is not None:
                     fleet = replace(world, replicas=capacity.replicas)
                     with Pool(self.jobs, self.ray) as pool:
+                        size: dict[str, Any] = {"num_requests": capacity.num_requests, "rate": self.rate}
                         drawn = capacities(
-                            fleet, self.ensemble, attainment=self.attainment, num_requests=capacity.num_requests,
-                            rate=self.rate, pool=pool, memo=folder.memo,
-                            progress=lambda done, total: bar.update(done, total, "ensemble", "", unit="capacities"),
-                        )  # fmt: skip
+                            fleet,
+                            self.ensemble,
+                            attainment=self.attainment,
+                            pool=pool,
+                            memo=folder.memo,
+                            progress=partial(bar.update, name="ensemble", note="", unit="capacities"),
+                            **size,
+                        )
                     capacity = replace(capacity, ensemble=drawn)
                 folder.put(result_files(capacity))
         except KeyboardInterrupt:
@@ -117,6 +119,4 @@ def _progress(bar: Any, precision: float, replays: int, interval: "Interval | No
     from ..report.table import number
 
     note = f"{span(interval)}, ±{number(100 * interval.half_width)}% of ±{100 * precision:g}%"
-    # The half-width falls as 1 / sqrt(replays).
-    share = min(1.0, (precision / interval.half_width) ** 2) if interval.half_width > 0 else 1.0
-    bar.update(replays, name=name, note=note, share=share)
+    bar.update(replays, name=name, note=note)

@@ -67,10 +67,12 @@ class CompareQuestion(q.Forced, q.Coded, Question["Comparison"]):
         profiles = self._profiles(pairs)
         check_machines(pairs)
         with watch.bar("reading", "steps") as bar:
-            comparison = compare_runs(
-                pairs, partial(_profile, profiles), bounds, seeds=self.seeds,
-                progress=lambda policy, done, total: bar.update(done, total, policy),
-            )  # fmt: skip
+
+            def progress(policy: str, done: int, total: int) -> None:
+                bar.update(done, total, policy)
+
+            load = partial(_profile, profiles)
+            comparison = compare_runs(pairs, load, bounds, seeds=self.seeds, progress=progress)
         if self.folder is not None:
             write_folder(self.folder, COMPARISON, result_files(comparison, watch.command()), force=self.force)
         return Answer(value=comparison, out=self.folder, files=FILES, missed=comparison.missed)

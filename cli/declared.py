@@ -125,12 +125,12 @@ class Question(ABC, Generic[R]):
     def __post_init__(self) -> None:
         options = options_of(type(self))
         fields = {option.name: name for name, option in options.items()}
-        for name, option in options.items():
+        for name, field in self.__dataclass_fields__.items():
             value = getattr(self, name)
-            if option.is_many(_default(type(self), name)) and (
-                isinstance(value, str) or not isinstance(value, Iterable)
-            ):
+            is_many = field.default == () or (name in options and options[name].is_many(field.default))
+            if is_many and (isinstance(value, str) or not isinstance(value, Iterable)):
                 object.__setattr__(self, name, (value,))  # in Python
+        for name, option in options.items():
             needs = [other for other in option.needs if other in fields]
             if needs and self.sets(name) and not any(self.sets(fields[other]) for other in needs):
                 raise DsimError(
@@ -236,7 +236,9 @@ def _typed(question: Any, option: Option) -> tuple[Any, Any, Any]:
     """For Typer: type, declaration and default."""
     default, kind = _default(question, option.field), kind_of(question, option)
     many = option.is_many(default)
-    typed = list[kind] if many else kind  # type: ignore[valid-type]
+    typed: Any = kind
+    if many:
+        typed = list[kind]  # type: ignore[valid-type]
     is_required = default is dataclasses.MISSING
     if not is_required and (default is None or many):
         typed, default = typed | None, None

@@ -92,9 +92,13 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
         for text in self.slos:
             Slo.parse(text).check_class(())
         followed = Followed(
-            world, tuple(target.url for target in targets), self.interval, self.window, self.min_requests,
-            self.attainment,
-        )  # fmt: skip
+            world,
+            tuple(target.url for target in targets),
+            interval=self.interval,
+            seconds=self.window,
+            requests=self.min_requests,
+            attainment=self.attainment,
+        )
         world.setting().check()
         log, log_path = None, q.path_of(self.access_log)
         if log_path is not None:
@@ -109,10 +113,9 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
             watcher.publish()
         state = state_of(follower)
         page = page_of(follower, watch.command())
-        return Answer(
-            value=Following(state, list(follower.windows), folder, page), json=state, page=lambda: page, out=folder,
-            files=FILES, code=int(bool(state["alarms"])) if self.once else INTERRUPTED,
-        )  # fmt: skip
+        following = Following(state, list(follower.windows), folder, page)
+        code = int(bool(state["alarms"])) if self.once else INTERRUPTED
+        return Answer(value=following, json=state, page=lambda: page, out=folder, files=FILES, code=code)
 
     def _follow(self, watcher: "Watcher", watch: Watch) -> None:
         if self.once:

@@ -63,20 +63,23 @@ class ImportQuestion(q.OfFile, q.Forced, Question["RunResult"]):
         from ..results.world import MAX_REPLICAS
 
         q.check_range("replicas", self.replicas, 1, MAX_REPLICAS)
-        alone = self.trace is None  # these options are then the log's
-        client = read_client(
-            self.file, self.columns if alone else None, self.only, self.time_unit if alone else None, self.skip_bad,
-            self.benchmark,
-        )  # fmt: skip
+        options = self.values("only", "skip_bad", "benchmark")
+        if self.trace is None:  # else these options are the trace's
+            options |= self.values("columns", "time_unit")
+        client = read_client(self.file, **options)
         if self.log is not None and client.steps is not None:
             raise DsimError(f"log is {self.log} and {self.file} is a step log itself: expected one of them")
         engine = client.steps if self.log is None else read_log(Path(self.log))
         default = "server" if engine is None or engine.header.preset not in PRESETS else policy_of(engine.header)[0]
         run = measured_run(
-            client, None if self.trace is None else self._requested(self.trace),
-            policy=printable(self.policy or default), slos=[Slo.parse(text) for text in self.slos],
-            missing_passes=not self.missing_fails, replicas=self.replicas, engine=engine,
-        )  # fmt: skip
+            client,
+            self._requested(),
+            policy=printable(self.policy or default),
+            slos=[Slo.parse(text) for text in self.slos],
+            missing_passes=not self.missing_fails,
+            replicas=self.replicas,
+            engine=engine,
+        )
         about = run.info.client
         assert about is not None
         run = replace(run, info=replace(run.info, command=watch.command()))
@@ -91,11 +94,14 @@ class ImportQuestion(q.OfFile, q.Forced, Question["RunResult"]):
         )
         return Answer(value=result, lines=client_lines(about), out=self.folder, files=FILES)
 
-    def _requested(self, trace: "TraceLike") -> "Requested":
-        """The arrivals and lengths, which the client replayed."""
+    def _requested(self) -> "Requested | None":
+        """The arrivals and lengths that the client replayed, if given."""
         from ..comparison.clients.match import Requested
         from ..traces import Trace, load
 
+        trace = self.trace
+        if trace is None:
+            return None
         if not isinstance(trace, Trace):
             trace = load(trace, time_unit=self.time_unit, columns=self.columns)
         return Requested(trace.name, trace.arrival, trace.input_length, trace.output_length)

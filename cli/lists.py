@@ -32,13 +32,10 @@ class PoliciesQuestion(q.Coded, Question[None]):
         summaries = {f"{name}[:{preset.main}]": preset.summary for name, preset in PRESETS.items()}
         width = max(map(len, summaries))
         names = dict.fromkeys(field for preset in PRESETS.values() for field in settings_of(preset.policy))
-        return Answer(
-            value=None, json={name: describe(preset.policy) for name, preset in PRESETS.items()},
-            lines=[
-                *(f"{name:<{width}}  {summary}" for name, summary in summaries.items()),
-                f"\nA SPEC is name[:value][,field=value...]; the fields are {', '.join(names)}.",
-            ],
-        )  # fmt: skip
+        lines = [f"{name:<{width}}  {summary}" for name, summary in summaries.items()]
+        lines.append(f"\nA SPEC is name[:value][,field=value...]; the fields are {', '.join(names)}.")
+        json = {name: describe(preset.policy) for name, preset in PRESETS.items()}
+        return Answer(value=None, json=json, lines=lines)
 
 
 def _fields(spec: str, allow_code: Sequence[Any]) -> Answer[None]:

@@ -80,14 +80,17 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult
         temporary, folder = q.kept_folder(self.folder, watch)
         with watch.bar("live", "requests") as bar:
             run = record(
-                worlds, requests, live.serve, out=folder, force=self.force, keeps=True,
+                worlds,
+                requests,
+                live.serve,
+                out=folder,
+                force=self.force,
+                keeps=True,
                 about=lambda results: {**about(results), "command": watch.command()},
                 watch=watch_runs(bar, len(worlds), len(requests), "warming up"),
-            )  # fmt: skip
-        return Answer(
-            value=replace(run, temporary=temporary), out=self.folder, files=FILES,
-            interrupted=stopped(run, worlds), failure=run.failure,
-        )  # fmt: skip
+            )
+        value, interrupted = replace(run, temporary=temporary), stopped(run, worlds)
+        return Answer(value=value, out=self.folder, files=FILES, interrupted=interrupted, failure=run.failure)
 
     def _setting(self, world: "World") -> "LiveSetting":
         """The model and its source of commits, checked before anything is measured."""

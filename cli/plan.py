@@ -114,11 +114,15 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
         sheets, profiles = self._profiles(specs)
         [world] = q.worlds_of(self, World.policy, choices.PROFILE, candidates=specs, rate=None, num_requests=None)
         candidates, left_out = candidates_of(
-            world, specs, profiles, prices(self.gpu_hour), min_quality=parse_share(self.min_quality),
-            quality_table=load_table(self.quality_table, world.allow_code), as_given=self.as_given,
-            change_answers=self.change_answers, research=self.research,
-        )  # fmt: skip
-        size = {name: getattr(self, name) for name in ("rate", "attainment", "max_replicas", "num_requests")}
+            world,
+            specs,
+            profiles,
+            prices(self.gpu_hour),
+            min_quality=parse_share(self.min_quality),
+            quality_table=load_table(self.quality_table, world.allow_code),
+            **self.values("as_given", "change_answers", "research"),
+        )
+        size = self.values("rate", "attainment", "max_replicas", "num_requests")
         inputs = inputs_of(world, candidates, **size)
         folder = StoreFolder(self.folder, PLAN, force=self.force)
         _warn(watch, world, specs, candidates)
@@ -126,33 +130,33 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
             with watch.bar("plan", "replays", note="starting") as bar, folder:
 
                 def progress(phase: str, done: int, total: int | None) -> None:
-                    bar.update(done, total, phase, "")
+                    bar.update(done, total, phase, note="")
 
                 folder.begin("plan", inputs)
-                options = {name: getattr(self, name) for name in ("spare", "today", "currency", "jobs", "ray")}
-                planned = plan(
-                    world, candidates, left_out, **size, **options, horizon=horizon, command=watch.command(),
-                    memo=folder.memo, progress=progress,
-                )  # fmt: skip
+                options = self.values("spare", "today", "currency", "jobs", "ray")
+                options |= {"horizon": horizon, "memo": folder.memo, "progress": progress}
+                planned = plan(world, candidates, left_out, **size, **options, command=watch.command())
                 if self.ensemble is not None:
                     with Pool(self.jobs, self.ray) as pool:
                         drawn = plan_ensemble(
-                            planned, world, candidates, self.ensemble, attainment=self.attainment, pool=pool,
-                            memo=folder.memo, progress=partial(progress, "asking drawn profiles"),
-                        )  # fmt: skip
+                            planned,
+                            world,
+                            candidates,
+                            self.ensemble,
+                            attainment=self.attainment,
+                            pool=pool,
+                            memo=folder.memo,
+                            progress=partial(progress, "asking drawn profiles"),
+                        )
                     planned = replace(planned, ensemble=drawn)
                 ahead = fleet_worlds(replace(world, rate=planned.rate), candidates, planned.ranking[:2])
-                planned = replace(
-                    planned, notes=(*planned.notes, *profile_notes(ahead)),
-                    measured=measured_log(replace(world, num_requests=None)),
-                )  # fmt: skip
+                notes = (*planned.notes, *profile_notes(ahead))
+                planned = replace(planned, notes=notes, measured=measured_log(replace(world, num_requests=None)))
                 written = _write(folder, planned, sheets)
         except KeyboardInterrupt:
             raise stopped(self.out) from None
-        return Answer(
-            value=planned, explained=folder.memo.sentence(), out=self.folder, files=written,
-            missed=self._missed(planned) if self.fail_on_slo else (),
-        )  # fmt: skip
+        missed = self._missed(planned) if self.fail_on_slo else ()
+        return Answer(value=planned, explained=folder.memo.sentence(), out=self.folder, files=written, missed=missed)
 
     def _horizon(self) -> "Horizon | None":
         from ..planner.purchase import Horizon
@@ -202,6 +206,8 @@ def _write(folder: "StoreFolder", planned: "Planned", sheets: "Sequence[Profile]
 
     if folder.folder is None:
         return []
+    files = {"plan.toml": planned.plan_toml, **result_files(planned)}
+    folder.put(files)
     launch = {} if planned.deployment is None else planned.deployment.files()
     for name, text in launch.items():
         (folder.folder / DEPLOY).mkdir(exist_ok=True)
@@ -209,8 +215,6 @@ def _write(folder: "StoreFolder", planned: "Planned", sheets: "Sequence[Profile]
     profiles = {f"profile-{profile.name}.json": profile for profile in sheets}
     for name, profile in profiles.items():
         save(profile, folder.folder / name, force=True)
-    files = {"plan.toml": planned.plan_toml, **result_files(planned)}
-    folder.put(files)
     return [*files, *([f"{DEPLOY}/"] if launch else []), *profiles]
 
 

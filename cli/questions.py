@@ -90,7 +90,7 @@ class OnFleet(InTwin):
         words = FleetWords(
             pools=tuple(self.pools), links=tuple(self.links), router=self.router, decider=self.decider, **extra
         ).or_file(self.fleet)
-        replaced = {"--policy": policies, "--replicas": self.replicas, "--yield": self.yields}
+        replaced: dict[str, object] = {"--policy": policies, "--replicas": self.replicas, "--yield": self.yields}
         if self.profile != choices.PROFILE:
             replaced["--profile"] = self.profile
         for name, value in replaced.items():

@@ -105,14 +105,13 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["RunResult
             about["ensemble"] = drawn
         serve = partial(in_twin, threads=self.jobs or os.cpu_count() or 1)
         with watch.bar("replay", "requests") as bar:
-            run = record(
-                worlds, requests, serve, out=self.folder, force=self.force,
-                watch=watch_runs(bar, len(worlds), len(requests), "starting", " simulated"),
-                about=lambda results: {
-                    **about, "shortages": shortages(worlds[: len(results)], requests),
-                    "measured": measured_log(worlds[0], columns_of(worlds, results)),
-                },
-            )  # fmt: skip
+
+            def facts(results: Any) -> dict[str, Any]:
+                short = shortages(worlds[: len(results)], requests)
+                return about | {"shortages": short, "measured": measured_log(worlds[0], columns_of(worlds, results))}
+
+            runs = watch_runs(bar, len(worlds), len(requests), "starting", " simulated")
+            run = record(worlds, requests, serve, out=self.folder, force=self.force, watch=runs, about=facts)
         if self.folder is None:
             temporary, folder = q.kept_folder(None, watch)
 
@@ -122,7 +121,5 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["RunResult
                 return read_run(folder, worlds[0].allow_code)
 
             run = replace(run, open=replayed_again, temporary=temporary)
-        return Answer(
-            value=run, out=self.folder, files=FILES, interrupted=stopped(run, worlds),
-            missed=missed_slos(run.policies) if self.fail_on_slo else (),
-        )  # fmt: skip
+        missed = missed_slos(run.policies) if self.fail_on_slo else ()
+        return Answer(value=run, out=self.folder, files=FILES, interrupted=stopped(run, worlds), missed=missed)

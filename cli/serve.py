@@ -89,29 +89,26 @@ class ServeQuestion(q.OnDevice, q.Coded, q.Forced, Question["RunResult"]):
         from ..results.world import World, named_code
         from ..serve.serving import ServerOptions, serve_until_stopped
 
-        server = ServerOptions(
-            self.host,
-            self.port,
-            self.grace,
-            self.allow_host,
-            self.served_name,
-            self.api_key or os.environ.get("DSIM_API_KEY"),
-            self.access_log,
-        )
+        api_key = self.api_key or os.environ.get("DSIM_API_KEY")
+        options = self.values("host", "port", "allow_host", "served_name", "access_log")
         world = World(
-            trace="", policy=self.policy, profile=self.twin or choices.PROFILE, workload=self.workload,
-            replicas=self.replicas, router=self.router, emit=self.emit, seed=self.seed, eos=self.eos,
+            trace="",
+            profile=self.twin or choices.PROFILE,
             allow_code=named_code([self.policy, self.router], self.allow_code),
-        )  # fmt: skip
+            **self.values("policy", "workload", "replicas", "router", "emit", "seed", "eos"),
+        )
         served = serve_until_stopped(
-            lambda append: self._open(world, append, watch), server, self.slos, self.policy, self.folder, self.force,
-            watch.say,
-        )  # fmt: skip
-        return Answer(
-            value=served.run, out=self.folder, files=FILES,
-            failure=None if served.failure is None else MachineError(str(served.failure)),
-            code=int(not served.started),  # uvicorn's log says why
-        )  # fmt: skip
+            lambda append: self._open(world, append, watch),
+            ServerOptions(api_key=api_key, **options),
+            self.slos,
+            policy=self.policy,
+            out=self.folder,
+            force=self.force,
+            say=watch.say,
+        )
+        failure = None if served.failure is None else MachineError(str(served.failure))
+        code = int(not served.started)  # uvicorn's log says why
+        return Answer(value=served.run, out=self.folder, files=FILES, failure=failure, code=code)
 
     def _open(self, world: "World", append: "Append | None", watch: Watch) -> "Behind":
         from ..serve.open import open_live, open_twin
@@ -119,18 +116,11 @@ class ServeQuestion(q.OnDevice, q.Coded, q.Forced, Question["RunResult"]):
         if self.twin is not None:
             _ = world.fleet()  # refused before a line is printed
             watch.say(f"Loading the twin of {self.twin}, {self.policy}")
-            behind = open_twin(
-                world, speed=self.speed, tokenizer=self.tokenizer, append=append, metrics_as=self.metrics_as
-            )
+            behind = open_twin(world, append=append, **self.values("speed", "tokenizer", "metrics_as"))
             warn_of_yields(watch, world)
             return behind
-        from ..live.config_file import named  # loads PyTorch
-        from ..profiler.measure import open_any
         from ..profiler.profile import load
 
         profile = None if self.profile is None else load(self.profile)
-        name, settings = named(self.model, self.random_weights, self.mask_token_id, self.block_length)
-        loaded = open_any(name, self.device, self.seed, self.graphs, settings)
-        return open_live(
-            loaded, world, profile=profile, commits=self.commits, append=append, metrics_as=self.metrics_as
-        )
+        loaded = self.loaded(self.model, self.seed)
+        return open_live(loaded, world, profile=profile, append=append, **self.values("commits", "metrics_as"))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,11 +49,9 @@ class SweepQuestion(q.Somewhere, q.Forced, q.Coded, Question["Sweep"]):
         if self.out is None and not watch.in_python:
             raise DsimError("--out is missing, expected a folder for the results (-o DIR)")
         with watch.bar("sweep", "cells") as bar:
-            done = sweep(
-                config, self.out, jobs=self.jobs, ray=self.ray, force=self.force, progress=bar.update,
-                command=watch.command(), allow_code=self.allow_code, ensemble=self.ensemble, quality=self.quality,
-                asking=lambda done, total: bar.update(done, total, "asking drawn profiles", unit="replays"),
-            )  # fmt: skip
+            asking = partial(bar.update, name="asking drawn profiles", unit="replays")
+            options = self.values("jobs", "ray", "force", "allow_code", "ensemble", "quality")
+            done = sweep(config, self.out, **options, progress=bar.update, command=watch.command(), asking=asking)
         failed = [row for row in done.results if row["error"] is not None]
         watch.warn(f"cell {row['key']}: {row['error']}" for row in failed[:3])
         if len(failed) > 3:
@@ -63,12 +62,18 @@ class SweepQuestion(q.Somewhere, q.Forced, q.Coded, Question["Sweep"]):
         if len(failed) == done.num_cells:
             failure = DsimError(f"every cell failed; the first: {failed[0]['error']}")
         state = f"{len(done.results)} of {done.num_cells} cells are finished and kept; to go on: {watch.command()}"
+        lines = [decided(_account(done), done.ensemble)]
+        if done.ensemble:
+            lines += sentences(done.ensemble)
         return Answer(
-            value=done, json=done.to_json(),
-            lines=[decided(_account(done), done.ensemble), *(sentences(done.ensemble) if done.ensemble else [])],
-            out=self.folder, files=FILES, failure=failure,
+            value=done,
+            json=done.to_json(),
+            lines=lines,
+            out=self.folder,
+            files=FILES,
+            failure=failure,
             interrupted=f"Interrupted: {state} -o {self.out}" * done.interrupted,
-        )  # fmt: skip
+        )
 
 
 def _account(done: "Sweep") -> str:

@@ -85,17 +85,19 @@ class TuneQuestion(q.OnFleet, q.Paced, q.Somewhere, q.Priced, q.Forced, Question
             with folder, watch.bar("searching", note="starting") as bar:
                 warn(watch, world)
                 tuned = tune(
-                    world, objectives=self.objectives or ("goodput",), policy=policy, num_draws=self.ensemble,
-                    folder=folder, command=watch.command("--ray"),
+                    world,
+                    objectives=self.objectives or ("goodput",),
+                    policy=policy,
+                    num_draws=self.ensemble,
+                    folder=folder,
+                    command=watch.command("--ray"),
                     traffic_words=words_of(named_profile, [*traffic, "missing_fails"]),
-                    progress=lambda doing, done, total, best: bar.update(done, total, doing, best),
-                    **{name: getattr(self, name) for name in PASSED_ON},
-                )  # fmt: skip
+                    progress=lambda doing, done, total, best: bar.update(done, total, doing, note=best),
+                    **self.values(*PASSED_ON),
+                )
         except KeyboardInterrupt:
             raise stopped(self.out) from None
         warn_of_yields(watch, *tuned.compared)
         first, *fronts = tuned.files
-        return Answer(
-            value=tuned, explained=folder.memo.sentence(), out=self.folder,
-            files=[first, *FILES, *fronts],
-        )  # fmt: skip
+        files = [first, *FILES, *fronts]
+        return Answer(value=tuned, explained=folder.memo.sentence(), out=self.folder, files=files)

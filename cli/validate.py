@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -96,22 +96,19 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         loads = list(map(load_of, self.loads or LOADS))
         code = named_code(specs, self.allow_code)
         families = {parse(spec, code).family == "full-sequence" for spec in specs}
-        both_ways = True in families
         if len(families) > 1:
             raise DsimError(f"{' and '.join(specs)}: expected policies of full-sequence models, or none of these")
-        from ..live.config_file import named  # loads PyTorch, as the next
-        from ..profiler.measure import LoadedCanvas, open_any, seconds_to_compile
+        from ..profiler.measure import LoadedCanvas, seconds_to_compile  # loads PyTorch
         from ..profiler.profile import load, save
 
-        name, settings = named(self.model, self.random_weights, self.mask_token_id, self.block_length)
-        loaded = open_any(name, self.device, 0, self.graphs, settings)
+        loaded = self.loaded(self.model, 0)
         if isinstance(loaded, LoadedCanvas) and not self.policies:
             specs = canvas_policies(loaded.model.config.canvas_length)
         parsed = [parse(spec, code) for spec in specs]
         file = out / "profile.json" if self.profile is None else Path(profile_name(self.profile))
         is_profiled = self.profile is not None or file.is_file()
         compiling = seconds_to_compile(parsed)
-        least = compiling / (1 if is_profiled else 1 - PROFILE_SHARE)
+        least = compiling if is_profiled else compiling / (1 - PROFILE_SHARE)
         if self.seconds is None and self.budget < least and not (out / "cells").is_dir():
             raise DsimError(
                 f"--budget is {self.budget:g} s, expected at least {math.ceil(least)} s, to compile "
@@ -135,19 +132,30 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
             memo = Memo()
             memo.open(out / STORE)
             if not is_profiled:
-                profile = self._measured(loaded, parsed, both_ways, lambda phase, _: report(f"profile: {phase}"))
-                save(profile, file)
+                save(self._measured(loaded, parsed, True in families, report), file)
             base = World(
-                trace=trace, policy=specs[0], profile=str(file), workload=self.workload, lengths=self.lengths,
-                num_requests=200, columns=self.columns if isinstance(self.trace, str | Path) else None, seed=self.seed,
+                trace=trace,
+                policy=specs[0],
+                profile=str(file),
+                num_requests=200,
+                columns=self.columns if isinstance(self.trace, str | Path) else None,
                 allow_code=code,
-            )  # fmt: skip
+                **self.values("workload", "lengths", "seed"),
+            )
             live = LiveSetting(loaded, load(str(file)), self.commits, self.prompts, self.tokenizer)
             validated = validate_cells(
-                out / "cells", base, live, policies=specs, loads=loads, seconds=self.seconds, bounds=bounds,
+                out / "cells",
+                base,
+                live,
+                policies=specs,
+                loads=loads,
+                seconds=self.seconds,
+                bounds=bounds,
                 within=CELLS_SHARE * max(0.0, self.budget - elapsed() - compiling),
-                fits=lambda expected: elapsed() + expected / CELLS_SHARE < self.budget, watch=watch_cell, memo=memo,
-            )  # fmt: skip
+                fits=lambda expected: elapsed() + expected / CELLS_SHARE < self.budget,
+                watch=watch_cell,
+                memo=memo,
+            )
         write_whole(out / "validation.json", validated.to_text())
         comparison = validated.comparison
         write_folder(out / "comparison", COMPARISON, result_files(comparison, watch.command()), force=True)
@@ -159,14 +167,14 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
             watch.say(f"Left out for the budget: {', '.join(validated.unmeasured)}")
         return Answer(value=validated, out=out, files=FILES, missed=comparison.missed)
 
-    def _measured(self, loaded: "Opened", policies: "Sequence[Policy]", both_ways: bool, on_progress: Any) -> "Profile":
+    def _measured(
+        self, loaded: "Opened", policies: "Sequence[Policy]", both_ways: bool, report: Callable[[str], None]
+    ) -> "Profile":
         from ..profiler.measure import LoadedCanvas, default_workloads, profile_model
         from ..profiler.measure_canvas import profile_canvas
 
-        options: Any = {
-            "name": f"{Path(self.out).name}-profile", "budget": PROFILE_SHARE * self.budget,
-            "tokenizer": self.tokenizer, "on_progress": on_progress,
-        }  # fmt: skip
+        options: dict[str, Any] = {"name": f"{Path(self.out).name}-profile", "budget": PROFILE_SHARE * self.budget}
+        options |= {"tokenizer": self.tokenizer, "on_progress": lambda phase, _: report(f"profile: {phase}")}
         if isinstance(loaded, LoadedCanvas):
             workloads = {} if self.prompts is None else {Path(self.prompts).stem: self.prompts}
             return profile_canvas(loaded, workloads=workloads, **options)[0]
@@ -175,7 +183,6 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
             for policy in policies
             if policy.rows.commits == "masks" and policy.unmasking.strategy == "low_confidence_dynamic"
         }
-        return profile_model(
-            loaded, workloads={} if both_ways else default_workloads(loaded, self.prompts),
-            thresholds=sorted(thresholds) or [0.9], both_ways=both_ways, **options,
-        )[0]  # fmt: skip
+        workloads = {} if both_ways else default_workloads(loaded, self.prompts)
+        options |= {"thresholds": sorted(thresholds) or [0.9], "both_ways": both_ways}
+        return profile_model(loaded, workloads=workloads, **options)[0]

@@ -152,7 +152,7 @@ def test_every_argument_is_in_the_signature_and_an_unknown_one_names_the_nearest
 
 def test_a_questions_words_are_a_shells_also_of_numpys_numbers() -> None:
     question = TuneQuestion("azure-conv", rate=np.float64(4), num_requests=np.int64(3), slos="ttft=2s")  # type: ignore[arg-type]
-    words = ["--rate", "4.0", "--num-requests", "3", "--slo", "ttft=2s"]
+    words = ["--slo", "ttft=2s", "--rate", "4.0", "--num-requests", "3"]
     assert words_of(question, ["rate", "num_requests", "slos"]) == words
     with pytest.raises(TypeError, match=r"^dsim\.tune\(\): missing a required argument: 'trace'$"):
         dsim.tune()  # type: ignore[call-arg]
