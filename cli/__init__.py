@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from .. import __version__
 from ..engine.errors import DsimError, MachineError
@@ -34,8 +35,7 @@ from . import (
     tune,
     validate,
 )
-from .declared import Question, command
-from .help import Command, Group, help_all
+from .declared import Command, Question, about, command
 
 # Base of Typer's usage errors; its module depends on the release.
 UsageError: Any = typer.BadParameter.__mro__[1]
@@ -48,7 +48,7 @@ LIVE = ("torch", "triton", "safetensors", "tokenizers")  # the live extra
 SERVE = ("starlette", "uvicorn")  # the serve extra
 
 
-class Commands(Group):
+class Commands(TyperGroup):
     """Typer ends without a word after an interrupt, and with 1 after a closed pipe: it sees other errors."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
@@ -75,6 +75,7 @@ app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 QUESTIONS: dict[str, type[Question[Any]]] = {
     "replay": replay.ReplayQuestion,
@@ -98,10 +99,11 @@ TRACES: dict[str, type[Question[Any]]] = {
     "convert": trace.ConvertQuestion,
     "synth": trace.SynthQuestion,
 }
-traces = typer.Typer(no_args_is_help=True, cls=Group)
+traces = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 for _app, _questions in ((app, QUESTIONS), (traces, TRACES)):
     for _name, _question in _questions.items():
-        _app.command(_name, cls=Command)(command(_question, screen.run, help_all))
+        _help = about(_question).partition("\n\n")[0]
+        _app.command(_name, cls=Command, short_help=_help)(command(_question, screen.run))
 app.add_typer(traces, name="trace")
 
 
@@ -109,6 +111,7 @@ app.add_typer(traces, name="trace")
 def of_traces() -> None:
     """Inspect, convert and synthesise workload traces.
 
+    \b
     dsim trace info azure-conv
     dsim trace synth made.jsonl --rate 4 --num-requests 500
     """
@@ -126,6 +129,7 @@ def of_all_commands(
 ) -> None:
     """Find the scheduler settings and the number of GPUs that meet a diffusion language model's latency targets.
 
+    \b
     dsim plan azure-conv --rate 12 --slo ttft=2s --slo 100ms/token
     dsim replay azure-conv --policy lmdeploy-bd32 --policy optimus --num-requests 500
     """

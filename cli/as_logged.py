@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .replay import ReplayQuestion
 
 # They would change the logged traffic.
-OTHER = ("arrival", "rate", "lengths", "concurrency", "num_requests", "time_scale")
+OTHER = ("arrival", "rate", "lengths", "concurrency", "num_requests")
 
 
 def as_logged(question: "ReplayQuestion", watch: "Watch") -> "tuple[ReplayQuestion, dict[str, Any]]":

@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
 
 import typer
+from typer.core import TyperCommand
 
 from ..engine.errors import DsimError
 from ..files.duration import seconds_of
@@ -202,9 +203,40 @@ def words_of(question: Question[Any], names: Iterable[str]) -> list[str]:
     return words
 
 
-def command(
-    question: type[Question[Any]], run: Callable[[Question[Any], bool], None], help_all: Callable[..., None]
-) -> Callable[..., None]:
+def help_all(ctx: typer.Context, value: bool) -> None:
+    """The callback of `--help-all`."""
+    if value:
+        for param in ctx.command.params:
+            param.hidden = False  # type: ignore[attr-defined]
+        typer.echo(ctx.get_help())
+        raise typer.Exit
+
+
+class Command(TyperCommand):
+    """Its help has options in panels, as plain text, which loads in a moment."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        by_panel: dict[str, list[tuple[str, str]]] = {"Arguments": []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:  # else it is hidden
+                panel = getattr(param, "rich_help_panel", None) or "Output"
+                by_panel.setdefault(panel, []).append(record)
+        by_panel["Output"] = by_panel.pop("Output")
+        for panel, records in by_panel.items():
+            if records:
+                with formatter.section(panel):
+                    formatter.write_dl(records)
+
+
+JSON = typer.Option(
+    "--json",
+    help="Print one JSON object and nothing else.",
+)
+HELP_ALL = typer.Option("--help-all", help="Show all options.", is_eager=True, callback=help_all)
+
+
+def command(question: type[Question[Any]], run: Callable[[Question[Any], bool], None]) -> Callable[..., None]:
     """The command that asks the question; run: gets the question, and whether JSON is asked for."""
     options = options_of(question)
 
@@ -213,13 +245,9 @@ def command(
         run(question(**values), words["as_json"])
 
     types = {name: _typed(question, option) for name, option in options.items()}
-    types["as_json"] = bool, typer.Option("--json", help="Print one JSON object and nothing else."), False
+    types["as_json"] = bool, JSON, False
     if question.COMMON:
-        types["help_all"] = (
-            bool,
-            typer.Option("--help-all", help="Show all options.", is_eager=True, callback=help_all),
-            False,
-        )
+        types["help_all"] = bool, HELP_ALL, False
     parameters = [
         inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, annotation=typing.Annotated[kind, declared], default=default
@@ -228,7 +256,7 @@ def command(
     ]
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    called.__doc__ = about(question)
+    called.__doc__ = re.sub(r"\n\n(?=dsim )", "\n\n\b\n", about(question))  # click does not wrap them
     return called
 
 
@@ -247,7 +275,8 @@ def _typed(question: Any, option: Option) -> tuple[Any, Any, Any]:
     elif default is not None:
         default = option.text(default)
     if not option.names:
-        return typed, typer.Argument(metavar=option.metavar, help=option.help), default
+        argument = typer.Argument(metavar=option.metavar, help=option.help, rich_help_panel=option.panel)
+        return typed, argument, default
     names = option.names
     if kind is bool and default is not False:
         names = (f"{option.name}/{option.name.replace('--', '--no-')}",)

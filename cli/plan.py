@@ -47,7 +47,6 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
       --spare N: Standby replicas (N+1): included in cost and launch files; the SLOs hold without them.
       --growth X%/year: Growth of traffic, also per /month or /week; costs are then of the horizon.
       --horizon YEARS: With --growth: the years that are paid.
-      --buy-now: With --growth: buy what the end needs, instead of each quarter's.
       --today SPEC,replicas=N: What runs today: replayed beside the answer.
     SLOs and quality:
       --fail-on-slo: With --today: end with 1 if what runs today misses an SLO.
@@ -78,7 +77,6 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
     spare: int = 0
     growth: str | None = None
     horizon: float = 1.0
-    buy_now: bool = False
     today: str | None = None
     min_quality: float | str | None = None
     quality_table: str | Path | None = None
@@ -167,7 +165,7 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
             raise DsimError(
                 "as given and change answers are both true, expected at most one: the first searches nothing"
             )
-        return None if self.growth is None else Horizon(self.growth, self.horizon, self.buy_now)
+        return None if self.growth is None else Horizon(self.growth, self.horizon)
 
     def _missed(self, planned: "Planned") -> list[str]:
         """The first SLO that today's fleet misses."""

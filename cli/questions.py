@@ -130,7 +130,6 @@ class Paced:
 
     rate: float | None = None
     num_requests: int | None = None
-    time_scale: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

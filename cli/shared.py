@@ -8,7 +8,6 @@ Traffic:
   --rate R: Requests per second; the trace's own by default.
   --lengths L: Other lengths than the trace's: {LENGTHS}, {LENGTH_FORMS}, or a trace; then ,max_tokens=N for all.
   --num-requests N: How many requests to replay.
-  --time-scale X: Multiply the trace's gaps.
   --eos: Requests end at an EOS that no scheduler foresees; the default if --lengths names a workload.
 
 Trace file:

@@ -44,7 +44,7 @@ def measured_log(world: World, predicted: Mapping[str, Columns] | None = None) -
 
 def is_as_logged(world: World) -> bool:
     """Whether the replay has the trace's requests, times and lengths."""
-    changes = (world.rate, world.time_scale, world.lengths, world.concurrency)
+    changes = (world.rate, world.lengths, world.concurrency)
     plain = world.arrival == "trace" and not world.sessions
     longer = (world.num_requests or 0) > len(world.source())
     return plain and all(value is None for value in changes) and not longer

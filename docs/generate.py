@@ -6,8 +6,8 @@ import posixpath
 import re
 from typing import Any
 
-from dsim.cli import QUESTIONS, TRACES
-from dsim.cli.declared import Option, about, options_of
+from dsim.cli import QUESTIONS, TRACES, declared
+from dsim.cli.declared import Option, options_of
 from dsim.cli.lists import value_of
 from dsim.engine.part import AXES, fields_of
 from dsim.engine.policy import PRESETS, settings_of
@@ -62,7 +62,7 @@ def commands() -> str:
     out = _head("Commands", about)
     asked = {**QUESTIONS, **{f"trace {name}": question for name, question in TRACES.items()}}
     for name, question in asked.items():
-        out += [f"## dsim {name}", "", _words(about(question)), ""]
+        out += [f"## dsim {name}", "", _words(declared.about(question)), ""]
         rows = [_option(question, option) for option in options_of(question).values()]
         out += ["| option | meaning | default | keyword |", "|---|---|---|---|", *rows, ""] if rows else []
     return "\n".join(out)

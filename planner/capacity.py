@@ -205,7 +205,7 @@ class CapacitySearch:
 
 def search_of(world: World, precision: float, attainment: float, num_requests: int | None) -> CapacitySearch:
     """The search with its defaults, checked."""
-    for name in ("rate", "concurrency", "time_scale"):
+    for name in ("rate", "concurrency"):
         if (value := getattr(world, name)) is not None:
             raise DsimError(f"{name} is {value}, expected none: the search varies the rate")
     if not world.slos:

@@ -30,7 +30,7 @@ NOT_VARIED = ("allow_code", "check_rules", "slower", "profile_object", "pools", 
 FILES = ("trace", "profile", "yields", "lengths")  # may name a file
 # Which requests, apart from the seed, and their SLOs' classes.
 OF_REQUESTS = (
-    "trace", "arrival", "rate", "lengths", "concurrency", "num_requests", "time_scale",
+    "trace", "arrival", "rate", "lengths", "concurrency", "num_requests",
     "time_unit", "skip_bad", "columns", "only", "slos",
 )  # fmt: skip
 FLEET = "fleet"  # a file that sets several fields

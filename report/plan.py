@@ -478,10 +478,10 @@ def _over_time(planned: "Planned") -> Section | None:
             row["in all"] = money((fleet.mean_cost or 0.0) * HOURS * growth.horizon, setup)
             row["an hour for each req/s at the limit"] = money((fleet.per_hour or 0.0) / limit, setup)
         rows.append(row)
-    purchase = "all GPUs bought today" if growth.buy_now else "GPUs bought when they are needed"
     caption = (
         f"GPUs and cost an hour as traffic grows to {planned.recommended.due[-1].rate:.4g} req/s, each date by "
-        f"replays at its rate; the sum is with {purchase}. The last column is today's fleet at the most that it takes."
+        "replays at its rate; the sum is with GPUs bought when they are needed. The last column is today's fleet at "
+        "the most that it takes."
     )
     return _section("As traffic grows", rows, caption, ("",))
 

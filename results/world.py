@@ -83,7 +83,6 @@ class World:
     concurrency: int | None = None  # closed loop
     sessions: bool = False  # the next turn follows the previous one
     num_requests: int | None = None
-    time_scale: float | None = None
     time_unit: str | None = None
     skip_bad: bool = False
     columns: str | None = None  # the trace's names, as in `dsim.traces.load`
@@ -181,7 +180,6 @@ class World:
             num_requests=self.num_requests,
             seed=self.seed,
             lengths=self.lengths,
-            time_scale=self.time_scale,
         )
         for text in self.slos:
             Slo.parse(text).check_class(classes(ready))

@@ -128,7 +128,7 @@ def test_no_warning_of_numpys_reaches_the_user() -> None:
     trace = synth("poisson", 1.0, num_requests=3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        prepare(trace, time_scale=1e-9)
+        prepare(trace, rate=1e9)
 
 
 CLIENTS = Path(__file__).parent / "comparison" / "clients"
@@ -144,7 +144,6 @@ REFUSED: tuple[tuple[str, Any, str, str], ...] = (
     ("x", "", "replay t.jsonl --replicas 20000", "replicas is 20000, expected at most 4096"),
     ("x", "", f"replay t.jsonl --replicas {HUGE}", "replicas"),
     ("x", "", "replay t.jsonl --arrival poisson --num-requests 100000000", "100000000"),
-    ("x", "", "replay t.jsonl --time-scale 1e-320", "time scale is 1e-320, expected 1e-09 to 1e\\+09"),
     *(("t.jsonl", [*ROWS, {**ROWS[0], "timestamp": at}], "trace convert t.jsonl out.jsonl --time-unit s",
        rf"the last request arrives after {at:g} s, expected at most 1e\+12 s".replace("1e+1", r"1e\+1"))
       for at in (1e17, 1e14)),

@@ -12,7 +12,6 @@ from .shipped import SHIPPED
 from .trace import MAX_REQUESTS, Ints, Trace, TraceNotes, check_rate
 
 MAX_SEED = 2**63
-MIN_SCALE, MAX_SCALE = 1e-9, 1e9  # others are mistakes
 
 
 def synth(
@@ -48,20 +47,18 @@ def prepare(
     num_requests: int | None = None,
     seed: int = 0,
     lengths: str | Trace | None = None,
-    time_scale: float | None = None,
 ) -> Trace:
     """A trace's first requests for a replay, with its times and lengths or others; beyond its end it begins again.
 
-    At its own times (arrival "trace"), `time_scale` multiplies the gaps or `rate` rescales them. An arrival process has
-    the trace's rate by default. `lengths` replaces all optional columns.
+    At its own times (arrival "trace"), `rate` rescales the gaps. An arrival process has the trace's rate by default. `lengths` replaces all optional columns.
     """
     arrival, cv = process_of(arrival)
     check(seed, num_requests)
     if arrival == "trace":
-        ready = own_times(trace, num_requests, rate, time_scale)
+        ready = trace if num_requests is None else first(trace, num_requests)
+        if rate is not None:
+            ready = ready.scaled_to_rate(rate)
     else:
-        if time_scale is not None:
-            raise TraceError(f"time scale is {time_scale}, expected none with {arrival} arrivals")
         if rate is None and not trace.duration > 0:
             raise TraceError(f"{trace.name} has no rate, expected a --rate for {arrival} arrivals")
         rate = trace.rate if rate is None else rate
@@ -70,18 +67,6 @@ def prepare(
     if lengths is None:
         return ready
     return Trace(ready.name, ready.arrival, *lengths_of(lengths, len(ready), seed), ready.notes)
-
-
-def own_times(trace: Trace, num_requests: int | None, rate: float | None, time_scale: float | None) -> Trace:
-    """The first requests, rescaled."""
-    if rate is not None and time_scale is not None:
-        raise TraceError(f"rate is {rate} req/s and time scale is {time_scale}, expected one of them")
-    ready = trace if num_requests is None else first(trace, num_requests)
-    if time_scale is not None:
-        if not MIN_SCALE <= time_scale <= MAX_SCALE:
-            raise TraceError(f"time scale is {time_scale}, expected {MIN_SCALE:g} to {MAX_SCALE:g}")
-        return ready.time_scaled(time_scale)
-    return ready if rate is None else ready.scaled_to_rate(rate)
 
 
 def first(trace: Trace, num_requests: int) -> Trace:

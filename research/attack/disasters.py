@@ -94,7 +94,7 @@ WRITERS = (
 # These run a model: PyTorch is loaded before the first fork, and computes on one thread.
 ON_A_DEVICE = (
     Writer("live", ("live", "trace.jsonl", "--model", "model", "--commits", "model", "--prompts", "ids.jsonl",
-                    "--num-requests", "6", "--time-scale", "0.01", *LIVE, "-o", "out", "--force"), ("out",),
+                    "--num-requests", "6", "--rate", "500", *LIVE, "-o", "out", "--force"), ("out",),
            measures=True),
     Writer("profile --model", ("profile", "--model", "model", "--budget", "3s", "--prompts", "ids=ids.jsonl",
                                "--thresholds", "0.9", "--max-batch", "4", "-o", "p.json", "--force"),

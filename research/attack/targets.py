@@ -222,7 +222,7 @@ def _use_trace(path: Path, chance: Random, columns: str | None = None) -> None:
 
 def _prepare_trace(trace: Trace, chance: Random) -> None:
     prepare(
-        trace, time_scale=chance.choice((None, None, None, 1e-320, 1e300, 2.0)),
+        trace,
         rate=chance.choice((None, None, None, 5.0, 1e-300)),
     )  # fmt: skip
 

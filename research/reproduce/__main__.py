@@ -81,7 +81,7 @@ list_of = list  # the field has its name
 
 if __name__ == "__main__":
     try:
-        typer.run(command(ReproduceQuestion, run, lambda: None))
+        typer.run(command(ReproduceQuestion, run))
     except DsimError as error:
         print(f"Error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -57,7 +57,7 @@ def test_what_was_measured_stands_beside_what_is_predicted_for_the_same_requests
 
 
 @pytest.mark.parametrize(
-    "other", [{"rate": 2.0}, {"arrival": "poisson", "rate": 2.0}, {"lengths": "fixed:8,8"}, {"time_scale": 2.0},
+    "other", [{"rate": 2.0}, {"arrival": "poisson", "rate": 2.0}, {"lengths": "fixed:8,8"},
               {"concurrency": 2}, {"num_requests": 41}]
 )  # fmt: skip
 def test_other_traffic_than_the_logs_is_compared_with_nothing(logged: World, other: dict[str, object]) -> None:

@@ -91,7 +91,6 @@ def test_a_replay_takes_the_head_and_rescales_it() -> None:
     assert prepare(batched()).arrival.tolist() == batched().arrival.tolist()
     assert prepare(batched()).extras == batched().extras
     assert prepare(batched(), num_requests=5, rate=8.0).arrival.tolist() == [0, 0, 0, 0.5, 0.5]
-    assert prepare(batched(), time_scale=2.0).arrival.tolist() == [0, 0, 0, 6, 6, 12]
     other = prepare(batched(), lengths="fixed:7,8")
     assert (other.arrival.tolist(), other.extras) == (batched().arrival.tolist(), {})
     assert (set(other.input_length.tolist()), set(other.output_length.tolist())) == ({7}, {8})
@@ -118,9 +117,7 @@ def test_a_replay_that_cannot_be_is_refused() -> None:
     still = Trace("talk", np.zeros(3), np.ones(3), np.ones(3))
     for trace, arguments, complaint in (
         (batched().head(1), {"num_requests": 2}, "batched holds 1 requests, the run asks for 2"),
-        (batched(), {"rate": 1.0, "time_scale": 2.0}, "rate is 1.0 req/s and time scale is 2.0, expected one of them"),
         (batched(), {"arrival": "trace,cv=2"}, "cv is 2, expected none with trace arrivals"),
-        (batched(), {"arrival": "gamma", "time_scale": 1.0}, "time scale is 1.0, expected none with gamma arrivals"),
         (still, {"arrival": "poisson"}, "talk has no rate, expected a --rate for poisson arrivals"),
     ):
         with pytest.raises(TraceError, match=re.escape(complaint)):
