@@ -10,7 +10,7 @@ from ..engine.errors import DsimError
 from ..engine.journal import STATUSES, StepTotals
 from ..files.read import cut
 from ..report.table import value
-from ..results.metrics import METRICS, STATS, Summary, path, summarize
+from ..results.metrics import LATENCIES, STATS, Summary, path, summarize
 from ..results.run import Run
 from ..results.slo import Slo
 
@@ -20,7 +20,7 @@ OF_SLOS = ("goodput", "slo_attainment")
 OF_REQUESTS = (
     "num_requests", *STATUSES, "duration_s", "request_throughput", "output_throughput", "total_token_throughput",
     "tokens_per_emission", *OF_SLOS,
-    *(path(name, stat) for name, metric in METRICS.items() if metric.of and name != "itl" for stat in STATS),
+    *(path(name, stat) for name in LATENCIES if name != "itl" for stat in STATS),
 )  # fmt: skip
 OF_STEPS = ("num_prefill_steps", "num_decode_steps")
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..engine.journal import STATUSES
 from ..results.curves import distribution, share_by_arrival, step_means, time_edges, waiting
-from ..results.metrics import METRICS, Columns, Floats, Summary, flat, good_requests, latencies, led_by
+from ..results.metrics import LATENCIES, METRICS, Columns, Floats, Summary, flat, good_requests, latencies, led_by
 from ..results.parts import PARTS
 from ..results.run import Run
 from ..results.run_info import GUESS_FACTOR, CommitInfo, FleetInfo, FleetRun, LiveInfo, MeasuredLog, RunInfo
@@ -475,7 +475,7 @@ def _latency(requests: Mapping[str, Columns], slos: Sequence[Slo]) -> list[Figur
     figures = []
     for name in led_by("ttft", "e2el"):
         metric = METRICS[name]
-        if not (metric.of and metric.title):
+        if name not in LATENCIES or not metric.title:
             continue
         unit, scale = metric.axis, 1e3 * metric.scale
         lines = [(policy, *distribution(of_policy[name] * scale)) for policy, of_policy in values]
