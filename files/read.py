@@ -9,25 +9,19 @@ import math
 import os
 import re
 import stat
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from ..engine.errors import SHOWN, DsimError, MachineError
 from ..engine.errors import cut as cut
 from ..engine.errors import quoted as quoted
-from ..engine.toml import DEEPEST, TOO_DEEP, toml_of
+from ..engine.toml import TOO_DEEP, toml_of
 
 MOST = 2 << 30  # bytes of a trace, log or journal
 MOST_OF_SETTINGS = 64 << 20  # bytes of a profile, manifest or TOML file
-# User errors: another path fixes them. All others are system errors.
-OF_THE_PATH = {
-    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,
-    errno.ENAMETOOLONG, errno.EINVAL, errno.EEXIST, errno.ENXIO, errno.ENODEV,
-}  # fmt: skip
+OF_THE_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE}
 LONGEST_WORD = 200  # of a message
 LARGEST = 1e100  # number of a file: sums and squares stay finite
 # Characters that control a terminal, or the direction of text; not tabs and ends of lines.
@@ -62,25 +56,11 @@ def read_text(path: str | Path, *, kind: ErrorType = DsimError) -> str:
 
 
 def json_of(text: str | bytes | bytearray, **options: Any) -> Any:
-    """json.loads with its options; ValueError if invalid or nested beyond DEEPEST."""
+    """json.loads with its options; ValueError if invalid or nested too deeply."""
     try:
-        value = json.loads(text, **options)
+        return json.loads(text, **options)
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
-    opened = text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
-    if opened > DEEPEST:  # rare
-        _check_depth(value)
-    return value
-
-
-def _check_depth(value: Any) -> None:
-    level: list[Any] = [value]
-    for _ in range(DEEPEST + 1):
-        level = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)]
-        if not level:
-            return
-        level = list(chain.from_iterable(level))
-    raise ValueError(TOO_DEEP)
 
 
 def read_json(path: str | Path, *, kind: ErrorType = DsimError) -> Any:
@@ -100,10 +80,11 @@ def _no_constant(text: str) -> object:
 
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        counts = Counter(key for key, _ in pairs)
-        raise ValueError(f"key {cut(next(key for key in counts if counts[key] > 1), 40)} is given twice")
+    values: dict[str, object] = {}
+    for key, value in pairs:
+        if key in values:
+            raise ValueError(f"key {cut(key, 40)} is given twice")
+        values[key] = value
     return values
 
 
@@ -143,13 +124,13 @@ def uncovered(cell: str) -> str:
 def read_lines(path: str | Path, *, kind: ErrorType = DsimError) -> Iterator[tuple[int, str]]:
     """Numbered from 1; the length of a line is limited."""
     with naming(path, "read", kind), open(_checked(path, kind), "rb") as file:
-        read = number = 0
+        number = 0
         while line := file.readline(MOST_OF_SETTINGS + 1):
-            read, number = read + len(line), number + 1
-            if len(line) > MOST_OF_SETTINGS or read > MOST:
-                raise kind(f"{path}:{number}: is longer than {MOST_OF_SETTINGS if read <= MOST else MOST} bytes")
+            number += 1
+            if len(line) > MOST_OF_SETTINGS or file.tell() > MOST:
+                raise kind(f"{path}:{number}: is longer than {MOST_OF_SETTINGS} bytes, or the file than {MOST}")
             try:
-                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+                yield number, line.decode().removeprefix("\ufeff")
             except UnicodeDecodeError as error:
                 raise kind(f"{path}:{number}: is not UTF-8 text: {error.reason}") from None
 
@@ -215,7 +196,7 @@ def without_secrets(text: str) -> str:
 def fault(path: object, error: OSError, doing: str = "written", kind: ErrorType = DsimError) -> DsimError:
     """DsimError if another path fixes it, else MachineError."""
     line = f"{path}: cannot be {doing}: {error.strerror or error}"
-    return kind(line) if error.errno in OF_THE_PATH else MachineError(line)
+    return MachineError(line) if error.errno in OF_THE_MACHINE else kind(line)
 
 
 @contextmanager
@@ -229,10 +210,14 @@ def naming(path: object, doing: str = "written", kind: ErrorType = DsimError) ->
 
 def described(mode: int) -> str:
     kinds = {
-        stat.S_ISDIR: "a directory", stat.S_ISLNK: "a symbolic link", stat.S_ISFIFO: "a pipe",
-        stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device",
-    }  # fmt: skip
-    return next((words for is_kind, words in kinds.items() if is_kind(mode)), "a file")
+        "d": "a directory",
+        "l": "a symbolic link",
+        "p": "a pipe",
+        "s": "a socket",
+        "c": "a device",
+        "b": "a device",
+    }
+    return kinds.get(stat.filemode(mode)[0], "a file")
 
 
 def _checked(path: str | Path, kind: ErrorType) -> str | Path:

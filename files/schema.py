@@ -88,30 +88,14 @@ class FileObject:
         if origin in (list, tuple):
             is_fixed = origin is tuple and arguments[-1] is not Ellipsis
             items = self._items(key, value, len(arguments) if is_fixed else None)
-            values = self._plain_items(items, arguments[0], bounds) if len({*arguments} - {...}) == 1 else None
-            if values is None:
-                kinds = arguments if is_fixed else [arguments[0]] * len(items)
-                values = [self._as(f"{key}[{i}]", item, kinds[i], bounds) for i, item in enumerate(items)]
-            return values if origin is list else tuple(values)
+            kinds = arguments if is_fixed else [arguments[0]] * len(items)
+            return origin(self._as(f"{key}[{i}]", item, kinds[i], bounds) for i, item in enumerate(items))
         if origin in (dict, Mapping):
             section = self._section(key, value)
             return {name: section._as(name, item, arguments[1], bounds) for name, item in section.values.items()}
         if is_dataclass(hint):
             return read_as(cast(Any, hint), self.path, self._key(key), value, self._error)
         return self._plain(key, value, hint, bounds)
-
-    def _plain_items(self, items: Sequence[Any], hint: Any, bounds: Bounds) -> list[Any] | None:
-        """As one plain type, fast; None if the slow path must decide."""
-        _, arguments, declared = _shape(hint)
-        kind, bounds = (arguments[0], declared) if declared else (hint, bounds)
-        if kind not in WORDS:
-            return None
-        if bounds is None and kind in (int, float):
-            bounds = NATURAL
-        try:
-            return [plain(item, kind, bounds) for item in items]
-        except ValueError:
-            return None
 
     def _as_any(self, key: str, value: object, hints: tuple[Any, ...], bounds: Bounds) -> Any:
         """The first type that fits."""

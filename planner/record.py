@@ -147,8 +147,8 @@ def fleet_cost(worlds: Sequence[World], gpu_hour: float, currency: str) -> Fleet
 
 
 def profile_notes(worlds: Sequence[World]) -> list[str]:
-    """Limits of profiles: failed checks, a yield other than the calibration's, unknown host terms."""
+    """Limits of profiles: failed checks, unknown host terms, costs of another implementation."""
     settings = [world.setting() for world in worlds]
     failures = [line for setting in settings for line in setting.profile.failure]
-    notes = provenance.profile_notes([(setting.policy, setting.profile, setting.drawn) for setting in settings])
+    notes = provenance.profile_notes([(setting.policy, setting.profile) for setting in settings])
     return list(dict.fromkeys([*failures, *notes]))

@@ -123,7 +123,7 @@ def test_what_a_profile_does_not_know_is_told(
     monkeypatch.setattr("dsim.results.provenance.unknown_host", lambda profile: unknown)
     mine = replace(load("a100-sdar-8b"), name="mine")
     line = f"mine does not know {says}: `dsim replay --ensemble 19` shows how much that may cost"
-    assert line in notes_on([(parse("ar"), mine, None)])
+    assert line in notes_on([(parse("ar"), mine)])
 
 
 def test_a_profile_that_failed_its_own_checks_says_so_wherever_it_is_used() -> None:
