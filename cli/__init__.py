@@ -44,8 +44,8 @@ UsageError: Any = typer.BadParameter.__mro__[1]
 EXPECTED = {"int_parsing": "a whole number", "int_from_float": "a whole number", "float_parsing": "a number"}
 
 PIPE_CLOSED = 141  # exit code of what SIGPIPE ends
-LIVE = ("torch", "triton", "safetensors", "tokenizers")  # the live extra
-SERVE = ("starlette", "uvicorn")  # the serve extra
+EXTRAS = dict.fromkeys(("torch", "triton", "safetensors", "tokenizers"), "live")  # of packages
+EXTRAS |= dict.fromkeys(("starlette", "uvicorn"), "serve")
 
 
 class Commands(TyperGroup):
@@ -169,21 +169,16 @@ def main() -> None:
     except DsimError as error:
         _fail(str(error), 2, "input")
     except ModuleNotFoundError as error:
-        missing = (error.name or "").split(".")[0]
-        if missing in SERVE:
-            extra, user = "serve", "the server needs"
-        elif missing in LIVE:
-            extra, user = "live", "a device's runs need"
-        else:
+        extra = EXTRAS.get((error.name or "").split(".")[0])
+        if extra is None:
             raise
-        line = f"{error.name} is not installed, which {user}: pip install '.[{extra}]' in a clone of dsim"
+        line = f"{error.name} is not installed, expected the extra {extra}: pip install '.[{extra}]' in a clone of dsim"
         _fail(line, 2, "package")
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":
-            if asked_for := error.format_message():  # empty: rich has printed it
-                print(asked_for)
+            print(error.format_message())
             sys.exit(2)
-        path = error.ctx.command_path if error.ctx else "dsim"
+        path = getattr(error.ctx, "command_path", "dsim")
         _fail(f"{_mistake(error)} (see `{path} --help`)", 2, "usage")
     except typer.Abort:
         _print_error("Interrupted.", INTERRUPTED, "interrupted")
@@ -201,11 +196,10 @@ def _mistake(error: Any) -> str:
     """Option, value and expected number; else Typer's message."""
     if getattr(error, "possibilities", None):  # near misses only
         error.possibilities = difflib.get_close_matches(error.option_name, error.possibilities, cutoff=0.75)
-    failures: list[Any] = getattr(error.__cause__, "errors", list)()  # pydantic's
-    expected = EXPECTED.get(failures[0]["type"]) if failures else None
-    if expected is None:
-        return str(error.format_message())
-    return f"{max(error.param.opts, key=len)} is {cut(failures[0]['input'], 40)}, expected {expected}"
+    for failure in getattr(error.__cause__, "errors", list)():  # pydantic's
+        if expected := EXPECTED.get(failure["type"]):
+            return f"{max(error.param.opts, key=len)} is {cut(failure['input'], 40)}, expected {expected}"
+    return str(error.format_message())
 
 
 def _open_streams() -> None:

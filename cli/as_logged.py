@@ -34,7 +34,7 @@ def as_logged(question: "ReplayQuestion", watch: "Watch") -> "tuple[ReplayQuesti
     if not specs:
         spec, left_out = policy_of(steps.header)
         specs = [spec]
-    watch.say(f"As logged: {', '.join(specs)}" + (" (given; not the log's own)" if question.policy else ""))
+    watch.say(f"As logged: {', '.join(specs)}" + " (given; not the log's own)" * bool(question.policy))
     if left_out:
         watch.say(f"Not in the policy: the log's {', '.join(left_out)}")
     origin, about, profile = "given", dict[str, Any](), str(question.profile)

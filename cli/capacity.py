@@ -111,7 +111,7 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
 
 
 def _progress(bar: Any, precision: float, replays: int, interval: "Interval | None", replicas: int) -> None:
-    name = f"capacity of {replicas} replica{'s' if replicas > 1 else ''}"
+    name = f"capacity of {replicas} replica{'s' * (replicas > 1)}"
     if interval is None:
         bar.update(replays, name=name, note="looking for the range")
         return

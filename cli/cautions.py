@@ -29,8 +29,9 @@ def warn(watch: "Watch", *worlds: "World") -> None:
         lines += source.notes.warnings
         if num > len(source):
             lines.append(f"{source.name} holds {len(source)} requests and the run asks for {num}: it begins again")
-        trace = source if world.lengths is None else replace(source, extras={})
-        lines.append(warning(trace, world.router, caches_prefixes(world.parsed_policy())))
+        if world.lengths is not None:
+            source = replace(source, extras={})
+        lines.append(warning(source, world.router, caches_prefixes(world.parsed_policy())))
     watch.warn(filter(None, dict.fromkeys(lines)))
 
 
@@ -56,8 +57,9 @@ def stopped(run: "RunInfo", worlds: Sequence["World"]) -> str:
         return ""
     last, num = run.policies[-1], run.trace.num_requests
     line = f"Interrupted: {last.policy} had served {last.completed} of {num} requests"
-    waiting = len(worlds) - len(run.policies)
-    return f"{line}, and {waiting} of {len(worlds)} policies were not begun" if waiting else line
+    if waiting := len(worlds) - len(run.policies):
+        line += f", and {waiting} of {len(worlds)} policies were not begun"
+    return line
 
 
 def missed_slos(policies: Sequence["Summary"]) -> list[str]:

@@ -79,13 +79,14 @@ class CompareQuestion(q.Forced, q.Coded, Question["Comparison"]):
 
     def _profiles(self, pairs: "Sequence[tuple[Run, Run]]") -> "dict[str, Profile]":
         """By name: of runs that hold theirs (a replay as logged), and the given ones."""
-        from ..profiler.profile import Profile, from_json, load
+        from ..profiler.profile import from_json
+        from .objects import loaded
 
         profiles = []
         for run in chain(*pairs):
             if run.info.fitted_profile is not None:
                 profiles.append(from_json(run.info.fitted_profile, f"{run.folder}/run.json: fitted_profile"))
-        profiles += [profile if isinstance(profile, Profile) else load(profile) for profile in self.profiles]
+        profiles += map(loaded, self.profiles)
         return {profile.name: profile for profile in profiles}
 
     def _sides(self) -> "tuple[Sequence[RunLike], Sequence[RunLike]]":

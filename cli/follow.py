@@ -84,7 +84,7 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
 
         urls = list(self.urls)
         self._check(urls)
-        targets = [Target(url, q.path_of(self.token_file)) for url in urls]
+        targets = [Target(url, q.optional(Path, self.token_file)) for url in urls]
         policy = spec_of(self.policy)
         values = q.world_fields(self, [policy])
         values = {name: value for name, value in values.items() if name not in ("columns", "only", "time_unit")}
@@ -100,7 +100,7 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
             attainment=self.attainment,
         )
         world.setting().check()
-        log, log_path = None, q.path_of(self.access_log)
+        log, log_path = None, q.optional(Path, self.access_log)
         if log_path is not None:
             log = AccessLog(log_path, self.columns, self.only, self.time_unit, watch.say)
             if not any(Path(self.out).glob("samples/*")):
@@ -114,7 +114,9 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
         state = state_of(follower)
         page = page_of(follower, watch.command())
         following = Following(state, list(follower.windows), folder, page)
-        code = int(bool(state["alarms"])) if self.once else INTERRUPTED
+        code = INTERRUPTED
+        if self.once:
+            code = int(bool(state["alarms"]))
         return Answer(value=following, json=state, page=lambda: page, out=folder, files=FILES, code=code)
 
     def _follow(self, watcher: "Watcher", watch: Watch) -> None:

@@ -69,8 +69,10 @@ class ImportQuestion(q.OfFile, q.Forced, Question["RunResult"]):
         client = read_client(self.file, **options)
         if self.log is not None and client.steps is not None:
             raise DsimError(f"log is {self.log} and {self.file} is a step log itself: expected one of them")
-        engine = client.steps if self.log is None else read_log(Path(self.log))
-        default = "server" if engine is None or engine.header.preset not in PRESETS else policy_of(engine.header)[0]
+        engine = client.steps or q.optional(read_log, q.optional(Path, self.log))
+        default = "server"
+        if engine is not None and engine.header.preset in PRESETS:
+            default = policy_of(engine.header)[0]
         run = measured_run(
             client,
             self._requested(),

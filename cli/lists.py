@@ -49,7 +49,7 @@ def _fields(spec: str, allow_code: Sequence[Any]) -> Answer[None]:
     axes = {axis: fields_of(getattr(policy, axis)) for axis in AXES}
     listed = [{"axis": axis, **asdict(field)} for axis, fields in axes.items() for field in fields]
     about = {"name": policy.name, "summary": preset.summary, "citation": preset.citation, "main": preset.main}
-    lines = [f"{policy.name}: {preset.summary}" if preset.summary else policy.name]
+    lines = [": ".join(filter(None, [policy.name, preset.summary]))]
     if preset.citation:
         lines.append(f"Source: {preset.citation}")
     if preset.main:
@@ -102,6 +102,6 @@ class MetricsQuestion(Question[None]):
         json, lines = {}, []
         for name, metric in METRICS.items():
             json[name] = {"unit": metric.unit, "formula": metric.formula, "note": metric.note}
-            unit, note = (f" [{metric.unit}]" if metric.unit else ""), (f" ({metric.note})" if metric.note else "")
+            unit, note = f" [{metric.unit}]" * bool(metric.unit), f" ({metric.note})" * bool(metric.note)
             lines.append(f"{name}{unit}: {metric.formula}{note}")
         return Answer(value=None, json=json, lines=lines)

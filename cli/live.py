@@ -58,8 +58,8 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult
 
     def resolve(self) -> "list[World]":
         """One world a policy."""
-        profile = choices.PROFILE if self.profile is None else self.profile
-        return q.worlds_of(self, "lmdeploy-bd32" if self.policy == () else self.policy, profile)
+        policy = "lmdeploy-bd32" if self.policy == () else self.policy
+        return q.worlds_of(self, policy, self.profile or choices.PROFILE)
 
     def answer(self, watch: Watch) -> "Answer[RunResult]":
         from ..planner.record import record

@@ -17,6 +17,7 @@ from ..engine.policy import Policy, parse
 from ..files.read import quoted
 from ..files.write import write_whole
 from ..profiler.profile import Profile, to_json
+from ..profiler.profile import load as load_profile
 from ..results.world import named_code
 from ..traces import Trace, load
 
@@ -50,6 +51,13 @@ def profile_name(profile: ProfileLike) -> str:
     if not isinstance(profile, Profile):
         return str(profile)
     return str(_file(json.dumps(to_json(profile)), f"{_plain(profile.name)}.json"))
+
+
+def loaded(profile: ProfileLike) -> Profile:
+    """A profile by name, or the object."""
+    if isinstance(profile, Profile):
+        return profile
+    return load_profile(profile)
 
 
 def spec_of(policy: PolicyLike) -> str:

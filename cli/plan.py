@@ -153,7 +153,7 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
                 written = _write(folder, planned, sheets)
         except KeyboardInterrupt:
             raise stopped(self.out) from None
-        missed = self._missed(planned) if self.fail_on_slo else ()
+        missed = self._missed(planned) * self.fail_on_slo
         return Answer(value=planned, explained=folder.memo.sentence(), out=self.folder, files=written, missed=missed)
 
     def _horizon(self) -> "Horizon | None":
@@ -165,13 +165,14 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
             raise DsimError(
                 "as given and change answers are both true, expected at most one: the first searches nothing"
             )
-        return None if self.growth is None else Horizon(self.growth, self.horizon)
+        return q.optional(lambda growth: Horizon(growth, self.horizon), self.growth)
 
     def _missed(self, planned: "Planned") -> list[str]:
         """The first SLO that today's fleet misses."""
-        for text, spread in planned.today.values.items() if planned.today else ():
-            sign = -1 if text in planned.share_criteria else 1
-            if sign * ((spread.value or 0.0) - planned.bounds[text]) > 0:
+        assert planned.today is not None, "--fail-on-slo needs --today"
+        for text, spread in planned.today.values.items():
+            excess = (spread.value or 0.0) - planned.bounds[text]
+            if (text in planned.share_criteria and excess < 0) or (text not in planned.share_criteria and excess > 0):
                 return [f"{self.today} misses {text}"]
         return []
 
@@ -179,20 +180,19 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
         """From data sheets, and all to compare (None if no option names one)."""
         from ..planner.candidates import name_their_profiles
         from ..planner.prices import from_sheets
-        from ..profiler.profile import Profile, load
         from ..results.world import different
+        from .objects import loaded
 
         gpus = ",".join(self.gpu)
         if gpus and self.profiles:
             raise DsimError(f"--gpu is {gpus} and --profile is {q.name_of(self.profiles[0])}, expected one of them")
-        names = different([name.strip() for name in gpus.split(",")]) if gpus else []
+        names = different([name.strip() for text in self.gpu for name in text.split(",")])
         sheets = from_sheets(names, self.model or "SDAR-8B", self.tp, self.commits, self.weights, self.kv)
         if name_their_profiles(specs) and (gpus or self.profiles):
             every = ", ".join(specs)
             raise DsimError(f"every policy names its own profile, expected none of --profile and --gpu: {every}")
         different([q.name_of(profile) for profile in self.profiles])
-        profiles = [profile if isinstance(profile, Profile) else load(profile) for profile in self.profiles]
-        return sheets, sheets or profiles or None
+        return sheets, sheets or list(map(loaded, self.profiles)) or None
 
 
 def _write(folder: "StoreFolder", planned: "Planned", sheets: "Sequence[Profile]") -> list[str]:
@@ -206,14 +206,16 @@ def _write(folder: "StoreFolder", planned: "Planned", sheets: "Sequence[Profile]
         return []
     files = {"plan.toml": planned.plan_toml, **result_files(planned)}
     folder.put(files)
-    launch = {} if planned.deployment is None else planned.deployment.files()
-    for name, text in launch.items():
+    names = [*files]
+    if planned.deployment is not None:
+        names.append(f"{DEPLOY}/")
         (folder.folder / DEPLOY).mkdir(exist_ok=True)
-        write_whole(folder.folder / DEPLOY / name, text)
-    profiles = {f"profile-{profile.name}.json": profile for profile in sheets}
-    for name, profile in profiles.items():
-        save(profile, folder.folder / name, force=True)
-    return [*files, *([f"{DEPLOY}/"] if launch else []), *profiles]
+        for name, text in planned.deployment.files().items():
+            write_whole(folder.folder / DEPLOY / name, text)
+    for profile in sheets:
+        names.append(f"profile-{profile.name}.json")
+        save(profile, folder.folder / names[-1], force=True)
+    return names
 
 
 def _warn(watch: Watch, world: "World", specs: list[str], candidates: "Sequence[PlanCandidate]") -> None:

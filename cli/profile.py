@@ -77,7 +77,7 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
 
     def answer(self, watch: Watch) -> "Answer[Profiled]":
         files = self._files(watch)
-        name = printable(files[0].stem) if files else ""
+        name = printable(next((file.stem for file in files), ""))
         if self.roofline is not None:
             profiled = self._derived(self.roofline, name, watch.command())
         elif self.from_log is not None:
@@ -85,18 +85,20 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
         else:
             profiled = self._measured(watch, name, files)
         self._write(profiled, files)
-        lines = [f"Wrote {', '.join(map(str, files))}"] if files else []
-        return Answer(value=profiled, lines=lines, code=int(bool(profiled.doubts)))
+        lines = [f"Wrote {', '.join(map(str, files))}"]
+        return Answer(value=profiled, lines=lines * bool(files), code=int(bool(profiled.doubts)))
 
     def _write(self, profiled: "Profiled", files: list[Path]) -> None:
         from ..profiler.profile import save
         from ..report.html import to_html
 
-        for path in files[:1]:
-            save(profiled.profile, path, self.force)
-        for path in files[1:]:
-            table = path.suffix == ".csv"
-            write_whole(path, profiled.to_frame().to_csv(index=False) if table else to_html(profiled.page()))
+        for path in files:
+            if path == files[0]:
+                save(profiled.profile, path, self.force)
+            elif path.suffix == ".csv":
+                write_whole(path, profiled.to_frame().to_csv(index=False))
+            else:
+                write_whole(path, to_html(profiled.page()))
 
     def _files(self, watch: Watch) -> list[Path]:
         """The profile's file, then its page and its steps' table; DsimError before minutes of measuring."""
@@ -130,7 +132,7 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
             if not (isinstance(threshold, float | int) and 0 < threshold <= 1):
                 raise DsimError(f"thresholds holds {quoted(threshold)}, expected numbers above 0 and at most 1")
         begin = time.monotonic()
-        lender = None if self.yields is None else load(self.yields)
+        lender = q.optional(load, self.yields)
         loaded = self.loaded(self.model, self.seed)
         options: dict[str, Any] = self.values("max_batch", "seed", "tokenizer")
         options["workloads"] = self._workloads(loaded)

@@ -1,10 +1,10 @@
 """Fields that several questions share, and the worlds that they ask about."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..engine.errors import DsimError
 from ..files.read import cut
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ..results.fleet_file import FleetWords
     from ..results.world import World
     from .objects import PolicyLike, ProfileLike, TraceLike
+
+R = TypeVar("R")
 
 
 def check_range(name: str, value: float, low: float, high: float) -> None:
@@ -121,7 +123,7 @@ class Forced:
 
     @property
     def folder(self) -> Path | None:
-        return path_of(getattr(self, "out"))  # noqa: B009  (each question has its own)
+        return optional(Path, getattr(self, "out"))  # noqa: B009  (each question has its own)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,8 +169,9 @@ def kept_folder(out: Path | None, watch: Watch) -> "tuple[TemporaryDirectory[str
 # ---- worlds --------------------------------------------------------------------------------------------------
 
 
-def path_of(path: str | Path | None) -> Path | None:
-    return None if path is None else Path(path)
+def optional(function: Callable[[Any], R], value: Any) -> R | None:
+    """The function's value, or None of None."""
+    return None if value is None else function(value)
 
 
 def world_fields(question: Any, policies: Sequence[str]) -> dict[str, Any]:

@@ -106,7 +106,7 @@ class ServeQuestion(q.OnDevice, q.Coded, q.Forced, Question["RunResult"]):
             force=self.force,
             say=watch.say,
         )
-        failure = None if served.failure is None else MachineError(str(served.failure))
+        failure = q.optional(lambda error: MachineError(str(error)), served.failure)
         code = int(not served.started)  # uvicorn's log says why
         return Answer(value=served.run, out=self.folder, files=FILES, failure=failure, code=code)
 
@@ -121,6 +121,6 @@ class ServeQuestion(q.OnDevice, q.Coded, q.Forced, Question["RunResult"]):
             return behind
         from ..profiler.profile import load
 
-        profile = None if self.profile is None else load(self.profile)
+        profile = q.optional(load, self.profile)
         loaded = self.loaded(self.model, self.seed)
         return open_live(loaded, world, profile=profile, append=append, **self.values("commits", "metrics_as"))

@@ -122,7 +122,7 @@ def _wrote(question: ConvertQuestion | SynthQuestion, trace: "Trace", details: s
     from ..traces import write
 
     path = write(trace, question.out, force=question.force)
-    line = f"Wrote {path} ({len(trace):,} request{'' if len(trace) == 1 else 's'}, {details})"
+    line = f"Wrote {path} ({len(trace):,} request{'s' * (len(trace) != 1)}, {details})"
     return Answer(value=None, json={"written": str(path)}, lines=[line])
 
 

@@ -62,7 +62,7 @@ class TuneQuestion(q.OnFleet, q.Paced, q.Somewhere, q.Priced, q.Forced, Question
         """The world that the search varies; its policy stands for those that are tried."""
         from ..results.world import World, on_fleet, replicas_of
 
-        policies = [] if self.policy is None else [q.name_of(self.policy)]
+        policies = list(map(q.name_of, filter(None, [self.policy])))
         words = self.fleet_words(policies or None)
         replicas = replicas_of(policies, self.replicas)
         worlds = q.worlds_of(self, World.policy, self.profile, candidates=policies, replicas=replicas)
@@ -75,11 +75,12 @@ class TuneQuestion(q.OnFleet, q.Paced, q.Somewhere, q.Priced, q.Forced, Question
         from ..results.world import World
         from .objects import profile_name, spec_of
 
-        policy = None if self.policy is None else spec_of(self.policy)
+        policy = q.optional(spec_of, self.policy)
         world = self.resolve()
         folder = StoreFolder(self.folder, TUNE, force=self.force)
-        dropped = (*SEARCHED, "router") if world.pools else SEARCHED
-        traffic = [field.name for field in fields(World) if field.name not in dropped]
+        traffic = [field.name for field in fields(World) if field.name not in SEARCHED]
+        if world.pools:
+            traffic.remove("router")
         named_profile = replace(self, profile=profile_name(self.profile))
         try:
             with folder, watch.bar("searching", note="starting") as bar:

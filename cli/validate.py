@@ -105,10 +105,10 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         if isinstance(loaded, LoadedCanvas) and not self.policies:
             specs = canvas_policies(loaded.model.config.canvas_length)
         parsed = [parse(spec, code) for spec in specs]
-        file = out / "profile.json" if self.profile is None else Path(profile_name(self.profile))
+        file = Path(q.optional(profile_name, self.profile) or out / "profile.json")
         is_profiled = self.profile is not None or file.is_file()
         compiling = seconds_to_compile(parsed)
-        least = compiling if is_profiled else compiling / (1 - PROFILE_SHARE)
+        least = compiling / (1 - PROFILE_SHARE * (not is_profiled))
         if self.seconds is None and self.budget < least and not (out / "cells").is_dir():
             raise DsimError(
                 f"--budget is {self.budget:g} s, expected at least {math.ceil(least)} s, to compile "
@@ -176,7 +176,7 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         options: dict[str, Any] = {"name": f"{Path(self.out).name}-profile", "budget": PROFILE_SHARE * self.budget}
         options |= {"tokenizer": self.tokenizer, "on_progress": lambda phase, _: report(f"profile: {phase}")}
         if isinstance(loaded, LoadedCanvas):
-            workloads = {} if self.prompts is None else {Path(self.prompts).stem: self.prompts}
+            workloads = {Path(prompts).stem: prompts for prompts in filter(None, [self.prompts])}
             return profile_canvas(loaded, workloads=workloads, **options)[0]
         thresholds = {
             policy.unmasking.threshold

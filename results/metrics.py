@@ -50,10 +50,10 @@ class Metric:
         return 1e-3 if self.axis == "s" else 1.0
 
 
-def _metric(row: dict[str, str]) -> Metric:
-    stats, brief = (row[key].replace("value", "").split("/") if row[key] else () for key in ("stats", "brief"))
+def _metric(row: dict[str, Any]) -> Metric:
     flags = {key: row[key] == "yes" for key in ("slo", "optional")}
-    return Metric(**{**row, **flags, "stats": tuple(stats), "brief": tuple(brief)})
+    stats = {key: tuple(stat.removeprefix("value") for stat in row[key].split()) for key in ("stats", "brief")}
+    return Metric(**row | flags | stats)
 
 
 METRICS = {row["name"]: _metric(row) for _, row in read_csv(Path(__file__).with_suffix(".csv"), ("name", "formula"))}
@@ -176,8 +176,8 @@ STATS = tuple(stat.name for stat in fields(Distribution))
 
 def path(name: str, stat: str = "") -> str:
     """Dotted keys of a metric in a summary."""
-    key = f"{name}_ms" if METRICS[name].unit == "ms" else name
-    return f"{key}.{stat}" if stat else key
+    key = name + "_ms" * (METRICS[name].unit == "ms")
+    return ".".join(filter(None, [key, stat]))
 
 
 def led_by(*first: str) -> list[str]:
@@ -202,19 +202,26 @@ def summarize(
     missing_passes: a request without a metric (tpot of a single token) meets a bound on it. SLOs of a class need a
     column slo_class.
     """
-    arrival = requests["arrival"]
-    start = float(arrival.min()) if len(arrival) else math.nan
-    status = requests["status"]
-    completed = status == COMPLETED
-    done = requests if completed.all() else rows_of(requests, completed)  # without a copy of a million rows
-    duration = float(done["finish"].max()) - start if completed.any() else math.nan
+    arrival, status, done = requests["arrival"], requests["status"], requests
+    if not (status == COMPLETED).all():  # else without a copy of a million rows
+        done = rows_of(requests, status == COMPLETED)
+    start = float(arrival.min(initial=math.inf))
+    duration = float(done["finish"].max(initial=-math.inf)) - start  # not finite: nothing completed
     counts: dict[str, Any] = {name: int((status == i).sum()) for i, name in enumerate(STATUSES)}
     dist: dict[str, Any] = {name: _distribution(values) for name, values in latencies(done).items()}
     dist["itl"] = _from_histogram(totals.itl)
     good = good_requests(requests, slos, missing_passes=missing_passes)
+    num_good = math.nan if good is None else float(good.sum())
+    full_loop, prefix_cache = None, None
+    if closed_loop:
+        full_loop = _full_loop(done, start, float(arrival.max(initial=start)))
+    if caches_prefixes:
+        queries, hits = totals.prefix_queries, totals.prefix_hits
+        prefix_cache = PrefixCache(queries, hits, _per(hits, queries))
+    if replica_time is None:
+        replica_time = replicas * float(np.fmax(duration, totals.end - start))
     num_tokens = float(done["num_tokens"].sum())
     busy = totals.prefill_time + totals.decode_time
-    queries, hits = totals.prefix_queries, totals.prefix_hits
     return Summary(
         policy=policy,
         num_requests=len(status),
@@ -222,12 +229,12 @@ def summarize(
         duration_s=_known(duration),
         request_throughput=_per(counts["completed"], duration),
         output_throughput=_per(num_tokens, duration),
-        full_loop_throughput=_full_loop(done, start, float(arrival.max(initial=start))) if closed_loop else None,
+        full_loop_throughput=full_loop,
         total_token_throughput=_per(num_tokens + float(done["input_length"].sum()), duration),
         **{f"{name}_ms": d for name, d in dist.items()},
         tokens_per_emission=_per(num_tokens, float(done["num_emissions"].sum())),
-        goodput=None if good is None else _per(float(good.sum()), duration),
-        slo_attainment=None if good is None else _per(float(good.sum()), len(good)),
+        goodput=_per(num_good, duration),
+        slo_attainment=_per(num_good, len(status)),
         slos=tuple(_verdict(slo, requests, dist, missing_passes) for slo in slos),
         batch=_spread(totals.batch),
         chunk=_spread(totals.chunk),
@@ -239,15 +246,12 @@ def summarize(
         num_decode_steps=totals.num_decode_steps,
         num_prefill_steps=totals.num_prefill_steps,
         prefill_time_share=_per(totals.prefill_time, busy),
-        busy_share=_per(
-            busy,
-            replicas * float(np.fmax(duration, totals.end - start)) if replica_time is None else replica_time,
-        ),  # None: nothing completed
+        busy_share=_per(busy, replica_time),  # None: nothing completed
         kv_utilization=_per(totals.page_time, totals.num_pages / replicas * busy),
         kv_pages=totals.num_pages,
         preemptions=totals.preemptions,
         stable=stable(requests, closed_loop=closed_loop),
-        prefix_cache=PrefixCache(queries, hits, _per(hits, queries)) if caches_prefixes else None,
+        prefix_cache=prefix_cache,
     )
 
 
@@ -280,7 +284,9 @@ def meeting(requests: Columns, slos: "Sequence[Slo]", *, missing_passes: bool = 
     for slo in slos:
         value = values[slo.metric]
         meets = (value <= slo.bound * ROUNDING) | (np.isnan(value) & missing_passes)
-        good = good & (meets if slo.slo_class is None else meets | (requests["slo_class"] != slo.slo_class))
+        if slo.slo_class is not None:
+            meets |= requests["slo_class"] != slo.slo_class
+        good = good & meets
     return good
 
 
@@ -327,7 +333,7 @@ def stable(requests: Columns, *, closed_loop: bool = False) -> bool:
     wait = scheduled - arrival
     early, late = wait[n // 4 : n // 2], wait[3 * n // 4 :]
     service = (finish - scheduled)[~np.isnan(finish)]
-    floor = max(MIN_WAIT, float(np.percentile(service, 50)) if len(service) else 0.0)
+    floor = np.fmax(MIN_WAIT, statistic(service, "p50"))
     shortest_late = float(np.percentile(late, 10))
     growing = _slope(arrival, wait) > MIN_GROWTH and _slope(arrival[n // 2 :], wait[n // 2 :]) > 0
     return not (growing and shortest_late > max(float(early.mean()), floor) and _drift(arrival, wait) > 0)
@@ -423,11 +429,15 @@ def ratio(a: Any, b: Any) -> Floats:
 
 
 def _per(amount: float, base: float) -> float | None:
-    return amount / base if base > 0 else None
+    """None unless the ratio is finite and base > 0."""
+    if not base > 0:
+        return None
+    return _known(amount / base)
 
 
 def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
+    """None of a value that is not finite."""
+    return value if math.isfinite(value) else None
 
 
 def flat(summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from ..profiler.known import unknown_host, unpriced
 from ..profiler.profile import COSTS_OF, Profile
 from ..sim.scalers import FIXED
 from ..sim.setting import Setting
-from ..sim.startup import in_words
 from ..sim.twin import RunRecords
 from ..traces import Trace
 from ..traces.trace import ESTIMATE
@@ -107,28 +106,28 @@ def _guessed_lengths(world: World, requests: Trace, results: Sequence[RunRecords
 def commit_infos(policy: Policy, profile: Profile, drawn: Drawn) -> Iterator[CommitInfo]:
     """A policy's law, or its commit models, the one of its own threshold first."""
     if isinstance(drawn, CanvasLaw):
+        info = CommitInfo(policy=policy.name, workload=drawn.workload, median_steps=drawn.median)
         counted = profile.counted_length(drawn.workload, drawn.canvas_length)
-        grid = policy.granularity.on_a_grid
-        yield CommitInfo(
-            policy=policy.name,
-            workload=drawn.workload,
-            block_length=drawn.canvas_length if grid else None,
-            canvas_length=None if grid else drawn.canvas_length,
-            median_steps=drawn.median,
-            extrapolated_from=None if counted == drawn.canvas_length else counted,
-        )
+        if counted != drawn.canvas_length:
+            info = replace(info, extrapolated_from=counted)
+        if policy.granularity.on_a_grid:
+            yield replace(info, block_length=drawn.canvas_length)
+        else:
+            yield replace(info, canvas_length=drawn.canvas_length)
     elif drawn is not None:
+        threshold = policy.unmasking.threshold
         of_thresholds = Setting(policy, profile, drawn.workload).by_threshold.values()
         for model in (drawn, *(model for model in of_thresholds if model != drawn)):
-            threshold = policy.unmasking.threshold
-            yield CommitInfo(
+            info = CommitInfo(
                 policy=policy.name,
                 workload=model.workload,
                 block_length=model.block_length,
                 threshold=model.threshold,
-                policy_threshold=None if model != drawn or model.threshold == threshold else threshold,
                 extrapolated_from=model.extrapolated_from,
             )
+            if model == drawn and model.threshold != threshold:
+                info = replace(info, policy_threshold=threshold)
+            yield info
 
 
 def profile_notes(runs: Sequence[tuple[Policy, Profile]]) -> list[str]:
@@ -136,10 +135,8 @@ def profile_notes(runs: Sequence[tuple[Policy, Profile]]) -> list[str]:
     lines = []
     for name, profile in {profile.name: profile for _, profile in runs}.items():
         if unknown := unknown_host(profile):
-            verb = "is" if len(unknown) == 1 else "are"
             lines.append(
-                f"{name} does not know {' and '.join(unknown)}, which {verb} 0 in it: {ENSEMBLE} shows how much that "
-                "may cost"
+                f"{name} does not know {' and '.join(unknown)}, stored as 0: {ENSEMBLE} shows how much that may cost"
             )
         if profile.fit.host_or_device:
             lines.append(
@@ -171,7 +168,9 @@ def _fleet_info(world: World, runs: Sequence[tuple[World, RunRecords]]) -> Fleet
     )
     if world.links:
         info = replace(info, decider=world.decider)
-    return replace(info, scaler=world.scaler, startup=in_words(world.startup)) if scales else info
+    if scales:
+        info = replace(info, scaler=world.scaler, startup=str(world.startup).removesuffix(".0"))
+    return info
 
 
 def _fleet_run(policy: str, result: RunRecords) -> FleetRun:

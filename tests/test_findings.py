@@ -152,7 +152,7 @@ REFUSED: tuple[tuple[str, Any, str, str], ...] = (
     ("s.toml", SWEEP.replace("t.jsonl", LONG).format(""), "sweep s.toml --jobs 1 -o out", ""),
     ("s.toml", SWEEP.format(f"rate = {HUGE}"), "sweep s.toml --jobs 1 -o out", "s.toml: base.rate is 1000.*, expected"),
     ("s.toml", SWEEP.format('slos = ["ttft=soon"]'), "sweep s.toml --jobs 1 -o out",
-     "s.toml: base.slos: SLO 'ttft=soon': bound 'soon' is not a time above zero"),
+     "s.toml: base.slos: SLO 'ttft=soon': bound is 'soon', expected a time above zero"),
     ("s.toml", SWEEP.replace("[1, 2]", str([*range(999)])).format("") + f"rate = {[*range(1, 999)]}\n",
      "sweep s.toml --jobs 1 -o out", "asks for 997002 cells, expected at most 100000"),
     ("p.json", {k: v for k, v in json.loads((SHIPPED / "a100-sdar-8b.json").read_text()).items() if k != "model"},

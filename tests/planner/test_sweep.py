@@ -113,7 +113,7 @@ def test_files_are_looked_for_beside_the_configuration(tmp_path: Path, monkeypat
         ({"base": BASE | {"chunk": 4}, "grid": {"rate": [1]}},
          "config: base.chunk: there is no field 'chunk' (did you mean policy.chunk?)"),
         ({"base": BASE, "grid": {"slos": [["ttft=2"]]}},
-         "config: grid.slos: SLO 'ttft=2': bound '2' has no unit, expected s, ms or us"),
+         "config: grid.slos: SLO 'ttft=2': bound is '2', expected a time above zero"),
         ({"grid": {"rate": [1]}}, "config: cell 1 (rate=1.0): there is no trace, expected one in"),
         ({"base": BASE, "grid": {"router": ["jsq", "best"]}},
          "config: cell 2 (router=best): router is 'best', expected one of"),
