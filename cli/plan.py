@@ -153,7 +153,7 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
                 written = _write(folder, planned, sheets)
         except KeyboardInterrupt:
             raise stopped(self.out) from None
-        missed = self._missed(planned) * self.fail_on_slo
+        missed = self._missed(planned)
         return Answer(value=planned, explained=folder.memo.sentence(), out=self.folder, files=written, missed=missed)
 
     def _horizon(self) -> "Horizon | None":
@@ -168,8 +168,9 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
         return q.optional(lambda growth: Horizon(growth, self.horizon), self.growth)
 
     def _missed(self, planned: "Planned") -> list[str]:
-        """The first SLO that today's fleet misses."""
-        assert planned.today is not None, "--fail-on-slo needs --today"
+        """With --fail-on-slo, the first SLO that today's fleet misses."""
+        if planned.today is None or not self.fail_on_slo:
+            return []
         for text, spread in planned.today.values.items():
             excess = (spread.value or 0.0) - planned.bounds[text]
             if (text in planned.share_criteria and excess < 0) or (text not in planned.share_criteria and excess > 0):

@@ -62,7 +62,7 @@ class TuneQuestion(q.OnFleet, q.Paced, q.Somewhere, q.Priced, q.Forced, Question
         """The world that the search varies; its policy stands for those that are tried."""
         from ..results.world import World, on_fleet, replicas_of
 
-        policies = list(map(q.name_of, filter(None, [self.policy])))
+        policies = [q.name_of(policy) for policy in [self.policy] if policy is not None]
         words = self.fleet_words(policies or None)
         replicas = replicas_of(policies, self.replicas)
         worlds = q.worlds_of(self, World.policy, self.profile, candidates=policies, replicas=replicas)
