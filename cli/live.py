@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import DsimError
 from ..files.read import quoted
@@ -79,41 +79,33 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult
         about = live.about()
         temporary, folder = q.kept_folder(self.folder, watch)
         with watch.bar("live", "requests") as bar:
-            run = record(
-                worlds,
-                requests,
-                live.serve,
-                out=folder,
-                force=self.force,
-                keeps=True,
-                about=lambda results: {**about(results), "command": watch.command()},
-                watch=watch_runs(bar, len(worlds), len(requests), "warming up"),
-            )
+
+            def facts(results: Any) -> dict[str, Any]:
+                return {**about(results), "command": watch.command()}
+
+            runs = watch_runs(bar, len(worlds), len(requests), "warming up")
+            run = record(worlds, requests, live.serve, out=folder, force=self.force, about=facts, watch=runs)
         value, interrupted = replace(run, temporary=temporary), stopped(run, worlds)
         return Answer(value=value, out=self.folder, files=FILES, interrupted=interrupted, failure=run.failure)
 
     def _setting(self, world: "World") -> "LiveSetting":
         """The model and its source of commits, checked before anything is measured."""
         from ..device.on_device import LiveSetting
-        from ..live.config_file import named  # loads PyTorch, as the next
-        from ..live.sampling import Sampling
-        from ..live.weights import is_canvas
-        from ..profiler.measure import open_any
+        from ..live.sampling import Sampling  # loads PyTorch, as the next
+        from ..profiler.measure import LoadedCanvas
 
-        sampling = Sampling(self.temperature, world.seed) if self.temperature else None
-        if sampling is not None and self.graphs:
+        if self.temperature and self.graphs:
             raise DsimError("--graphs captures steps that take the likeliest tokens, and --temperature draws them")
-        name, settings = named(self.model, self.random_weights, self.mask_token_id, self.block_length)
-        if sampling is not None and is_canvas(name, settings):
-            raise DsimError(
-                f"{name}: its canvases are drawn by the checkpoint's own rule, and --temperature {self.temperature:g} "
-                "is of decoders"
-            )
-        loaded = open_any(name, self.device, world.seed, self.graphs, settings)
-        commits, prompts = self.commits or ("model" if loaded.trained else "twin"), self.prompts
-        profile = None if self.profile is None else world.loaded_profile()
+        loaded = self.loaded(self.model, world.seed)
+        if self.temperature and isinstance(loaded, LoadedCanvas):
+            raise DsimError(f"{loaded.name} draws canvases by its own rule, expected no --temperature")
+        sampling = q.optional(lambda temperature: Sampling(temperature, world.seed), self.temperature or None)
+        commits, prompts = self.commits, self.prompts
+        if commits is None:
+            commits = "model" if loaded.trained else "twin"
         if commits == "model" and prompts is None:
-            if not loaded.trained or name not in WITH_RECORDS:
-                raise DsimError(f"commits is model and no prompts are given: expected --prompts FILE for {name}")
+            if loaded.name not in WITH_RECORDS:
+                raise DsimError(f"commits is model and no prompts are given: expected --prompts FILE for {loaded.name}")
             prompts = "records"
+        profile = None if self.profile is None else world.loaded_profile()
         return LiveSetting(loaded, profile, commits, prompts, self.tokenizer, sampling)

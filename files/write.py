@@ -142,12 +142,6 @@ def encoded(content: str | bytes) -> bytes:
     return content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
 
 
-def reserve(file: BinaryIO, size: int) -> None:
-    """Allocate the first `size` bytes on disk; OSError if full."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file.fileno(), 0, size)
-
-
 def sync_folder(folder: Path) -> None:
     """If the system supports it."""
     with suppress(OSError):
@@ -163,7 +157,7 @@ def sync(path: Path) -> None:
 
 
 def _stem(path: Path) -> str:
-    return path.name if len(os.fsencode(path.name)) <= 200 else os.fsencode(path.name)[:200].decode("utf-8", "ignore")
+    return os.fsdecode(os.fsencode(path.name)[:200])
 
 
 def _named(path: Path, error: OSError | ValueError) -> DsimError:

@@ -13,7 +13,7 @@ from ..results.run_folder import RunWriter
 from ..results.slo import Slo
 from .access import AccessLog
 from .app import Settings, application, known_hosts
-from .open import MAX_REQUESTS, Behind
+from .open import Behind
 from .server import Server, raise_file_limit
 
 
@@ -52,7 +52,7 @@ def serve_until_stopped(
     for slo in objectives:
         slo.check_class(())
     raise_file_limit()
-    written = nullcontext() if out is None else RunWriter(out, force=force, room_for=MAX_REQUESTS)
+    written = nullcontext() if out is None else RunWriter(out, force=force)
     with written as writer:
         behind = open_fleet(None if writer is None else partial(writer.append, policy))
         fleet = behind.fleet

@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -177,7 +176,7 @@ def test_a_journal_that_fails_at_its_nth_batch_ends_no_request(
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("dsim.serve.fleet.BATCH", 4)
-    with RunWriter(tmp_path / "run", room_for=100) as writer:
+    with RunWriter(tmp_path / "run") as writer:
         behind = twin(append=FailsAt(n, partial(writer.append, CHUNK), OSError(28, "No space left on device")))
         with serving(behind) as server:
             found = [server.complete(prompt=[0], max_tokens=12).status for _ in range(6)]
@@ -192,23 +191,6 @@ def test_a_journal_that_fails_at_its_nth_batch_ends_no_request(
     assert run.info.journal_failure == "[Errno 28] No space left on device"
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith("the journal records no more steps; serving continues: ")
-
-
-@pytest.mark.slow
-def test_a_disk_that_fills_up_while_serving_costs_no_request_and_nothing_that_was_journalled(tmp_path: Path) -> None:
-    """From some time on no file may grow beyond a size: what was written before is read back."""
-    process, server, _ = begun(tmp_path, "-o", "run")
-    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
-    with ThreadPoolExecutor(8) as pool:
-        statuses = list(pool.map(lambda i: server.complete(prompt=[0], max_tokens=400).status, range(150)))
-    code, _, err = ended(process)
-    assert set(statuses) == {200}
-    assert (code, "Traceback" in err) == (1, False)
-    assert err.count("the journal records no more steps; serving continues: ") == 1
-    run = read_run(tmp_path / "run")
-    assert run.requests("chunk:2")["status"].tolist() == [COMPLETED] * 150
-    assert 0 < run.num_steps < run.info.policies[0].num_decode_steps
-    assert len(run.step_lists("chunk:2")["requests"][1]) == run.num_steps + 1
 
 
 def test_a_drain_that_ends_says_so_to_whole_and_streamed_replies(twin: Callable[..., Behind]) -> None:
