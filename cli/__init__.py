@@ -143,12 +143,11 @@ def main() -> None:
     """
     # For NumPy, not loaded yet: threads that wait for each other took a third of a plan's processor time.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    _open_streams()
     screen.has_printed = False
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names may not be valid text
-    if sys.stderr.isatty():  # for example that a policy is compiled
+    if sys.stderr and sys.stderr.isatty():  # for example that a policy is compiled
         logging.basicConfig(format="%(message)s")
         logging.getLogger("dsim").setLevel(logging.INFO)
     try:
@@ -161,7 +160,7 @@ def main() -> None:
                 if isinstance(error, DsimError) or not (message := fault_in_code(error)):
                     raise
                 raise DsimError(message) from error
-            sys.stdout.flush()
+            print(end="", flush=True)
         if code == INTERRUPTED:  # finished work is kept and reported
             _print_error("Interrupted.", INTERRUPTED, "interrupted")
     except MachineError as error:
@@ -200,17 +199,6 @@ def _mistake(error: Any) -> str:
         if expected := EXPECTED.get(failure["type"]):
             return f"{max(error.param.opts, key=len)} is {cut(failure['input'], 40)}, expected {expected}"
     return str(error.format_message())
-
-
-def _open_streams() -> None:
-    """Replace streams that the shell closed (`>&-`): opened files must not get their numbers."""
-    for name, number in (("stdout", 1), ("stderr", 2)):
-        if getattr(sys, name) is None:
-            opened = os.open(os.devnull, os.O_WRONLY)
-            if opened != number:
-                os.dup2(opened, number)
-                os.close(opened)
-            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - it ends with dsim
 
 
 def _give_up_output() -> None:

@@ -1,13 +1,12 @@
 """dsim compare: predicted runs against measured ones."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from ..engine.errors import DsimError, cut
+from ..engine.errors import DsimError
 from . import questions as q
 from .answer import Answer
 from .declared import Question, Watch
@@ -55,6 +54,7 @@ class CompareQuestion(q.Forced, q.Coded, Question["Comparison"]):
         from ..comparison.pairs import check_machines
         from ..engine.allowed_code import allowed
         from ..files.place import check_folder, write_folder
+        from ..profiler.profile import load
         from ..report.html import result_files
 
         predicted, measured = self._sides()
@@ -71,8 +71,9 @@ class CompareQuestion(q.Forced, q.Coded, Question["Comparison"]):
             def progress(policy: str, done: int, total: int) -> None:
                 bar.update(done, total, policy)
 
-            load = partial(_profile, profiles)
-            comparison = compare_runs(pairs, load, bounds, seeds=self.seeds, progress=progress)
+            comparison = compare_runs(
+                pairs, lambda name: profiles.get(name) or load(name), bounds, seeds=self.seeds, progress=progress
+            )
         if self.folder is not None:
             write_folder(self.folder, COMPARISON, result_files(comparison, watch.command()), force=self.force)
         return Answer(value=comparison, out=self.folder, files=FILES, missed=comparison.missed)
@@ -111,16 +112,3 @@ def _run(run: "RunLike", allow_code: "AllowedCode") -> "Run":
     if Path(run).is_file():
         raise DsimError(f"{run}: is a file, expected a run's folder: make it one with dsim import {run} -o DIR")
     return read_run(run, allow_code)
-
-
-def _profile(profiles: "Mapping[str, Profile]", name: str) -> "Profile":
-    from ..profiler.profile import load
-
-    if name in profiles:
-        return profiles[name]
-    try:
-        return load(name)
-    except DsimError:
-        raise DsimError(
-            f"profile {cut(name)}, which a run names, is not shipped: give its file with --profile"
-        ) from None

@@ -86,8 +86,7 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
         self._check(urls)
         targets = [Target(url, q.optional(Path, self.token_file)) for url in urls]
         policy = spec_of(self.policy)
-        values = q.world_fields(self, [policy])
-        values = {name: value for name, value in values.items() if name not in ("columns", "only", "time_unit")}
+        values = q.world_fields(self, [policy]) | {"columns": None, "only": None, "time_unit": None}  # of the log
         world = World(trace="azure-conv", policy=policy, profile=profile_name(self.profile), **values)
         for text in self.slos:
             Slo.parse(text).check_class(())
@@ -139,12 +138,10 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
     def _check(self, urls: Sequence[str]) -> None:
         if self.once and self.port is not None:
             raise DsimError(f"--once is given and --port is {self.port}, expected one of them")
-        q.check_range("--port", self.port or 0, 0, 65535)
         if not urls or len(set(urls)) != len(urls):
             raise DsimError(f"{len(urls)} URLs are given, {len(set(urls))} of them different, expected each once")
-        for name, value, least in (("interval", self.interval, 0.1), ("window", self.window, 1.0)):
-            if not least <= value <= 86400:
-                raise DsimError(f"{name} is {value:g} s, expected {least:g} to 86400")
-        q.check_range("min requests", self.min_requests, 1, 1_000_000)
-        if not 0 < self.attainment <= 1:
-            raise DsimError(f"attainment is {100 * self.attainment:g}%, expected above 0% and up to 100%")
+        q.check_range("--port", self.port or 0, 0, 65535)
+        q.check_range("--interval", self.interval, 0.1, 86400)
+        q.check_range("--window", self.window, 1, 86400)
+        q.check_range("--min-requests", self.min_requests, 1, 1_000_000)
+        q.check_range("--attainment", self.attainment, 0.0001, 1)

@@ -116,7 +116,7 @@ def test_an_option_without_effect_is_refused(words: str, line: str) -> None:
         (MemoryError(), 1, "machine", "Error: there is not enough memory for this"),
         (MachineError("the device is gone"), 1, "machine", "Error: the device is gone"),
         (KeyboardInterrupt(), 130, "interrupted", "Interrupted."),
-        (ModuleNotFoundError("", name="torch.nn"), 2, "package", "Error: torch.nn is not installed, expected the extra"),
+        (ModuleNotFoundError("", name="torch.nn"), 2, "package", "Error: torch.nn is not installed, expected"),
     ],
 )
 def test_every_other_failure_with_json_is_an_object_too(

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -115,8 +114,4 @@ def test_a_budget_in_which_no_cell_fits_is_refused(full_sequence: Path) -> None:
         "sparse-dllm,block_length=4", "--load", 0.9, "-o", "v",
     ]  # fmt: skip
     said = dsim(*command, "--budget", "0.01s").refusal
-    cold, warm = (
-        r"--budget is 0\.01 s, expected at least \d+ s, to compile",
-        "sparse-dllm,block_length=4 at load 0.9 takes about",
-    )
-    assert re.match(f"{cold}|{warm}", said)
+    assert said.startswith("sparse-dllm,block_length=4 at load 0.9 takes about")
