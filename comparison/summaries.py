@@ -18,8 +18,8 @@ TOLERANCE = 1e-6  # relative, for sums in another order
 OF_SLOS = ("goodput", "slo_attainment")
 # Of the summary, what requests.parquet and steps.parquet determine.
 OF_REQUESTS = (
-    "num_requests", *STATUSES, "duration_s", "request_throughput", "output_throughput", "total_token_throughput",
-    "tokens_per_emission", *OF_SLOS,
+    "num_requests", *STATUSES, "duration_s", "request_throughput", "output_throughput",
+    *OF_SLOS,
     *(path(name, stat) for name in LATENCIES if name != "itl" for stat in STATS),
 )  # fmt: skip
 OF_STEPS = ("num_prefill_steps", "num_decode_steps")

@@ -67,8 +67,6 @@ ttft, e2el = after_arrival("first_emission"), after_arrival("finish")
 # Latencies of a request in s, [requests]; NaN if it lacks one.
 LATENCIES: dict[str, Callable[[Columns], Floats]] = {
     "ttft": ttft,
-    "ttfb": after_arrival("first_block"),
-    "ttfs": after_arrival("first_commit"),
     "norm_latency": lambda requests: ratio(e2el(requests), requests["num_tokens"]),
     "e2el": e2el,
     "tpot_chunk": lambda requests: _between_emissions(requests, requests["num_tokens"] - requests["num_first"]),
@@ -135,12 +133,8 @@ class Summary:
     goodput: float | None
     request_throughput: float | None
     output_throughput: float | None
-    full_loop_throughput: float | None
-    total_token_throughput: float | None
     duration_s: float | None
     ttft_ms: Distribution
-    ttfb_ms: Distribution
-    ttfs_ms: Distribution
     norm_latency_ms: Distribution
     e2el_ms: Distribution
     tpot_chunk_ms: Distribution
@@ -153,7 +147,6 @@ class Summary:
     tpf: float | None
     token_utilization: float | None
     computed_per_token: float | None
-    tokens_per_emission: float | None
     wasted_canvas_tokens: int | None
     busy_share: float | None
     prefill_time_share: float | None
@@ -212,9 +205,7 @@ def summarize(
     dist["itl"] = _from_histogram(totals.itl)
     good = good_requests(requests, slos, missing_passes=missing_passes)
     num_good = math.nan if good is None else float(good.sum())
-    full_loop, prefix_cache = None, None
-    if closed_loop:
-        full_loop = _full_loop(done, start, float(arrival.max(initial=start)))
+    prefix_cache = None
     if caches_prefixes:
         queries, hits = totals.prefix_queries, totals.prefix_hits
         prefix_cache = PrefixCache(queries, hits, _per(hits, queries))
@@ -229,10 +220,7 @@ def summarize(
         duration_s=_known(duration),
         request_throughput=_per(counts["completed"], duration),
         output_throughput=_per(num_tokens, duration),
-        full_loop_throughput=full_loop,
-        total_token_throughput=_per(num_tokens + float(done["input_length"].sum()), duration),
         **{f"{name}_ms": d for name, d in dist.items()},
-        tokens_per_emission=_per(num_tokens, float(done["num_emissions"].sum())),
         goodput=_per(num_good, duration),
         slo_attainment=_per(num_good, len(status)),
         slos=tuple(_verdict(slo, requests, dist, missing_passes) for slo in slos),
@@ -370,12 +358,6 @@ def _slope(x: Floats, y: Floats) -> float:
     dx = x - x.mean()
     spread = float(dx @ dx)
     return float(dx @ y) / spread if spread > 0 else 0.0  # simultaneous arrivals
-
-
-def _full_loop(done: Columns, start: float, end: float) -> float | None:
-    """Output tokens/s until the last request of a closed loop is sent, at `end`; None if all are sent at once."""
-    share = ratio(np.minimum(done["finish"], end) - done["arrival"], e2el(done))
-    return _per(float(np.nansum(done["num_tokens"] * share)), end - start)
 
 
 def _verdict(slo: "Slo", requests: Columns, dist: Mapping[str, Distribution], missing_passes: bool) -> SloVerdict:

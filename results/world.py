@@ -18,7 +18,6 @@ from ..engine.commits import CanvasLaw, CommitModel
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import Policy, named_file, parse, with_file
 from ..engine.prefix import caches_prefixes
-from ..files.memory import free_memory
 from ..files.read import cut, quoted, read_toml
 from ..profiler.placed import placed, yield_files
 from ..profiler.profile import DEFAULT, Profile, as_run_by, located, with_file_of
@@ -42,8 +41,6 @@ from .slo import Slo
 
 S = TypeVar("S")
 T = TypeVar("T")
-REPLICA_BYTES, REQUEST_BYTES = 400_000, 600  # docs/reliability.md
-UNCHECKED_BYTES = 1 << 28
 
 
 def once(method: Callable[[S], T]) -> Callable[[S], T]:
@@ -117,13 +114,6 @@ class World:
             raise DsimError(
                 f"startup is {Startup.parse(self.startup)} s and the scaler is {FIXED}, expected one that starts "
                 "replicas"
-            )
-        needs = REPLICA_BYTES * max(0, self.replicas) + REQUEST_BYTES * max(0, self.num_requests or 0)
-        if needs > UNCHECKED_BYTES and needs > (free := free_memory()):
-            size = cut(f"{min(needs, 10**300) / 1e9:.1f}")
-            raise DsimError(
-                f"{cut(self.num_requests or 0)} requests on {self.replicas} replicas need about {size} GB of memory, "
-                f"expected at most the {free / 1e9:.1f} GB that are free"
             )
 
     def __getstate__(self) -> dict[str, Any]:

@@ -70,13 +70,6 @@ def test_a_search_with_a_mistaken_option_deletes_no_folder() -> None:
     assert Path("mine/thesis.tex").read_text() == "years"
 
 
-def test_what_needs_more_memory_than_is_free_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsim.results.world.free_memory", lambda: 1_000_000_000)
-    with pytest.raises(DsimError, match=r"need about 6.0 GB of memory, expected at most the 1.0 GB that are free"):
-        World("t.jsonl", num_requests=10_000_000)
-    assert World("t.jsonl", num_requests=1_000_000).replicas == 1
-
-
 def test_a_session_may_be_named_by_anything() -> None:
     lines(Path("t.jsonl"), [{**ROWS[0], "session_id": {}, "x": "y"}, {**ROWS[1], "input_length": "20"}])
     assert len(load("t.jsonl")) == 2

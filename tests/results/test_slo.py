@@ -20,7 +20,7 @@ from dsim.results.slo import METRIC_KEYS, UNITS, Slo
         ("ttft=2s", "ttft", 2.0, None),
         ("mean:e2el=3s", "e2el", 3.0, "mean"),
         ("p99:itl=800us", "itl", 0.0008, "p99"),
-        (" p50 : ttfb = 1.5 s ", "ttfb", 1.5, "p50"),
+        (" p50 : tpot = 1.5 s ", "tpot", 1.5, "p50"),
         ("99.5 %:ttft=2s", "ttft", 2.0, "99.5%"),
     ],
 )
