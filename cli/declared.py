@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
 
 import typer
@@ -323,7 +322,7 @@ def suggesting(
     function: Callable[P, R],
     name: str,
     signature: inspect.Signature | None = None,
-    by_option: Mapping[str, str] = MappingProxyType({}),
+    by_option: Mapping[str, str] | None = None,
 ) -> Callable[P, R]:
     """As `dsim.NAME`: TypeError for an unknown keyword; errors name keywords, not options, but for commands.
 
@@ -337,17 +336,13 @@ def suggesting(
             if option not in signature.parameters:
                 raise TypeError(f"dsim.{name}() has no argument {option!r}{did_you_mean(option, signature.parameters)}")
         try:
-            signature.bind(*args, **options)
-        except TypeError as error:
-            raise TypeError(f"dsim.{name}(): {error}") from None
-        try:
             return function(*args, **options)
         except DsimError as error:
             error.args = (re.sub(r"(dsim [a-z]+ [^;`)]*)|--([a-z][a-z-]*)", in_python, str(error)),)
             raise
 
     def in_python(option: re.Match[str]) -> str:
-        return option[1] or by_option.get(f"--{option[2]}", option[2].replace("-", "_"))
+        return option[1] or (by_option or {}).get(f"--{option[2]}", option[2].replace("-", "_"))
 
     called.__name__ = called.__qualname__ = name
     called.__signature__ = signature  # type: ignore[attr-defined]

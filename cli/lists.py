@@ -50,13 +50,10 @@ def _fields(spec: str, allow_code: Sequence[Any]) -> Answer[None]:
     listed = [{"axis": axis, **asdict(field)} for axis, fields in axes.items() for field in fields]
     about = {"name": policy.name, "summary": preset.summary, "citation": preset.citation, "main": preset.main}
     lines = [": ".join(filter(None, [policy.name, preset.summary]))]
-    if preset.citation:
-        lines.append(f"Source: {preset.citation}")
-    if preset.main:
-        lines.append(f"{name_of(spec)}:VALUE sets {preset.main}.")
+    lines += [f"Source: {preset.citation}"] * bool(preset.citation)
+    lines += [f"{name_of(spec)}:VALUE sets {preset.main}."] * bool(preset.main)
     for axis, fields in axes.items():
-        if fields:
-            lines.append(f"\n{axis} ({type(getattr(policy, axis)).__name__})")
+        lines += [f"\n{axis} ({type(getattr(policy, axis)).__name__})"] * bool(fields)
         for field in fields:
             meaning = f"{field.meaning or 'no meaning given'} [{field.bounds}]"
             lines.append(f"  {field.name} = {value_of(field.default)}: {meaning}")

@@ -6,7 +6,7 @@ Every process can read them. A file lasts as long as this process, and equal obj
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -74,14 +74,11 @@ def named_config(config: Any) -> Any:
     if isinstance(config, Mapping):
         return {name: named_config(value) for name, value in config.items()}
     if isinstance(config, list):
-        return [named_config(value) for value in config]
-    if isinstance(config, Policy):
-        return spec_of(config)
-    if isinstance(config, Profile):
-        return profile_name(config)
+        return list(map(named_config, config))
     if isinstance(config, str | int | float | None):
         return config
-    return trace_name(config, {})
+    names: dict[type, Callable[[Any], str]] = {Policy: spec_of, Profile: profile_name}
+    return names.get(type(config), lambda trace: trace_name(trace, {}))(config)
 
 
 def _plain(name: str) -> str:

@@ -52,15 +52,15 @@ class SweepQuestion(q.Somewhere, q.Forced, q.Coded, Question["Sweep"]):
             asking = partial(bar.update, name="asking drawn profiles", unit="replays")
             options = self.values("jobs", "ray", "force", "allow_code", "ensemble", "quality")
             done = sweep(config, self.out, **options, progress=bar.update, command=watch.command(), asking=asking)
-        failed = [row for row in done.results if row["error"] is not None]
-        watch.warn(f"cell {row['key']}: {row['error']}" for row in failed[:3])
-        if len(failed) > 3:
-            watch.warn([f"{len(failed) - 3} more cells failed: column error"])
+        errors = [f"cell {row['key']}: {row['error']}" for row in done.results if row["error"] is not None]
+        failure = None
+        if len(errors) == done.num_cells:
+            failure = DsimError(f"every cell failed; the first: {errors[0]}")
+        if len(errors) > 3:
+            errors[3:] = [f"{len(errors) - 3} more cells failed: column error"]
+        watch.warn(errors)
         warn(watch, *done.services)
         warn_of_yields(watch, *done.services)
-        failure = None
-        if len(failed) == done.num_cells:
-            failure = DsimError(f"every cell failed; the first: {failed[0]['error']}")
         state = f"{len(done.results)} of {done.num_cells} cells are finished and kept; to go on: {watch.command()}"
         lines = [decided(_account(done), done.ensemble)]
         if done.ensemble:

@@ -131,29 +131,24 @@ def info_page(trace: "Trace", facts: "Mapping[str, Any]") -> "Page":
     from ..report.page import Page, Section
     from ..report.page import table as grid
 
-    rows = {"requests": f"{len(trace):,} of {trace.notes.num_rows:,} rows{trace.notes.left_out}"}
-    if facts["rate"] is not None:
-        rows["rate"] = f"{facts['rate']:.3g} req/s for {facts['duration']:,.1f} s"
-    if facts["cv"] is not None:
-        burst = f" (burstiness {facts['cv'] ** -2:.2f})" if facts["cv"] else ""
-        rows["gap CV"] = f"{facts['cv']:.2f}{burst}"
     fanos = [f"{factor:.3g} in {window} s" for window, factor in facts["fano"].items() if factor is not None]
-    rows["Fano factor"] = ", ".join(fanos)
+    reused = facts["repeated_hash_ids"]
+    rows = {
+        "requests": f"{len(trace):,} of {trace.notes.num_rows:,} rows{trace.notes.left_out}",
+        "rate": facts["rate"] and f"{facts['rate']:.3g} req/s for {facts['duration']:,.1f} s",
+        "gap CV": facts["cv"] and f"{facts['cv']:.2f} (burstiness {facts['cv'] ** -2:.2f})",
+        "Fano factor": ", ".join(fanos),
+        "prefix reuse": reused and f"{reused:.1%} of prompt blocks come again",
+    }
     for name in ("minute", "hour"):
         if rates := facts[f"by_{name}"]:
-            rows[f"by {name}"] = (
-                f"p50 {rates['p50']:.3g}, p90 {rates['p90']:.3g}, peak {rates['peak']:.3g} req/s: "
-                f"{rates['peak'] / rates['mean']:.2f} x mean, {name} {rates['peak_at'] + 1} of {rates['num']:,}"
-            )
-    if facts["zero_gaps"]:
-        rows["gaps of 0"] = f"{facts['zero_gaps']:.1%}, the longest {facts['longest_gap']:.1f} s"
-    if facts["repeated_hash_ids"] is not None:
-        rows["prefix reuse"] = f"{facts['repeated_hash_ids']:.1%} of prompt blocks come again"
-    rows["also"] = ", ".join(facts["extras"])
+            peak = f"peak {rates['peak']:.3g} req/s: {rates['peak'] / rates['mean']:.2f} x mean"
+            when = f"{name} {rates['peak_at'] + 1} of {rates['num']:,}"
+            rows[f"by {name}"] = f"p50 {rates['p50']:.3g}, p90 {rates['p90']:.3g}, {peak}, {when}"
     heads = ("mean", "std", "p50", "p90", "p99", "max", "total")
-    lengths = [
-        [name, *(f"{facts[f'{name}_length'][head]:,.0f}" for head in heads)] for name in ("input", "output")
-    ]  # fmt: skip
+    lengths = []
+    for name in ("input", "output"):
+        lengths.append([name, *(f"{facts[f'{name}_length'][head]:,.0f}" for head in heads)])
     return Page(
         name=f"dsim trace: {trace.name}",
         question="What is in the trace?",

@@ -59,31 +59,34 @@ def _again(dropped: "sys.UnraisableHookArgs") -> None:
 
 
 @contextmanager
-def asked_to_stop(tell: Callable[[], object]) -> Iterator[None]:
-    """The first signal only calls `tell`; the second acts as outside."""
+def handled(handler: Handler) -> Iterator[Mapping[int, Handler]]:
+    """A handler for the signals with a Python handler; yields those."""
     before = _ours()
-
-    def first(_signum: int, _frame: FrameType | None) -> None:
-        _install(before)
-        tell()
-
-    _install(dict.fromkeys(before, first))
+    _install(dict.fromkeys(before, handler))
     try:
-        yield
+        yield before
     finally:
         _install(before)
 
 
 @contextmanager
+def asked_to_stop(tell: Callable[[], object]) -> Iterator[None]:
+    """The first signal only calls `tell`; the second acts as outside."""
+
+    def first(_signum: int, _frame: FrameType | None) -> None:
+        _install(before)
+        tell()
+
+    with handled(first) as before:
+        yield
+
+
+@contextmanager
 def uninterrupted() -> Iterator[None]:
     """Delay signals, so that a write or rename is whole."""
-    before = _ours()
     signals: list[int] = []
-    _install(dict.fromkeys(before, lambda signum, _frame: signals.append(signum)))
-    try:
+    with handled(lambda signum, _frame: signals.append(signum)):
         yield
-    finally:
-        _install(before)
     if signals:
         raise KeyboardInterrupt
 

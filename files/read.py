@@ -64,28 +64,13 @@ def json_of(text: str | bytes | bytearray, **options: Any) -> Any:
 
 
 def read_json(path: str | Path, *, kind: ErrorType = DsimError) -> Any:
-    text = read_text(path, kind=kind)
+    return parsed_json(path, read_text(path, kind=kind), kind=kind)
+
+
+def parsed_json(path: str | Path, text: str, *, kind: ErrorType = DsimError) -> Any:
+    """A file's text as JSON."""
     with parsing(path, "JSON", kind):
         return json_of(text)
-
-
-def strict_json(path: str | Path, text: str, *, kind: ErrorType = DsimError) -> Any:
-    """NaN, infinities and duplicate keys are errors."""
-    with parsing(path, "JSON", kind):
-        return json_of(text, parse_constant=_no_constant, object_pairs_hook=_unique_keys)
-
-
-def _no_constant(text: str) -> object:
-    raise ValueError(f"{text} is not a number")
-
-
-def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    values: dict[str, object] = {}
-    for key, value in pairs:
-        if key in values:
-            raise ValueError(f"key {cut(key, 40)} is given twice")
-        values[key] = value
-    return values
 
 
 def read_toml(path: str | Path, *, kind: ErrorType = DsimError) -> dict[str, Any]:
@@ -142,10 +127,6 @@ def parsing(place: object, form: str, kind: ErrorType = DsimError) -> Iterator[N
         yield
     except DsimError:
         raise
-    except RecursionError:
-        raise kind(f"{place}: cannot be read as {form}: {TOO_DEEP}") from None
-    except MemoryError:
-        raise kind(f"{place}: cannot be read as {form}: it needs more memory than is available") from None
     except Exception as error:
         reason = cut(str(error) or type(error).__name__)
         raise kind(f"{place}: cannot be read as {form}: {reason}") from None

@@ -15,7 +15,7 @@ from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
 from ..engine.plain import Choice, Positive, Range, Share
 from ..engine.policy import Policy
-from ..files.read import cut, cut_words, did_you_mean, read_text, shown, strict_json
+from ..files.read import cut, cut_words, did_you_mean, parsed_json, read_text, shown
 from ..files.schema import read_as, stored
 from ..files.write import check_file, json_text, write_whole
 from .hardware import default_max_batch
@@ -341,7 +341,7 @@ def load(name: str | Path) -> Profile:
 @lru_cache(maxsize=64)
 def _parsed(path: str, text: str) -> Profile:
     """Cached: a search reads the same file for many replays."""
-    return from_json(strict_json(path, text, kind=ProfileError), path)
+    return from_json(parsed_json(path, text, kind=ProfileError), path)
 
 
 def located(name: str | Path) -> tuple[Path | None, str]:

@@ -4,6 +4,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, wraps
 from pathlib import Path
@@ -460,23 +461,20 @@ def replicas_of(policies: Sequence[str], replicas: int | None) -> int:
     """As given, else as in the policies' files, else 1."""
     if replicas is not None:
         return replicas
-    policy_of: dict[int, str] = {}
+    counts: dict[str, Any] = {}
     for policy in policies:
-        if not policy.endswith(".toml") or not Path(policy).is_file():  # a pipe might never end
-            continue
-        try:
-            count = read_toml(policy).get("replicas")
-        except DsimError:
-            continue  # `parse` reports it
-        if count is None:
-            continue
+        if policy.endswith(".toml") and Path(policy).is_file():  # a pipe might never end
+            with suppress(DsimError):  # `parse` reports it
+                content = read_toml(policy)
+                if "replicas" in content:
+                    counts[policy] = content["replicas"]
+    for policy, count in counts.items():
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise PolicyError(f"{policy}: replicas is {quoted(count)}, expected a whole number of at least 1")
-        policy_of.setdefault(count, policy)
-    if len(policy_of) > 1:
-        (count, first), (other, second), *_ = policy_of.items()
-        raise PolicyError(f"{first} asks for {count} replicas and {second} for {other}, expected --replicas N")
-    return next(iter(policy_of), 1)
+    if len(set(counts.values())) > 1:
+        numbers = ", ".join(f"{policy} asks for {count}" for policy, count in counts.items())
+        raise PolicyError(f"{numbers} replicas, expected --replicas N")
+    return next(iter(counts.values()), 1)
 
 
 def digest(trace: Trace) -> str:

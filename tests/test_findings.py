@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -27,7 +26,6 @@ from dsim.planner.quality import load_table, quality_of
 from dsim.planner.record import in_twin, record
 from dsim.planner.sweep import sweep
 from dsim.profiler.profile import SHIPPED
-from dsim.profiler.profile import load as load_profile
 from dsim.research.attack import disasters, planning
 from dsim.research.attack.commands import run_command
 from dsim.results.run import read_run
@@ -290,14 +288,6 @@ def test_a_run_of_another_shape_is_told_in_a_line(damage: Callable[[pa.Table], p
     code, err = dsim("compare", "a", "a")
     assert (code, err.count("\n")) == (2, 1), err
     assert re.search(says, err), err
-
-
-def test_a_key_given_twice_among_many_is_found_at_once() -> None:
-    Path("p.json").write_text("{" + "".join(f'"{i}": 0, ' for i in range(30_000)) + '"7": 1}')
-    begin = time.process_time()
-    with pytest.raises(DsimError, match="key 7 is given twice"):
-        load_profile("p.json")
-    assert time.process_time() - begin < 2
 
 
 def test_a_share_of_next_to_nothing_is_no_error() -> None:

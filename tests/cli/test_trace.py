@@ -39,7 +39,6 @@ def test_info_shows_a_trace(burstgpt: Path) -> None:
         "gap CV: 0.29 (burstiness 11.73)",
         "Fano factor: 0.982 in 1 s, 0.818 in 10 s",
         "by minute: p50 0.0333, p90 0.0333, peak 0.0333 req/s: 1.00 x mean, minute 1 of 1",
-        "also: log_type, model",
         " tokens   mean   std   p50   p90     p99     max   total",
         " ───────────────────────────────────────────────────────",
         " input     659   304   472   964   1,075   1,087   1,976",
