@@ -75,7 +75,7 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
         from ..planner.record import profile_notes
         from ..report.html import result_files
 
-        runs = measured_runs(self.measured, self.slos, self.attainment, not self.missing_fails)
+        runs = measured_runs(self.measured, self.slos, self.attainment)
         folder = StoreFolder(self.folder, CAPACITY, force=self.force)
         world = self.resolve()
         check_num(self.ensemble, [world])

@@ -47,7 +47,6 @@ class ImportQuestion(q.OfFile, q.Forced, Question["RunResult"]):
     benchmark: int | None = None
     replicas: int = 1
     slos: Sequence[str] = ()
-    missing_fails: bool = False
     out: str | Path | None = None
 
     def answer(self, watch: Watch) -> "Answer[RunResult]":
@@ -78,7 +77,6 @@ class ImportQuestion(q.OfFile, q.Forced, Question["RunResult"]):
             self._requested(),
             policy=printable(self.policy or default),
             slos=[Slo.parse(text) for text in self.slos],
-            missing_passes=not self.missing_fails,
             replicas=self.replicas,
             engine=engine,
         )

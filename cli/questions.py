@@ -48,7 +48,6 @@ class Seen:
     """What clients see."""
 
     emit: str = "block"
-    missing_fails: bool = False
 
 
 @dataclass(frozen=True)
@@ -185,7 +184,6 @@ def world_fields(question: Any, policies: Sequence[str]) -> dict[str, Any]:
     shared = {field.name for field in fields(question)} & {field.name for field in fields(World)} - FLEET_FIELDS
     return {name: getattr(question, name) for name in shared} | {
         "slos": tuple(str(Slo.parse(text)) for text in question.slos),
-        "missing_passes": not question.missing_fails,
         "allow_code": named_code([*policies, getattr(question, "router", "")], question.allow_code),
     }
 

@@ -50,7 +50,6 @@ Fleet and price:
 
 SLOs and quality:
   --slo SLO (slos): [class/][stat:]metric=bound: ttft=2s, 50ms/token, p90:tpot_chunk=50ms, chat/95%:ttft=2s; repeat.
-  --missing-fails: With --slo: a request without a metric misses bounds on it.
   --fail-on-slo: With --slo: end with 1 if an SLO is missed; without a statistic, by over 1 % of requests.
   --attainment X%: Share of arrivals that must meet all SLOs without a statistic.
   --emit E: What reaches the client when: {EMIT}.

@@ -92,7 +92,7 @@ class TuneQuestion(q.OnFleet, q.Paced, q.Somewhere, q.Priced, q.Forced, Question
                     num_draws=self.ensemble,
                     folder=folder,
                     command=watch.command("--ray"),
-                    traffic_words=words_of(named_profile, [*traffic, "missing_fails"]),
+                    traffic_words=words_of(named_profile, traffic),
                     progress=lambda doing, done, total, best: bar.update(done, total, doing, note=best),
                     **self.values(*PASSED_ON),
                 )

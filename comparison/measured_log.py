@@ -71,7 +71,7 @@ def _summary(world: World, trace: Trace, waited: dict[str, Floats]) -> Summary:
     requests.input_length, requests.output_length = trace.input_length[rows], trace.output_length[rows]
     slos = [slo for slo in map(Slo.parse, world.slos) if slo.slo_class is None]
     run = measured_run(
-        ClientLog(trace.name, "log", "", requests), policy="the log", slos=slos, missing_passes=world.missing_passes,
+        ClientLog(trace.name, "log", "", requests), policy="the log", slos=slos,
     )  # fmt: skip
     return run.info.policies[0]
 

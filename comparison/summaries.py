@@ -49,7 +49,7 @@ def _of_requests(run: Run, policy: str) -> Summary:
     slos = [slo for slo in map(Slo.parse, info.slos) if slo.slo_class is None]
     return summarize(
         policy, run.requests(policy), StepTotals(), slos,
-        missing_passes=info.missing_passes, replicas=info.replicas, closed_loop=info.closed_loop,
+        replicas=info.replicas, closed_loop=info.closed_loop,
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ class MeasuredRun:
 
 
 def measured_runs(
-    folders: Sequence[str | Path], slos: Sequence[str], attainment: float, missing_passes: bool = True
+    folders: Sequence[str | Path], slos: Sequence[str], attainment: float
 ) -> list[MeasuredRun]:
     """The folders' runs, judged.
 
@@ -56,7 +56,7 @@ def measured_runs(
         for criterion in criteria:
             slo = criterion.slos[0]
             if criterion.share is not None:
-                values[criterion.text] = float(meeting(requests, criterion.slos, missing_passes=missing_passes).mean())
+                values[criterion.text] = float(meeting(requests, criterion.slos).mean())
             elif slo.metric == "itl":  # pooled over requests, of which the file has statistics only
                 values[criterion.text] = getattr(summary.itl_ms, slo.stat or "") or math.nan
             else:

@@ -316,8 +316,6 @@ def _trace_notes(info: RunInfo) -> list[str]:
         lines.append(
             f"the trace has hash_ids, and {subject} prefixes (prefix_caching=true does): prompts are computed whole"
         )
-    if not info.missing_passes:
-        lines.append("a request that lacks a metric does not meet a bound on it")
     lines += info.doubted
     if info.closed_loop:
         lines.append("closed loop: a request arrives when another ends, so the queue cannot grow without bound")
@@ -456,7 +454,7 @@ def _attainment(requests: Mapping[str, Columns], judging: Sequence[Slo], info: R
     chart = Chart("arrival time (s)", "share of arrivals that are good", percent=True)
     worst = 1.0
     for i, (policy, columns) in enumerate(requests.items()):
-        good = good_requests(columns, judging, missing_passes=info.missing_passes)
+        good = good_requests(columns, judging)
         assert good is not None
         x, y = share_by_arrival(columns["arrival"], good)
         chart.line(x, y, policy, i, hover="%{y:.1%} of arrivals around %{x:.0f} s")

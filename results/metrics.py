@@ -184,7 +184,6 @@ def summarize(
     totals: StepTotals,
     slos: "Sequence[Slo]" = (),
     *,
-    missing_passes: bool = True,
     replicas: int = 1,
     replica_time: float | None = None,
     closed_loop: bool = False,
@@ -192,8 +191,7 @@ def summarize(
 ) -> Summary:
     """Metrics of a run's request columns (REQUEST_COLUMNS) and step totals.
 
-    missing_passes: a request without a metric (tpot of a single token) meets a bound on it. SLOs of a class need a
-    column slo_class.
+    SLOs of a class need a column slo_class.
     """
     arrival, status, done = requests["arrival"], requests["status"], requests
     if not (status == COMPLETED).all():  # else without a copy of a million rows
@@ -203,7 +201,7 @@ def summarize(
     counts: dict[str, Any] = {name: int((status == i).sum()) for i, name in enumerate(STATUSES)}
     dist: dict[str, Any] = {name: _distribution(values) for name, values in latencies(done).items()}
     dist["itl"] = _from_histogram(totals.itl)
-    good = good_requests(requests, slos, missing_passes=missing_passes)
+    good = good_requests(requests, slos)
     num_good = math.nan if good is None else float(good.sum())
     prefix_cache = None
     if caches_prefixes:
@@ -223,7 +221,7 @@ def summarize(
         **{f"{name}_ms": d for name, d in dist.items()},
         goodput=_per(num_good, duration),
         slo_attainment=_per(num_good, len(status)),
-        slos=tuple(_verdict(slo, requests, dist, missing_passes) for slo in slos),
+        slos=tuple(_verdict(slo, requests, dist) for slo in slos),
         batch=_spread(totals.batch),
         chunk=_spread(totals.chunk),
         tpf=_per(totals.committed, totals.forwards),
@@ -254,16 +252,14 @@ def _between_emissions(requests: Columns, num: Floats) -> Floats:
     return np.where(requests["num_emissions"] > 1, ratio(span, num), np.nan)
 
 
-def good_requests(
-    requests: Columns, slos: "Sequence[Slo]", *, missing_passes: bool = True
-) -> npt.NDArray[np.bool_] | None:
+def good_requests(requests: Columns, slos: "Sequence[Slo]") -> npt.NDArray[np.bool_] | None:
     """The requests that completed and meet every request's SLO; None without such an SLO."""
     bounds = [slo for slo in slos if slo.stat is None]
-    return meeting(requests, bounds, missing_passes=missing_passes) if bounds else None
+    return meeting(requests, bounds) if bounds else None
 
 
-def meeting(requests: Columns, slos: "Sequence[Slo]", *, missing_passes: bool = True) -> npt.NDArray[np.bool_]:
-    """The requests that completed and meet every bound, whatever its statistic.
+def meeting(requests: Columns, slos: "Sequence[Slo]") -> npt.NDArray[np.bool_]:
+    """The requests that completed and meet every bound, whatever its statistic; without a metric they meet its bounds.
 
     SLOs of a class need a column slo_class.
     """
@@ -271,7 +267,7 @@ def meeting(requests: Columns, slos: "Sequence[Slo]", *, missing_passes: bool = 
     good = np.asarray(requests["status"] == COMPLETED)
     for slo in slos:
         value = values[slo.metric]
-        meets = (value <= slo.bound * ROUNDING) | (np.isnan(value) & missing_passes)
+        meets = ~(value > slo.bound * ROUNDING)
         if slo.slo_class is not None:
             meets |= requests["slo_class"] != slo.slo_class
         good = good & meets
@@ -289,9 +285,9 @@ def of_class(requests: Columns, slo: "Slo") -> Columns:
     return rows_of(requests, requests["slo_class"] == slo.slo_class)
 
 
-def attainment(requests: Columns, slo: "Slo", *, missing_passes: bool = True) -> float:
+def attainment(requests: Columns, slo: "Slo") -> float:
     """Share of arrivals that completed and meet the bound; NaN without arrivals."""
-    good = meeting(requests, [slo], missing_passes=missing_passes)
+    good = meeting(requests, [slo])
     return float(good.mean()) if len(good) else math.nan
 
 
@@ -360,7 +356,7 @@ def _slope(x: Floats, y: Floats) -> float:
     return float(dx @ y) / spread if spread > 0 else 0.0  # simultaneous arrivals
 
 
-def _verdict(slo: "Slo", requests: Columns, dist: Mapping[str, Distribution], missing_passes: bool) -> SloVerdict:
+def _verdict(slo: "Slo", requests: Columns, dist: Mapping[str, Distribution]) -> SloVerdict:
     if slo.slo_class is not None:
         requests = of_class(requests, slo)
         if not len(requests["status"]):  # it is after num_requests
@@ -368,14 +364,14 @@ def _verdict(slo: "Slo", requests: Columns, dist: Mapping[str, Distribution], mi
         done = rows_of(requests, requests["status"] == COMPLETED)
         dist = {slo.metric: _distribution(latencies(done)[slo.metric])}
     if slo.stat is None or slo.share is not None:
-        attained = attainment(requests, slo, missing_passes=missing_passes)
+        attained = attainment(requests, slo)
         met = None if slo.share is None else attained >= slo.share - 1e-9
         return SloVerdict(str(slo), _known(attained), None, met)
     observed_ms: float | None = getattr(dist[slo.metric], slo.stat)
     status = requests["status"]
     # An unfinished request may still miss it.
     judged = bool((status == COMPLETED).any()) and not bool((status == UNFINISHED).any())
-    passes = missing_passes if observed_ms is None else observed_ms <= slo.bound * 1e3 * ROUNDING
+    passes = observed_ms is None or observed_ms <= slo.bound * 1e3 * ROUNDING
     return SloVerdict(str(slo), None, observed_ms, judged and passes)
 
 

@@ -56,7 +56,6 @@ def run_info(
         eos=world.ends_at_eos,
         seed=world.seed,
         slos=world.slos,
-        missing_passes=world.missing_passes,
         closed_loop=world.concurrency is not None,
         doubted=tuple(dict.fromkeys(line for result in results for line in result.doubted)),
         interrupted=results[-1].interrupted,

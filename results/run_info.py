@@ -180,7 +180,6 @@ class RunInfo(Stored):
     eos: bool = False  # an unforeseen EOS ends requests
     seed: int | None = None
     slos: tuple[str, ...] = ()
-    missing_passes: bool = True
     closed_loop: bool = False
     interrupted: bool = False
     guessed_lengths: int = 0  # requests without a limit, whose lengths routers or a user's policies saw estimated

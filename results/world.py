@@ -90,7 +90,6 @@ class World:
     eos: bool | None = None  # an EOS ends requests; None: if `lengths` names a workload
     drain: bool = True
     slos: tuple[str, ...] = ()
-    missing_passes: bool = True
     seed: int = 0
     slower: float = 1.0  # steps take so many times as long
     profile_object: Profile | None = None  # in place of `profile`
@@ -324,7 +323,6 @@ class World:
             arrived(result, columns),
             result.totals,
             slos,
-            missing_passes=self.missing_passes,
             replicas=self.num_replicas,
             replica_time=result.replica_time,
             closed_loop=self.concurrency is not None,

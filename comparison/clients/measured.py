@@ -48,7 +48,7 @@ class MeasuredRun:
 
 def measured_run(
     log: ClientLog, trace: Requested | None = None, *, policy: str = "server", slos: Sequence[Slo] = (),
-    missing_passes: bool = True, replicas: int = 1, engine: StepLog | None = None,
+    replicas: int = 1, engine: StepLog | None = None,
 ) -> MeasuredRun:  # fmt: skip
     """The run in a client's file; DsimError if it cannot be of the trace.
 
@@ -71,7 +71,7 @@ def measured_run(
     for_stability = {**columns, "scheduled": columns["first_emission"]} if unknown else columns
     totals = StepTotals() if journal is None else _totals(journal[0])
     totals.itl.add_many(np.array(log.gaps))
-    summary = summarize(policy, columns, totals, slos, missing_passes=missing_passes, replicas=replicas)
+    summary = summarize(policy, columns, totals, slos, replicas=replicas)
     unmeasured: dict[str, Any] = dict.fromkeys(OF_STEPS if journal is None else OF_STEPS_UNKNOWN)
     summary = replace(summary, stable=stable(for_stability), **unmeasured)
     arrival = columns["arrival"]
@@ -90,7 +90,6 @@ def measured_run(
         ),
         replicas=replicas,
         slos=tuple(map(str, slos)),
-        missing_passes=missing_passes,
         policies=(summary,),
     )
     return MeasuredRun(info, columns, journal)

@@ -157,7 +157,7 @@ def test_a_questions_words_are_a_shells_also_of_numpys_numbers() -> None:
 
 
 def test_a_replay_takes_every_field_of_a_world() -> None:
-    own = {f.name for f in fields(World)} - {"variation", "missing_passes", "slower", "profile_object"}
+    own = {f.name for f in fields(World)} - {"variation", "slower", "profile_object"}
     assert own <= {f.name for f in fields(ReplayQuestion)}
 
 

@@ -138,11 +138,10 @@ def test_an_unfinished_request_leaves_a_bound_on_the_run_unmet() -> None:
     assert (verdict.observed_ms, verdict.met) == (1000.0, False)
 
 
-@pytest.mark.parametrize(("missing_passes", "attainment"), [(True, 1.0), (False, 0.5)])
-def test_a_missing_metric_passes_unless_told_otherwise(missing_passes: bool, attainment: float) -> None:
+def test_a_missing_metric_passes() -> None:
     requests = request_columns([request([(0.1, 1)]), request([(0.1, 1), (0.2, 1)])])
-    found = summarize("p", requests, StepTotals(), [Slo.parse("tpot=1s")], missing_passes=missing_passes)
-    assert found.slo_attainment == attainment
+    found = summarize("p", requests, StepTotals(), [Slo.parse("tpot=1s")])
+    assert found.slo_attainment == 1.0
 
 
 def test_steps_give_utilisation_per_replica() -> None:
@@ -212,13 +211,9 @@ bounds = st.lists(
 )
 
 
-@given(outcomes, bounds, st.booleans())
-def test_attainment_is_a_share_and_goodput_never_beats_throughput(
-    rows: list[dict[str, Any]], slos: list[str], missing_passes: bool
-) -> None:
-    found: Summary = summarize(
-        "p", request_columns(rows), StepTotals(), [Slo.parse(s) for s in slos], missing_passes=missing_passes,
-    )  # fmt: skip
+@given(outcomes, bounds)
+def test_attainment_is_a_share_and_goodput_never_beats_throughput(rows: list[dict[str, Any]], slos: list[str]) -> None:
+    found: Summary = summarize("p", request_columns(rows), StepTotals(), [Slo.parse(s) for s in slos])
     json.dumps(found.to_json(), allow_nan=False)
     assert found.num_requests == found.completed + found.rejected + found.unfinished
     assert found.goodput is None or slos
