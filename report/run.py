@@ -15,7 +15,7 @@ from ..results.curves import distribution, share_by_arrival, step_means, time_ed
 from ..results.metrics import LATENCIES, METRICS, Columns, Floats, Summary, flat, good_requests, latencies, led_by
 from ..results.parts import PARTS
 from ..results.run import Run
-from ..results.run_info import GUESS_FACTOR, CommitInfo, FleetInfo, FleetRun, LiveInfo, MeasuredLog, RunInfo
+from ..results.run_info import CommitInfo, FleetInfo, FleetRun, LiveInfo, MeasuredLog, RunInfo
 from ..results.slo import Slo
 from .chart import Chart, colour
 from .ensemble import decided, of_ensemble
@@ -203,14 +203,6 @@ def _facts(info: RunInfo) -> list[tuple[str, str]]:
     if info.profile is not None and info.profile.frontend:
         facts.append(("Front end", front_end(info.profile.frontend)))
     facts += [("Commit model", text) for text in _commits(info.commit_models)]
-    if info.guessed_lengths:
-        facts.append(
-            (
-                "Lengths",
-                f"{info.guessed_lengths:,} requests set no limit: the router or policy saw estimates, two of three "
-                f"within a factor of {number(GUESS_FACTOR)} of the truth",
-            )
-        )
     facts.append(("Serving", ", ".join(_serving(info))))
     if info.slos:
         facts.append(("SLOs", ", ".join(info.slos)))

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from .. import __version__
 from ..engine.commits import CanvasLaw, CommitModel
-from ..engine.jit import is_ours
 from ..engine.policy import Policy
 from ..engine.state import COMPLETED
 from ..profiler.known import unknown_host, unpriced
@@ -15,7 +14,6 @@ from ..sim.scalers import FIXED
 from ..sim.setting import Setting
 from ..sim.twin import RunRecords
 from ..traces import Trace
-from ..traces.trace import ESTIMATE
 from .metrics import Summary
 from .parts import parts
 from .run_info import CommitInfo, FleetInfo, FleetRun, ProfileInfo, RunInfo, TraceInfo
@@ -52,7 +50,6 @@ def run_info(
         router=world.router,
         fleet=_fleet_info(world, runs),
         emit=emit,
-        guessed_lengths=_guessed_lengths(world, requests, results),
         eos=world.ends_at_eos,
         seed=world.seed,
         slos=world.slos,
@@ -90,16 +87,6 @@ def profile_info(profile: Profile) -> ProfileInfo:
         estimated=profile.is_estimate,
         frontend=profile.frontend,
     )
-
-
-def _guessed_lengths(world: World, requests: Trace, results: Sequence[RunRecords]) -> int:
-    """Requests without a limit, if a router or a user's policy may use their lengths."""
-    from_outside = any(not is_ours(type(piece)) for result in results for piece in result.policy.parts())
-    if not from_outside and not (world.num_replicas > 1 and world.routing().goes_by_length):
-        return 0
-    if world.lengths is None and ESTIMATE in world.source().extras:
-        return 0
-    return int((requests.max_tokens == 0).sum())
 
 
 def commit_infos(policy: Policy, profile: Profile, drawn: Drawn) -> Iterator[CommitInfo]:
