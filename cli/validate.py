@@ -1,8 +1,8 @@
 """dsim validate: profile, replay, serve and compare over policies and loads, in one run."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ..engine.policy import Policy
     from ..profiler.measure import Opened
     from ..profiler.profile import Profile
-    from ..sim.twin import Progress
     from .objects import PolicyLike, ProfileLike, TraceLike
 
 PROFILE_SHARE = 0.4  # of the budget, without a profile
@@ -115,11 +114,9 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
             def report(phase: str) -> None:
                 bar.update(min(round(elapsed()), round(self.budget)), note=phase)
 
-            @contextmanager
-            def watch_cell(cell: "Cell", policy: str) -> "Iterator[Progress]":
-                title = f"{policy} at load {cell.load}"
-                report(f"{title}: warming up")
-                yield lambda ended, now: report(f"{title}: {ended} requests, {now:,.1f} s")
+            def watch_cell(cell: "Cell", policy: str) -> AbstractContextManager[None]:
+                report(f"{policy} at load {cell.load}")
+                return nullcontext()
 
             lock = hold_folder(out)  # earlier errors leave no folder
             memo = Memo()

@@ -420,7 +420,6 @@ def setup_of(world: World, command: str, gpu_hour: float | None, currency: str) 
         trace=source.name,
         traffic=traffic,
         trace_sha256=digest(source),
-        arrival=world.arrival,
         profile=profile.name,
         estimated=profile.is_estimate,
         device=profile.device.name,
@@ -428,12 +427,9 @@ def setup_of(world: World, command: str, gpu_hour: float | None, currency: str) 
         profile_version=profile.provenance.tool_version,
         workload=workload_of(world.parsed_policy(), profile, world.workload),
         frontend=profile.frontend,
-        router=world.router,
-        emit=world.emit,
-        slos=tuple(world.slos),
-        seed=world.seed,
         gpu_hour=gpu_hour,
         currency=currency,
+        **{name: getattr(world, name) for name in ("arrival", "router", "emit", "slos", "seed")},
     )
 
 
