@@ -1,45 +1,40 @@
-"""dsim validate: profile, replay, serve and compare over policies and loads, in one run."""
+"""dsim validate: replay, serve and compare over policies and loads, in one run."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..engine.errors import DsimError
 from . import questions as q
 from .answer import Answer
 from .declared import Question, Watch
 
 if TYPE_CHECKING:
     from ..device.validate import Cell, Validated
-    from ..engine.policy import Policy
-    from ..profiler.measure import Opened
-    from ..profiler.profile import Profile
     from .objects import PolicyLike, ProfileLike, TraceLike
 
-PROFILE_SHARE = 0.4  # of the budget, without a profile
-CELLS_SHARE = 0.75  # of the rest: serving outlasts arrivals
-FILES = ("profile.json", "cells/", "comparison/", "validation.json")
+CELLS_SHARE = 0.75  # of the budget: serving outlasts arrivals
+FILES = ("cells/", "comparison/", "validation.json")
 
 
 @dataclass(frozen=True)
 class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
-    """Measure how far the twin is from this device: profile, predict, serve, compare.
+    """Measure how far the twin is from this device: predict, serve, compare.
 
-    dsim validate --model tiny --budget 10m --lengths lognormal:96,48,64,32 -o runs/validation
-    dsim validate --model ./SDAR-8B-Chat --policy optimus --bound e2el=3% -o runs/validation
+    dsim validate --model tiny --profile tiny.json --lengths lognormal:96,48,64,32 -o runs/validation
+    dsim validate --model ./SDAR-8B-Chat --profile mine.json --policy optimus --bound e2el=3% -o runs/validation
 
     Output:
-      -o, --out DIR: Folder of all runs, the profile and the comparison; a second call continues.
+      -o, --out DIR: Folder of all runs and the comparison; a second call continues.
     Measurement:
       --budget TIME: About how long it may take: 90s, 20m, 1h.
       --seconds S: More time of each cell than 30 requests take; by default from the budget.
     Model and device:
       --model M: tiny (the default), or a Hugging Face directory.
     Policy and profile:
-      --profile P: A measured profile of the model; by default it is measured now.
+      --profile P: A measured profile of the model (dsim profile).
       --policy SPEC (policies): A policy; repeat. By default {VALIDATE_POLICIES}.
       --commits C: twin: the profile's draws; model: the weights decide.
     Traffic:
@@ -57,9 +52,9 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
 
     out: str | Path
     _: KW_ONLY
+    profile: "ProfileLike"
     budget: float = 1200.0
     model: str | None = None
-    profile: "ProfileLike | None" = None
     policies: "Sequence[PolicyLike]" = ()
     loads: Sequence[str | float] = ()
     seconds: float | None = None
@@ -78,7 +73,6 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         from ..device.on_device import LiveSetting
         from ..device.validate import FEWEST_OF_TTFT, LOADS, POLICIES, canvas_policies, load_of
         from ..device.validate import validate as validate_cells
-        from ..engine.policy import parse
         from ..files.place import hold_folder, write_folder
         from ..files.write import write_whole
         from ..planner.memo import STORE, Memo
@@ -92,56 +86,44 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         bounds = [Bound.parse(text) for text in self.bounds]
         specs = list(map(spec_of, self.policies)) or list(POLICIES)
         loads = list(map(load_of, self.loads or LOADS))
-        code = named_code(specs, self.allow_code)
-        families = {parse(spec, code).family == "full-sequence" for spec in specs}
-        if len(families) > 1:
-            raise DsimError(f"{' and '.join(specs)}: expected policies of full-sequence models, or none of these")
-        from ..profiler.measure import LoadedCanvas, seconds_to_compile  # loads PyTorch
-        from ..profiler.profile import load, save
+        from ..profiler.measure import LoadedCanvas  # loads PyTorch
 
         loaded = self.loaded(self.model, 0)
-        if isinstance(loaded, LoadedCanvas) and not self.policies:
+        if not self.policies and isinstance(loaded, LoadedCanvas):
             specs = canvas_policies(loaded.model.config.canvas_length)
-        parsed = [parse(spec, code) for spec in specs]
-        file = Path(q.optional(profile_name, self.profile) or out / "profile.json")
-        is_profiled = self.profile is not None or file.is_file()
-        compiling = seconds_to_compile(parsed)
+        world = World(
+            trace=trace,
+            policy=specs[0],
+            profile=profile_name(self.profile),
+            num_requests=200,
+            allow_code=named_code(specs, self.allow_code),
+            **self.values("workload", "lengths", "seed"),
+        )
+        if isinstance(self.trace, str | Path):  # else it is read
+            world = replace(world, columns=self.columns)
+        for spec in specs:
+            replace(world, policy=spec).parsed_policy()
         with watch.bar("validate", "s", round(self.budget)) as bar:
 
             def elapsed() -> float:
                 return time.monotonic() - begin
 
-            def report(phase: str) -> None:
-                bar.update(min(round(elapsed()), round(self.budget)), note=phase)
-
             def watch_cell(cell: "Cell", policy: str) -> AbstractContextManager[None]:
-                report(f"{policy} at load {cell.load}")
+                bar.update(min(round(elapsed()), round(self.budget)), note=f"{policy} at load {cell.load}")
                 return nullcontext()
 
             lock = hold_folder(out)  # earlier errors leave no folder
             memo = Memo()
             memo.open(out / STORE)
-            if not is_profiled:
-                save(self._measured(loaded, parsed, True in families, report), file)
-            base = World(
-                trace=trace,
-                policy=specs[0],
-                profile=str(file),
-                num_requests=200,
-                columns=self.columns if isinstance(self.trace, str | Path) else None,
-                allow_code=code,
-                **self.values("workload", "lengths", "seed"),
-            )
-            live = LiveSetting(loaded, load(str(file)), self.commits, self.prompts, self.tokenizer)
             validated = validate_cells(
                 out / "cells",
-                base,
-                live,
+                world,
+                LiveSetting(loaded, world.loaded_profile(), self.commits, self.prompts, tokenizer=self.tokenizer),
                 policies=specs,
                 loads=loads,
                 seconds=self.seconds,
                 bounds=bounds,
-                within=CELLS_SHARE * max(0.0, self.budget - elapsed() - compiling),
+                within=CELLS_SHARE * max(0.0, self.budget - elapsed()),
                 fits=lambda expected: elapsed() + expected / CELLS_SHARE < self.budget,
                 watch=watch_cell,
                 memo=memo,
@@ -156,23 +138,3 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         if validated.unmeasured:
             watch.say(f"Left out for the budget: {', '.join(validated.unmeasured)}")
         return Answer(value=validated, out=out, files=FILES, missed=comparison.missed)
-
-    def _measured(
-        self, loaded: "Opened", policies: "Sequence[Policy]", both_ways: bool, report: Callable[[str], None]
-    ) -> "Profile":
-        from ..profiler.measure import LoadedCanvas, default_workloads, profile_model
-        from ..profiler.measure_canvas import profile_canvas
-
-        options: dict[str, Any] = {"name": f"{Path(self.out).name}-profile", "budget": PROFILE_SHARE * self.budget}
-        options |= {"tokenizer": self.tokenizer, "on_progress": lambda phase, _: report(f"profile: {phase}")}
-        if isinstance(loaded, LoadedCanvas):
-            workloads = {Path(prompts).stem: prompts for prompts in filter(None, [self.prompts])}
-            return profile_canvas(loaded, workloads=workloads, **options)[0]
-        thresholds = {
-            policy.unmasking.threshold
-            for policy in policies
-            if policy.rows.commits == "masks" and policy.unmasking.strategy == "low_confidence_dynamic"
-        }
-        workloads = {} if both_ways else default_workloads(loaded, self.prompts)
-        options |= {"thresholds": sorted(thresholds) or [0.9], "both_ways": both_ways}
-        return profile_model(loaded, workloads=workloads, **options)[0]

@@ -259,7 +259,7 @@ def test_a_validation_takes_frames_and_objects_by_name(
     requests: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(DsimError, match=r"loads is 1\.5, expected a share of capacity below 1, a number of "):
-        dsim.validate(tmp_path / "out", loads=[1.5])
+        dsim.validate(tmp_path / "out", profile="a100-sdar-8b", loads=[1.5])
     asked: dict[str, Any] = {}
 
     def noted(out: Path, base: World, live: LiveSetting, **how: Any) -> None:
