@@ -92,7 +92,6 @@ QUESTIONS: dict[str, type[Question[Any]]] = {
     "profile": profile.ProfileQuestion,
     "policies": lists.PoliciesQuestion,
     "profiles": lists.ProfilesQuestion,
-    "metrics": lists.MetricsQuestion,
 }
 TRACES: dict[str, type[Question[Any]]] = {
     "info": trace.InfoQuestion,

@@ -1,4 +1,4 @@
-"""dsim policies, profiles and metrics: what there is."""
+"""dsim policies and profiles: what there is."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -83,22 +83,3 @@ class ProfilesQuestion(Question[None]):
         width = max(map(len, profiles), default=0)
         lines = [f"{name:{width}}  {text}; {default_said(load(name))}" for name, text in profiles.items()]
         return Answer(value=None, json=profiles, lines=lines)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MetricsQuestion(Question[None]):
-    """Print the meaning of every number in a report.
-
-    dsim metrics
-    dsim metrics --json
-    """
-
-    def answer(self, watch: Watch) -> Answer[None]:
-        from ..results.metrics import METRICS
-
-        json, lines = {}, []
-        for name, metric in METRICS.items():
-            json[name] = {"unit": metric.unit, "formula": metric.formula, "note": metric.note}
-            unit, note = f" [{metric.unit}]" * bool(metric.unit), f" ({metric.note})" * bool(metric.note)
-            lines.append(f"{name}{unit}: {metric.formula}{note}")
-        return Answer(value=None, json=json, lines=lines)

@@ -118,7 +118,7 @@ def _by_value(values: dict[str, str]) -> str:
 
 def metrics() -> str:
     """Every metric's unit, formula and note."""
-    out = _head("Every metric", "`dsim metrics` prints the same; [Metrics](../metrics.md) says which to bound.")
+    out = _head("Every metric", "[Metrics](../metrics.md) says which to bound.")
     out += ["| metric | unit | formula | note |", "|---|---|---|---|"]
     out += [f"| `{n}` | {m.unit} | {_cell(m.formula)} | {_cell(m.note)} |" for n, m in METRICS.items()]
     return "\n".join([*out, ""])

@@ -22,29 +22,15 @@ def end_interrupted() -> NoReturn:
 
 @contextmanager
 def as_ctrl_c() -> Iterator[None]:
-    """SIGTERM and SIGHUP act like Ctrl-C; ignored signals stay ignored.
-
-    An ImportError that a signal caused in a C++ library becomes KeyboardInterrupt.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signals: list[int] = []
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        signals.append(number)
-        signal.default_int_handler(number, frame)
-
-    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    """SIGTERM and SIGHUP act like Ctrl-C; ignored signals stay ignored."""
+    handlers: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers = {number: signal.getsignal(number) for number in SIGNALS}
     before = {n: handler for n, handler in handlers.items() if handler in (signal.SIG_DFL, signal.default_int_handler)}
     dropped, sys.unraisablehook = sys.unraisablehook, _again
-    _install(dict.fromkeys(before, interrupt))
+    _install(dict.fromkeys(before, signal.default_int_handler))
     try:
         yield
-    except ImportError as error:
-        if signals:
-            raise KeyboardInterrupt from error
-        raise
     finally:
         _install(before)
         sys.unraisablehook = dropped

@@ -433,7 +433,7 @@ def _cells(sweep: "Sweep", metrics: Mapping[str, Metric]) -> Table:
             cells.append(number(None if value is None else value * metric.scale))
         cells += ["✕ overloaded" if row.get("stable") is False else "" for _ in marks]
         rows.append(Row(tuple(cells)))
-    caption = "All metrics are in results.csv and results.parquet; dsim metrics prints every formula."
+    caption = "All metrics are in results.csv and results.parquet; docs/metrics.md has every formula."
     if len(sweep.results) > MAX_ROWS:
         caption = f"The first {MAX_ROWS} of {len(sweep.results)} cells. {caption}"
     return Table(tuple(head), tuple(rows), caption=caption, left=frozenset())

@@ -51,7 +51,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("profile", "--model", "tiny", "--budget", "1m", "--device", "cpu", "-o", "OUT"),
     ("plan", "T", "--policy", "chunk", "--slo", "ttft=1s", "--rate", "2", "--gpu-hour", "2", "-o", "OUT"),
     ("model", "info", "tiny", "--gpu", "H100", "--json"), ("model", "info", "MODEL", "--block-length", "4"),
-    ("policies", "--json"), ("profiles",), ("metrics", "--json"), ("--version",), ("--help",),
+    ("policies", "--json"), ("profiles",), ("--version",), ("--help",),
 )  # fmt: skip
 
 

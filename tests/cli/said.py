@@ -12,7 +12,7 @@ MAIN = typer.main.get_command(app)
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 ADVICE = re.compile(r"`dsim ([^`]*)`|\bdsim ((?:[a-z][a-z-]*)(?: [^\s`'\",;:)]+)*)")
 OF_OTHER_TOOLS = {"--no-dllm-fdfo", "--save-result", "--save-detailed"}  # SGLang's, and vLLM's benchmark's
-OF_REPLAY = {"trace info", "metrics"}  # they speak of what replay can do
+OF_REPLAY = {"trace info"}  # it speaks of what replay can do
 
 
 def named(words: str) -> tuple[str, Any]:

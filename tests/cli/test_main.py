@@ -48,7 +48,7 @@ def test_an_interrupt_while_the_command_line_is_loaded_is_said(
     [
         ("replay azure-conv --num-requests 5", "head -1"),
         ("profiles --json", "true"),  # which reads nothing: the pipe is closed by then
-        ("metrics", "true"),
+        ("policies", "true"),
         ("replay --help", "true"),
     ],
 )

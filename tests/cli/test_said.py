@@ -22,7 +22,6 @@ OTHERS: tuple[tuple[object, ...], ...] = (
         "--slo", "95%:ttft=300ms", "--slo", "p90:norm_latency=20ms", "--slo", "50%:ttft=2s", "-o", "run",
     ),
     ("import", CLIENTS / "aiperf.jsonl", "--trace", CLIENTS / "trace.jsonl", "--slo", "ttft=110ms"),
-    ("metrics",),
 )  # fmt: skip
 # Of these only refusals are read: they need a network, or serve until they are told to end.
 NOT_RUN = {"follow"}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import dsim
 from dsim.engine.journal import StepTotals
 from dsim.engine.policy import parse
-from dsim.results.metrics import Summary, summarize
+from dsim.results.metrics import METRICS, Summary, summarize
 from dsim.results.slo import Slo
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
@@ -242,3 +242,9 @@ def test_busy_share_leaves_out_the_step_in_flight_as_a_run_ends() -> None:
     result = simulate(trace, Setting(parse("ar"), toy_profile(latency=SECOND)), drain=False)
     assert result.totals.end == 2.0
     assert summarize("p", result.table.columns, result.totals).busy_share == 1.0
+
+
+def test_the_table_explains_every_field_of_a_summary_in_its_order() -> None:
+    explained = [name.removesuffix("_ms") for name in Summary.__dataclass_fields__ if name != "policy"]
+    assert list(METRICS) == explained
+    assert METRICS["e2el"].formula == "finish - arrival"
