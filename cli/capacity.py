@@ -48,13 +48,11 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
     rate: float | None = None
     max_replicas: int | None = None
     num_requests: int | None = None
-    gpu_hour: float | None = None
     attainment: float = 0.99
     precision: float = 0.02
     jobs: int | None = None
     measured: Sequence[Path] = ()
     curve: bool = True
-    out: str | Path | None = None
 
     def resolve(self) -> "World":
         """The world without a rate, which the search varies."""

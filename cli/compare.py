@@ -46,7 +46,6 @@ class CompareQuestion(q.Forced, q.Coded, Question["Comparison"]):
     profiles: "Sequence[ProfileLike]" = ()
     bounds: Sequence[str] = ()
     seeds: int = 0
-    out: str | Path | None = None
 
     def answer(self, watch: Watch) -> "Answer[Comparison]":
         from ..comparison.bounds import Bound

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
+class FollowQuestion(q.Coded, Question["Following"]):
     """Follow a running server with a twin, and report drift and how much more traffic it can take.
 
     dsim follow http://localhost:8000 --policy vllm-diffusion --profile mine.json --slo ttft=2s --port 9100
@@ -67,6 +67,7 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
     port: int | None = None
     once: bool = False
     check_rules: bool = False
+    emit: str = "block"
     seed: int = 0
     seconds: float | None = None  # how long; None: until Ctrl-C
     out: str | Path = "followed"

@@ -47,7 +47,6 @@ class ImportQuestion(q.OfFile, q.Forced, Question["RunResult"]):
     benchmark: int | None = None
     replicas: int = 1
     slos: Sequence[str] = ()
-    out: str | Path | None = None
 
     def answer(self, watch: Watch) -> "Answer[RunResult]":
         from ..comparison.clients.measured import client_lines, measured_run, write_measured

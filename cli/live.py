@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import DsimError
@@ -54,7 +53,6 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult
     temperature: float = 0.0
     eos: bool = False
     slos: Sequence[str] = ()
-    out: str | Path | None = None
 
     def resolve(self) -> "list[World]":
         """One world a policy."""

@@ -71,7 +71,7 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
     kv: str | None = None
     commits: str | None = None
     profiles: "Sequence[ProfileLike]" = ()
-    gpu_hour: float | str | Mapping[str, float] | None = None
+    gpu_hour: float | str | Mapping[str, float] | None = None  # type: ignore[assignment]
     attainment: float = 0.99
     max_replicas: int = 64
     spare: int = 0
@@ -87,7 +87,6 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
     num_requests: int | None = None
     jobs: int | None = None
     fail_on_slo: bool = False
-    out: str | Path | None = None
 
     def answer(self, watch: Watch) -> "Answer[Planned]":
         from ..comparison.measured_log import measured_log

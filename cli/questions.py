@@ -43,15 +43,8 @@ class Coded:
     allow_code: Sequence[str | Path] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Seen:
-    """What clients see."""
-
-    emit: str = "block"
-
-
 @dataclass(frozen=True)
-class OfTrace(OfFile, Coded, Seen):
+class OfTrace(OfFile, Coded):
     """A trace, its traffic, and what serves it."""
 
     trace: "TraceLike"
@@ -61,6 +54,7 @@ class OfTrace(OfFile, Coded, Seen):
     seed: int = 0
     workload: str | None = None
     check_rules: bool = False
+    emit: str = "block"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,20 +103,22 @@ class Somewhere:
 
 @dataclass(frozen=True, kw_only=True)
 class Priced:
-    """The unit of prices."""
+    """A price, and its unit."""
 
+    gpu_hour: float | None = None
     currency: str = "USD"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forced:
-    """Whether an output is replaced."""
+    """The output's folder, and whether it is replaced."""
 
+    out: str | Path | None = None
     force: bool = False
 
     @property
     def folder(self) -> Path | None:
-        return optional(Path, getattr(self, "out"))  # noqa: B009  (each question has its own)
+        return optional(Path, self.out)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import choices
@@ -55,10 +54,8 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["RunResult
     concurrency: int | None = None
     sessions: bool = False
     drain: bool = True
-    gpu_hour: float | None = None
     jobs: int | None = None
     fail_on_slo: bool = False
-    out: str | Path | None = None
 
     @property
     def specs(self) -> list[str]:

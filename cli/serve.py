@@ -75,7 +75,6 @@ class ServeQuestion(q.OnDevice, q.Coded, q.Forced, Question["RunResult"]):
     api_key: str | None = None
     slos: Sequence[str] = ()
     seed: int = 0
-    out: str | Path | None = None
 
     def answer(self, watch: Watch) -> "Answer[RunResult]":
         model = self.model or self.random_weights

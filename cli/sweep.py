@@ -31,7 +31,6 @@ class SweepQuestion(q.Somewhere, q.Forced, q.Coded, Question["Sweep"]):
     """
 
     config: str | Path | Mapping[str, Any]
-    out: str | Path | None = None
     _: KW_ONLY
     ensemble: int | None = None
     jobs: int | None = None

@@ -53,10 +53,8 @@ class TuneQuestion(q.OnFleet, q.Paced, q.Somewhere, q.Priced, q.Forced, Question
     space: str | Path | Mapping[str, Any] | None = None
     min_quality: float | str | None = None
     quality_table: str | Path | None = None
-    gpu_hour: float | None = None
     gpus: int | None = None
     jobs: int = 1
-    out: str | Path | None = None
 
     def resolve(self) -> "World":
         """The world that the search varies; its policy stands for those that are tried."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -357,22 +357,24 @@ def _slope(x: Floats, y: Floats) -> float:
 
 
 def _verdict(slo: "Slo", requests: Columns, dist: Mapping[str, Distribution]) -> SloVerdict:
+    verdict = SloVerdict(str(slo), attainment=None, observed_ms=None, met=None)
     if slo.slo_class is not None:
         requests = of_class(requests, slo)
         if not len(requests["status"]):  # it is after num_requests
-            return SloVerdict(str(slo), None, None, None if slo.stat is None else True)
+            return replace(verdict, met=slo.stat is not None or None)
         done = rows_of(requests, requests["status"] == COMPLETED)
         dist = {slo.metric: _distribution(latencies(done)[slo.metric])}
     if slo.stat is None or slo.share is not None:
         attained = attainment(requests, slo)
-        met = None if slo.share is None else attained >= slo.share - 1e-9
-        return SloVerdict(str(slo), _known(attained), None, met)
+        if slo.share is not None:
+            verdict = replace(verdict, met=attained >= slo.share - 1e-9)
+        return replace(verdict, attainment=_known(attained))
     observed_ms: float | None = getattr(dist[slo.metric], slo.stat)
     status = requests["status"]
     # An unfinished request may still miss it.
-    judged = bool((status == COMPLETED).any()) and not bool((status == UNFINISHED).any())
+    judged = (status == COMPLETED).any() and not (status == UNFINISHED).any()
     passes = observed_ms is None or observed_ms <= slo.bound * 1e3 * ROUNDING
-    return SloVerdict(str(slo), None, observed_ms, judged and passes)
+    return replace(verdict, observed_ms=observed_ms, met=bool(judged and passes))
 
 
 def _distribution(seconds: Floats) -> Distribution:
@@ -397,7 +399,9 @@ def _from_histogram(times: TimeHistogram) -> Distribution:
 
 def _spread(counts: CountHistogram) -> CountSpread:
     values = [float(v) for v in counts.counts]
-    return CountSpread(counts.mean(), counts.quantile(0.5), min(values), max(values)) if values else CountSpread()
+    if not values:
+        return CountSpread()
+    return CountSpread(mean=counts.mean(), p50=counts.quantile(0.5), min=min(values), max=max(values))
 
 
 def ratio(a: Any, b: Any) -> Floats:
