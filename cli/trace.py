@@ -142,9 +142,8 @@ def info_page(trace: "Trace", facts: "Mapping[str, Any]") -> "Page":
     }
     for name in ("minute", "hour"):
         if rates := facts[f"by_{name}"]:
-            peak = f"peak {rates['peak']:.3g} req/s: {rates['peak'] / rates['mean']:.2f} x mean"
-            when = f"{name} {rates['peak_at'] + 1} of {rates['num']:,}"
-            rows[f"by {name}"] = f"p50 {rates['p50']:.3g}, p90 {rates['p90']:.3g}, {peak}, {when}"
+            peak = f"{rates['peak']:.3g} req/s, {rates['peak'] / rates['mean']:.2f} x mean"
+            rows[f"peak by {name}"] = f"{peak}, in {name} {rates['peak_at'] + 1} of {rates['num']:,}"
     heads = ("mean", "std", "p50", "p90", "p99", "max", "total")
     lengths = []
     for name in ("input", "output"):

@@ -85,15 +85,14 @@ def read_csv(
     """Rows as FILE:LINE and cells by column; DsimError if a column is missing."""
     text = read_text(path, kind=kind)
     with parsing(path, "CSV", kind):
-        reader = csv.DictReader(io.StringIO(text))
-        head, rows = list(map(str, reader.fieldnames or [])), list(enumerate(reader, 2))
+        head, *rows = list(csv.reader(io.StringIO(text))) or [[]]
     if not set(columns) <= set(head):
         raise kind(f"{path}: has columns {cut(', '.join(head))}, expected {', '.join(columns)}")
-    for line, row in rows:
-        cells = [cell for cell in row.values() if cell is not None]
-        if len(cells) != len(head) or None in row:
+    for line, cells in enumerate(rows, 2):
+        if cells and len(cells) != len(head):
             raise kind(f"{path}:{line}: it has {len(cells)} cells, expected {len(head)}")
-        yield f"{path}:{line}", {name: uncovered(row[name].strip()) for name in head}
+        if cells:
+            yield f"{path}:{line}", {name: uncovered(cell.strip()) for name, cell in zip(head, cells, strict=True)}
 
 
 # Beginnings of a spreadsheet's formula, and what makes such a cell text.
