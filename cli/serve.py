@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ..results.world import World
     from ..serve.open import Behind
 
-OF_A_MODEL = ("profile", "commits", "device", "graphs", "eos", "mask_token_id", "block_length")
-
 
 @dataclass(frozen=True)
 class ServeQuestion(q.OnDevice, q.Coded, q.Forced, Question["RunResult"]):
@@ -32,6 +30,11 @@ class ServeQuestion(q.OnDevice, q.Coded, q.Forced, Question["RunResult"]):
     Model and device:
       --model M: Serve a model here: tiny, sdar-1.7b ... or a Hugging Face directory.
       --tokenizer DIR: With --twin: count prompts with this tokenizer.json instead of by bytes.
+      --device D: With --model or --random-weights: cuda or cpu; by default the GPU, if there is one.
+      --graphs: With --model or --random-weights: decode steps are captured CUDA graphs; the default on a GPU.
+      --eos: With --model or --random-weights: requests end at the checkpoint's EOS.
+      --mask-token-id N: With --model or --random-weights: the mask token's id, if the directory does not state it.
+      --block-length N: With --model or --random-weights: the block that the weights were trained with.
     Policy and profile:
       --twin PROFILE: Serve the twin of this profile in real time instead.
       --profile P: With --model or --random-weights: its profile, for --commits twin and elastic chunks.
@@ -80,10 +83,6 @@ class ServeQuestion(q.OnDevice, q.Coded, q.Forced, Question["RunResult"]):
         model = self.model or self.random_weights
         if (model is None) == (self.twin is None):
             raise DsimError(f"--model is {model} and --twin is {self.twin}, expected one of them")
-        for name in OF_A_MODEL:
-            if self.twin is not None and self.sets(name):
-                option = f"--{name.replace('_', '-')} is {getattr(self, name)}"
-                raise DsimError(f"{option} and --twin is {self.twin}, expected --model with it")
         from ..results.run_info import FILES
         from ..results.world import World, named_code
         from ..serve.serving import ServerOptions, serve_until_stopped

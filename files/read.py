@@ -92,17 +92,7 @@ def read_csv(
         if cells and len(cells) != len(head):
             raise kind(f"{path}:{line}: it has {len(cells)} cells, expected {len(head)}")
         if cells:
-            yield f"{path}:{line}", {name: uncovered(cell.strip()) for name, cell in zip(head, cells, strict=True)}
-
-
-# Beginnings of a spreadsheet's formula, and what makes such a cell text.
-FORMULA, COVER = ("=", "+", "-", "@", "\t", "\r"), "'"
-
-
-def uncovered(cell: str) -> str:
-    """Without the apostrophe that keeps a spreadsheet from running the cell."""
-    is_covered = cell.startswith(COVER) and cell.lstrip(COVER).startswith(FORMULA)
-    return cell.removeprefix(COVER) if is_covered else cell
+            yield f"{path}:{line}", dict(zip(head, map(str.strip, cells), strict=True))
 
 
 def read_lines(path: str | Path, *, kind: ErrorType = DsimError) -> Iterator[tuple[int, str]]:
@@ -152,11 +142,12 @@ def shown(value: object) -> str:
     return cut(json.dumps(value, ensure_ascii=True, default=str))
 
 
-def did_you_mean(name: str, names: Iterable[str], *, any_case: bool = False) -> str:
-    """A hint at the nearest name, or ""."""
-    by_case = {candidate.lower() if any_case else candidate: candidate for candidate in names}
-    close = difflib.get_close_matches(name.lower() if any_case else name, by_case, n=1)
-    return f" (did you mean {by_case[close[0]]}?)" if close else ""
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """A hint at the nearest name in any case, or ""."""
+    by_case = {candidate.lower(): candidate for candidate in names}
+    for close in difflib.get_close_matches(name.lower(), by_case, n=1):
+        return f" (did you mean {by_case[close]}?)"
+    return ""
 
 
 def printable(name: str) -> str:

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import math
 import os
 import secrets
 import stat
@@ -15,7 +14,7 @@ from typing import Any, BinaryIO
 
 from ..engine.errors import DsimError
 from .lock import Lock, is_held
-from .read import COVER, FORMULA, described, fault, float_of, naming, printable
+from .read import described, fault, naming, printable
 
 NEW = "dsim-new"  # in an unfinished file's hidden name, `.NAME.dsim-new.RANDOM`
 
@@ -56,22 +55,10 @@ def json_text(value: object, indent: str = "") -> str:
 
 
 def csv_of(rows: Iterable[Iterable[Any]]) -> str:
-    """Rows with the head, as CSV; `files.read.uncovered` reads a cell back.
-
-    Texts that a spreadsheet would run (FORMULA) get an apostrophe; numbers do not.
-    """
-    lines = []
-    for row in rows:
-        line = io.StringIO(newline="")
-        csv.writer(line).writerow(map(_covered, row))  # default line ends make it quote a carriage return
-        lines.append(line.getvalue().removesuffix("\r\n"))
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _covered(value: Any) -> Any:
-    if not isinstance(value, str) or not value.lstrip(COVER).startswith(FORMULA) or not math.isnan(float_of(value)):
-        return value
-    return COVER + value
+    """Rows with the head, as CSV."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def check_file(path: str | Path, *, force: bool) -> Path:

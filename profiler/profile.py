@@ -301,7 +301,7 @@ class Profile:
         laws = [law for law in self.canvas_laws if law.workload == chosen]
         if not laws:
             names = ", ".join(dict.fromkeys(law.workload for law in self.canvas_laws))
-            hint = did_you_mean(chosen, (law.workload for law in self.canvas_laws), any_case=True)
+            hint = did_you_mean(chosen, (law.workload for law in self.canvas_laws))
             raise ProfileError(
                 f"profile {self.name} holds laws of steps a canvas for {names}; this run asks for {cut(chosen)}{hint}"
             )
@@ -332,7 +332,7 @@ def load(name: str | Path) -> Profile:
     path, implementation = located(name)
     if path is None:
         names = list(_named())
-        label, hint = cut_words(str(name)), did_you_mean(str(name), names, any_case=True)
+        label, hint = cut_words(str(name)), did_you_mean(str(name), names)
         raise ProfileError(f"no profile file or shipped profile is named {label}{hint}; shipped: {', '.join(names)}")
     profile = _parsed(str(path), read_text(path, kind=ProfileError))
     return implemented(profile, implementation) if implementation else profile

@@ -67,7 +67,7 @@ def chosen(rows: Rows, form: Format, only: str | None) -> tuple[Rows, list[str]]
         texts = np.array(texts_of(rows, source), object)
         counts = Counter(texts[keep])
         if value not in counts:
-            hint = did_you_mean(value, [name for name in counts if name], any_case=True)
+            hint = did_you_mean(value, [name for name in counts if name])
             choice = f"{column} {cut(value)}"
             raise DsimError(f"{rows.path}: no row is of {choice}{hint}, expected one of {_shown(counts)}")
         keep &= (texts == value) | [i in rows.bad for i in range(total)]

@@ -50,7 +50,8 @@ def prepare(
 ) -> Trace:
     """A trace's first requests for a replay, with its times and lengths or others; beyond its end it begins again.
 
-    At its own times (arrival "trace"), `rate` rescales the gaps. An arrival process has the trace's rate by default. `lengths` replaces all optional columns.
+    At its own times (arrival "trace"), `rate` rescales the gaps. An arrival process has the trace's rate by default.
+    `lengths` replaces all optional columns.
     """
     arrival, cv = process_of(arrival)
     check(seed, num_requests)

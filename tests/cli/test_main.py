@@ -96,7 +96,7 @@ def test_a_refusal_with_json_is_an_object_and_the_same_line(words: str, kind: st
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("serve --twin a100-sdar-8b --graphs", "--graphs is True and --twin is a100-sdar-8b, expected --model with it"),
+        ("serve --twin a100-sdar-8b --graphs", "--graphs is given without --model or --random-weights, expected both"),
         ("replay azure-conv --policy ar --check-rules", "--check-rules is given and --policy is ar, expected one of a"),
     ],
 )
