@@ -109,12 +109,9 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
 
 
 def _progress(bar: Any, precision: float, replays: int, interval: "Interval | None", replicas: int) -> None:
-    name = f"capacity of {replicas} replica{'s' * (replicas > 1)}"
-    if interval is None:
-        bar.update(replays, name=name, note="looking for the range")
-        return
     from ..report.capacity import span
-    from ..report.table import number
 
-    note = f"{span(interval)}, ±{number(100 * interval.half_width)}% of ±{100 * precision:g}%"
-    bar.update(replays, name=name, note=note)
+    note = "looking for the range"
+    if interval is not None:
+        note = f"{span(interval)}, ±{100 * interval.half_width:.2g}% of ±{100 * precision:g}%"
+    bar.update(replays, name=f"capacity of {replicas} replica{'s' * (replicas > 1)}", note=note)

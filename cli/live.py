@@ -5,7 +5,6 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import DsimError
-from ..files.read import quoted
 from . import choices
 from . import questions as q
 from .answer import Answer
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from ..results.world import World
     from .objects import PolicyLike, ProfileLike
 
-# Options of a world that a device cannot honour.
-UNSUPPORTED = ("yields", "frontend", "router", "concurrency", "sessions", "drain")
 WITH_RECORDS = ("tiny", "tiny-both-ways")  # shipped, trained on own prompts
 
 
@@ -65,10 +62,6 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult
 
         worlds = self.resolve()
         first = worlds[0]
-        for name in UNSUPPORTED:
-            value, default = getattr(first, name), getattr(type(first), name)
-            if value != default:
-                raise DsimError(f"{name} is {quoted(value)}, expected {quoted(default)}: a device supports no other")
         requests = first.requests()
         warn(watch, *worlds)
         live = self._setting(first)

@@ -41,9 +41,7 @@ def trace_name(trace: TraceLike, options: Mapping[str, Any]) -> str:
     elif options:
         name, value = next(iter(options.items()))
         raise DsimError(f"{name} is {quoted(value)} and the trace was read before: give it to load_trace")
-    columns = {name: getattr(trace, name).tolist() for name in ("arrival", "input_length", "output_length")}
-    columns |= trace.extras
-    rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    rows = trace.to_frame().to_dict("records")
     return str(_file("".join(json.dumps(row) + "\n" for row in rows), f"{_plain(trace.name)}.jsonl"))
 
 

@@ -174,9 +174,6 @@ def world_fields(question: Any, policies: Sequence[str]) -> dict[str, Any]:
     from ..results.slo import Slo
     from ..results.world import World, named_code
 
-    of_files = question.allow_code or any(".py:" in spec or spec.endswith(".toml") for spec in policies)
-    if getattr(question, "check_rules", False) and policies and not of_files:
-        raise DsimError(f"--check-rules is given and --policy is {', '.join(policies)}, expected one of a file")
     shared = {field.name for field in fields(question)} & {field.name for field in fields(World)} - FLEET_FIELDS
     return {name: getattr(question, name) for name in shared} | {
         "slos": tuple(str(Slo.parse(text)) for text in question.slos),

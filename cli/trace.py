@@ -24,7 +24,7 @@ class ReadsTrace(q.OfFile, Question[None]):
     def read(self, name: str) -> "Trace":
         from ..traces import load
 
-        return load(name, time_unit=self.time_unit, skip_bad=self.skip_bad, columns=self.columns, only=self.only)
+        return load(name, **self.values("time_unit", "skip_bad", "columns", "only"))
 
 
 @dataclass(frozen=True)
