@@ -262,16 +262,15 @@ def command(question: type[Question[Any]], run: Callable[[Question[Any], bool], 
 def _typed(question: Any, option: Option) -> tuple[Any, Any, Any]:
     """For Typer: type, declaration and default."""
     default, kind = _default(question, option.field), kind_of(question, option)
-    many = option.is_many(default)
     typed: Any = kind
-    if many:
+    is_many = option.is_many(default)
+    if is_many:
         typed = list[kind]  # type: ignore[valid-type]
-    is_required = default is dataclasses.MISSING
-    if not is_required and (default is None or many):
-        typed, default = typed | None, None
-    if is_required:
+    if default is dataclasses.MISSING:
         default = inspect.Parameter.empty
-    elif default is not None:
+    elif default is None or is_many:
+        typed, default = typed | None, None
+    else:
         default = option.text(default)
     if not option.names:
         argument = typer.Argument(metavar=option.metavar, help=option.help, rich_help_panel=option.panel)

@@ -224,7 +224,9 @@ def _warn(watch: Watch, world: "World", specs: list[str], candidates: "Sequence[
     from ..profiler.placed import placed
     from ..sim.setting import Setting
 
-    code, trace = world.allow_code, world.source()
     warn(watch, *(replace(world, policy=spec) for spec in specs or [world.policy]))
-    top = {placed(c.policy)[0]: c.profile for c in reversed(candidates)}
-    warn_of_runs(watch, [(Setting(parse(spec, code), profile, world.workload), trace) for spec, profile in top.items()])
+    runs: dict[str, Setting] = {}
+    for candidate in candidates:
+        spec = placed(candidate.policy)[0]
+        runs.setdefault(spec, Setting(parse(spec, world.allow_code), candidate.profile, world.workload))
+    warn_of_runs(watch, [(setting, world.source()) for setting in runs.values()])

@@ -51,9 +51,7 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
       -o, --out FILE: The profile file to write.
     """
 
-    COMMON = (
-        "model roofline from_log client random_weights budget prompts thresholds yields device weights kv out force"
-    )
+    COMMON = "model roofline from_log client random_weights budget prompts thresholds yields device weights out force"
 
     model: str | None = None
     _: KW_ONLY

@@ -46,9 +46,7 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
       --bound BOUND (bounds): [stat:]metric=percent: e2el=3%; exit 1 when missed; repeat.
     """
 
-    COMMON = (
-        "out budget model random_weights device profile policies loads trace lengths commits workload prompts bounds"
-    )
+    COMMON = "out budget model random_weights device profile policies loads trace lengths commits prompts bounds"
 
     out: str | Path
     _: KW_ONLY

@@ -161,13 +161,9 @@ def hold_folder(folder: str | Path) -> Lock:
     """Create and lock."""
     if os.path.islink(folder):
         raise DsimError(f"{folder}: is a symbolic link, expected a folder to write to")
-    try:
+    with naming(folder):
         Path(folder).mkdir(parents=True, exist_ok=True)
         return Lock(Path(folder))
-    except FileExistsError:
-        raise DsimError(f"{folder}: is a file, expected a folder to write to") from None
-    except OSError as error:
-        raise fault(folder, error) from None
 
 
 def _recover(place: Path) -> None:
