@@ -99,8 +99,6 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         )
         if isinstance(self.trace, str | Path):  # else it is read
             world = replace(world, columns=self.columns)
-        for spec in specs:
-            replace(world, policy=spec).parsed_policy()
         with watch.bar("validate", "s", round(self.budget)) as bar:
 
             def elapsed() -> float:

@@ -93,8 +93,6 @@ class CountSpread:
 
     mean: float | None = None
     p50: float | None = None
-    min: float | None = None
-    max: float | None = None
 
 
 @dataclass(frozen=True)
@@ -398,10 +396,9 @@ def _from_histogram(times: TimeHistogram) -> Distribution:
 
 
 def _spread(counts: CountHistogram) -> CountSpread:
-    values = [float(v) for v in counts.counts]
-    if not values:
+    if not len(counts.counts):
         return CountSpread()
-    return CountSpread(mean=counts.mean(), p50=counts.quantile(0.5), min=min(values), max=max(values))
+    return CountSpread(mean=counts.mean(), p50=counts.quantile(0.5))
 
 
 def ratio(a: Any, b: Any) -> Floats:
