@@ -67,23 +67,26 @@ def test_a_number_s_name_says_what_it_holds() -> None:
         assert not key.endswith("_ms") or list(found[key]) == ["mean", "p50", "p90", "p95", "p99"]
 
 
-ADDED = """
-    decode_ms: Distribution = latency(
-        "finish - first emission", of=lambda requests: e2el(requests) - ttft(requests), slo=True, brief=("p99",),
-        title="Time to decode", axis="s",
-    )
-    queue_time_ms:"""
+ADDED = {
+    "metrics.csv": (
+        "\nqueue_time,",
+        "\ndecode,ms,Latency,,p50 p99,p99,low,yes,yes,Time to decode,s,finish - first emission,\nqueue_time,",
+    ),
+    "metrics.py": ("\n    queue_time_ms:", "\n    decode_ms: Distribution\n    queue_time_ms:"),
+}
+LATENCY = ('    "queue_time":', '    "decode": lambda requests: e2el(requests) - ttft(requests),\n    "queue_time":')
 
 
 @pytest.mark.slow
-def test_a_metric_is_one_field_of_the_summary(tmp_path: Path) -> None:
+def test_a_metric_is_a_row_a_field_and_a_function(tmp_path: Path) -> None:
     def ran(*words: str) -> str:
         command = [sys.executable, "-m", "dsim", *words]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
 
     shutil.copytree(ROOT, tmp_path / "dsim", ignore=shutil.ignore_patterns(".*", "benchmarks", "research", "tests"))
-    file = tmp_path / "dsim/results/metrics.py"
-    file.write_text(file.read_text().replace("\n    queue_time_ms:", ADDED))
+    for name, (before, after) in ADDED.items():
+        file = tmp_path / "dsim/results" / name
+        file.write_text(file.read_text().replace(before, after).replace(*LATENCY))
     replayed = ran("replay", "azure-conv", "--num-requests", "20", "--policy", "ar", "--slo", "decode=9s", "-o", "a")
     assert re.search(r"decode p99 +ms(.*\n)+ decode=9s +\d", replayed)
     assert re.search(r"\n *decode +ms.* 0 %", ran("compare", "a", "a", "--bound", "decode=1%"))
