@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import os
 import secrets
 import stat
@@ -14,8 +15,9 @@ from typing import Any, BinaryIO
 
 from ..engine.errors import DsimError
 from .lock import Lock, is_held
-from .read import described, fault, naming, printable
+from .read import described, fault, float_of, naming, printable
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # begins a spreadsheet's formula
 NEW = "dsim-new"  # in an unfinished file's hidden name, `.NAME.dsim-new.RANDOM`
 
 
@@ -55,10 +57,16 @@ def json_text(value: object, indent: str = "") -> str:
 
 
 def csv_of(rows: Iterable[Iterable[Any]]) -> str:
-    """Rows with the head, as CSV."""
+    """Rows with the head, as CSV. A text that a spreadsheet would run gets an apostrophe."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    csv.writer(text, lineterminator="\n").writerows(map(_covered, row) for row in rows)
     return text.getvalue()
+
+
+def _covered(value: Any) -> Any:
+    if isinstance(value, str) and value.startswith(FORMULA) and math.isnan(float_of(value)):
+        return f"'{value}"
+    return value
 
 
 def check_file(path: str | Path, *, force: bool) -> Path:
