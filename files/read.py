@@ -28,6 +28,8 @@ LARGEST = 1e100  # number of a file: sums and squares stay finite
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # a shell's pipes
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # begins a spreadsheet's formula
+
 ErrorType = type[DsimError]
 
 
@@ -92,7 +94,13 @@ def read_csv(
         if cells and len(cells) != len(head):
             raise kind(f"{path}:{line}: it has {len(cells)} cells, expected {len(head)}")
         if cells:
-            yield f"{path}:{line}", dict(zip(head, map(str.strip, cells), strict=True))
+            yield f"{path}:{line}", dict(zip(head, map(_uncovered, cells), strict=True))
+
+
+def _uncovered(cell: str) -> str:
+    """Without the apostrophe that `csv_of` puts before a formula."""
+    text = cell.strip()
+    return text.removeprefix("'" * text[1:].startswith(FORMULA))
 
 
 def read_lines(path: str | Path, *, kind: ErrorType = DsimError) -> Iterator[tuple[int, str]]:

@@ -15,9 +15,8 @@ from typing import Any, BinaryIO
 
 from ..engine.errors import DsimError
 from .lock import Lock, is_held
-from .read import described, fault, float_of, naming, printable
+from .read import FORMULA, described, fault, float_of, naming, printable
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # begins a spreadsheet's formula
 NEW = "dsim-new"  # in an unfinished file's hidden name, `.NAME.dsim-new.RANDOM`
 
 

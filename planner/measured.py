@@ -22,9 +22,7 @@ class MeasuredRun:
     values: dict[str, float | None]  # by criterion: ms, or share of arrivals
 
 
-def measured_runs(
-    folders: Sequence[str | Path], slos: Sequence[str], attainment: float
-) -> list[MeasuredRun]:
+def measured_runs(folders: Sequence[str | Path], slos: Sequence[str], attainment: float) -> list[MeasuredRun]:
     """The folders' runs, judged.
 
     DsimError for a run of several policies or without a duration, and for a class's SLO: run files hold no classes.

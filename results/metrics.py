@@ -131,6 +131,7 @@ class Summary:
     goodput: float | None
     request_throughput: float | None
     output_throughput: float | None
+    full_loop_throughput: float | None
     duration_s: float | None
     ttft_ms: Distribution
     norm_latency_ms: Distribution
@@ -201,7 +202,9 @@ def summarize(
     dist["itl"] = _from_histogram(totals.itl)
     good = good_requests(requests, slos)
     num_good = math.nan if good is None else float(good.sum())
-    prefix_cache = None
+    full_loop, prefix_cache = None, None
+    if closed_loop:
+        full_loop = _full_loop(done, start, float(arrival.max(initial=start)))
     if caches_prefixes:
         queries, hits = totals.prefix_queries, totals.prefix_hits
         prefix_cache = PrefixCache(queries, hits, _per(hits, queries))
@@ -216,6 +219,7 @@ def summarize(
         duration_s=_known(duration),
         request_throughput=_per(counts["completed"], duration),
         output_throughput=_per(num_tokens, duration),
+        full_loop_throughput=full_loop,
         **{f"{name}_ms": d for name, d in dist.items()},
         goodput=_per(num_good, duration),
         slo_attainment=_per(num_good, len(status)),
@@ -352,6 +356,12 @@ def _slope(x: Floats, y: Floats) -> float:
     dx = x - x.mean()
     spread = float(dx @ dx)
     return float(dx @ y) / spread if spread > 0 else 0.0  # simultaneous arrivals
+
+
+def _full_loop(done: Columns, start: float, end: float) -> float | None:
+    """Output tokens/s until the last request of a closed loop is sent, at `end`; None if all are sent at once."""
+    share = ratio(np.minimum(done["finish"], end) - done["arrival"], e2el(done))
+    return _per(float(np.nansum(done["num_tokens"] * share)), end - start)
 
 
 def _verdict(slo: "Slo", requests: Columns, dist: Mapping[str, Distribution]) -> SloVerdict:

@@ -135,6 +135,13 @@ def test_goodput_counts_arrivals_in_one_denominator_and_seconds_in_the_other() -
     assert verdicts["p99:ttft=2s"]["met"] is False
 
 
+def test_a_loop_is_full_until_its_last_request_is_sent() -> None:
+    rows = request_columns([request([(10.0, 100)]), request([(40.0, 100)]), request([(20.0, 50)], arrival=10.0)])
+    found = summarize("p", rows, StepTotals(), closed_loop=True)
+    assert (found.output_throughput, found.full_loop_throughput) == (250 / 40, (100 + 100 / 4) / 10)
+    assert summarize("p", rows, StepTotals()).to_json()["full_loop_throughput"] is None
+
+
 def test_an_unfinished_request_leaves_a_bound_on_the_run_unmet() -> None:
     requests = request_columns([request([(1.0, 8)]), unfinished(0.5)])
     (verdict,) = summarize("p", requests, StepTotals(), [Slo.parse("p50:ttft=2s")]).slos
