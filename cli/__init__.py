@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from .. import __version__
 from ..engine.errors import DsimError, MachineError
@@ -34,8 +35,7 @@ from . import (
     tune,
     validate,
 )
-from .declared import Question, command
-from .help import Command, Group, help_all
+from .declared import Command, Question, about, command
 
 # Base of Typer's usage errors; its module depends on the release.
 UsageError: Any = typer.BadParameter.__mro__[1]
@@ -44,11 +44,11 @@ UsageError: Any = typer.BadParameter.__mro__[1]
 EXPECTED = {"int_parsing": "a whole number", "int_from_float": "a whole number", "float_parsing": "a number"}
 
 PIPE_CLOSED = 141  # exit code of what SIGPIPE ends
-LIVE = ("torch", "triton", "safetensors", "tokenizers")  # the live extra
-SERVE = ("starlette", "uvicorn")  # the serve extra
+EXTRAS = dict.fromkeys(("torch", "triton", "safetensors", "tokenizers"), "live")  # of packages
+EXTRAS |= dict.fromkeys(("starlette", "uvicorn"), "serve")
 
 
-class Commands(Group):
+class Commands(TyperGroup):
     """Typer ends without a word after an interrupt, and with 1 after a closed pipe: it sees other errors."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
@@ -75,6 +75,7 @@ app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 QUESTIONS: dict[str, type[Question[Any]]] = {
     "replay": replay.ReplayQuestion,
@@ -91,15 +92,17 @@ QUESTIONS: dict[str, type[Question[Any]]] = {
     "profile": profile.ProfileQuestion,
     "policies": lists.PoliciesQuestion,
     "profiles": lists.ProfilesQuestion,
-    "metrics": lists.MetricsQuestion,
 }
 TRACES: dict[str, type[Question[Any]]] = {
-    "info": trace.InfoQuestion, "convert": trace.ConvertQuestion, "synth": trace.SynthQuestion,
-}  # fmt: skip
-traces = typer.Typer(no_args_is_help=True, cls=Group)
+    "info": trace.InfoQuestion,
+    "convert": trace.ConvertQuestion,
+    "synth": trace.SynthQuestion,
+}
+traces = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 for _app, _questions in ((app, QUESTIONS), (traces, TRACES)):
     for _name, _question in _questions.items():
-        _app.command(_name, cls=Command)(command(_question, screen.run, help_all))
+        _help = about(_question).partition("\n\n")[0]
+        _app.command(_name, cls=Command, short_help=_help)(command(_question, screen.run))
 app.add_typer(traces, name="trace")
 
 
@@ -107,6 +110,7 @@ app.add_typer(traces, name="trace")
 def of_traces() -> None:
     """Inspect, convert and synthesise workload traces.
 
+    \b
     dsim trace info azure-conv
     dsim trace synth made.jsonl --rate 4 --num-requests 500
     """
@@ -124,6 +128,7 @@ def of_all_commands(
 ) -> None:
     """Find the scheduler settings and the number of GPUs that meet a diffusion language model's latency targets.
 
+    \b
     dsim plan azure-conv --rate 12 --slo ttft=2s --slo 100ms/token
     dsim replay azure-conv --policy lmdeploy-bd32 --policy optimus --num-requests 500
     """
@@ -137,12 +142,11 @@ def main() -> None:
     """
     # For NumPy, not loaded yet: threads that wait for each other took a third of a plan's processor time.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    _open_streams()
     screen.has_printed = False
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names may not be valid text
-    if sys.stderr.isatty():  # for example that a policy is compiled
+    if sys.stderr and sys.stderr.isatty():  # for example that a policy is compiled
         logging.basicConfig(format="%(message)s")
         logging.getLogger("dsim").setLevel(logging.INFO)
     try:
@@ -155,7 +159,7 @@ def main() -> None:
                 if isinstance(error, DsimError) or not (message := fault_in_code(error)):
                     raise
                 raise DsimError(message) from error
-            sys.stdout.flush()
+            print(end="", flush=True)
         if code == INTERRUPTED:  # finished work is kept and reported
             _print_error("Interrupted.", INTERRUPTED, "interrupted")
     except MachineError as error:
@@ -163,21 +167,16 @@ def main() -> None:
     except DsimError as error:
         _fail(str(error), 2, "input")
     except ModuleNotFoundError as error:
-        missing = (error.name or "").split(".")[0]
-        if missing in SERVE:
-            extra, user = "serve", "the server needs"
-        elif missing in LIVE:
-            extra, user = "live", "a device's runs need"
-        else:
+        extra = EXTRAS.get((error.name or "").split(".")[0])
+        if extra is None:
             raise
-        line = f"{error.name} is not installed, which {user}: pip install '.[{extra}]' in a clone of dsim"
+        line = f"{error.name} is not installed, expected the extra {extra}: pip install '.[{extra}]' in a clone of dsim"
         _fail(line, 2, "package")
     except UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":
-            if asked_for := error.format_message():  # empty: rich has printed it
-                print(asked_for)
+            print(error.format_message())
             sys.exit(2)
-        path = error.ctx.command_path if error.ctx else "dsim"
+        path = getattr(error.ctx, "command_path", "dsim")
         _fail(f"{_mistake(error)} (see `{path} --help`)", 2, "usage")
     except typer.Abort:
         _print_error("Interrupted.", INTERRUPTED, "interrupted")
@@ -195,22 +194,10 @@ def _mistake(error: Any) -> str:
     """Option, value and expected number; else Typer's message."""
     if getattr(error, "possibilities", None):  # near misses only
         error.possibilities = difflib.get_close_matches(error.option_name, error.possibilities, cutoff=0.75)
-    failures: list[Any] = getattr(error.__cause__, "errors", list)()  # pydantic's
-    expected = EXPECTED.get(failures[0]["type"]) if failures else None
-    if expected is None:
-        return str(error.format_message())
-    return f"{max(error.param.opts, key=len)} is {cut(failures[0]['input'], 40)}, expected {expected}"
-
-
-def _open_streams() -> None:
-    """Replace streams that the shell closed (`>&-`): opened files must not get their numbers."""
-    for name, number in (("stdout", 1), ("stderr", 2)):
-        if getattr(sys, name) is None:
-            opened = os.open(os.devnull, os.O_WRONLY)
-            if opened != number:
-                os.dup2(opened, number)
-                os.close(opened)
-            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - it ends with dsim
+    for failure in getattr(error.__cause__, "errors", list)():  # pydantic's
+        if expected := EXPECTED.get(failure["type"]):
+            return f"{max(error.param.opts, key=len)} is {cut(failure['input'], 40)}, expected {expected}"
+    return str(error.format_message())
 
 
 def _give_up_output() -> None:

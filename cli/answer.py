@@ -17,7 +17,7 @@ INTERRUPTED, MISSED = 130, 1  # exit codes
 class Answer(Generic[R]):
     """value: for Python. page, lines: for a terminal. json: what `--json` prints. Both by default the value's."""
 
-    value: "R | Callable[[], R]"
+    value: R
     json: Any = None
     page: "Callable[[], Page] | None" = None
     lines: Sequence[str] = ()
@@ -29,24 +29,25 @@ class Answer(Generic[R]):
     code: int = 0
     failure: Exception | None = None  # raised at the end
 
-    @property
-    def _result(self) -> "Result | None":
+    def _result(self) -> "list[Result]":
         from ..report.result import Result  # slow to load
 
-        return self.value if self.json is None and isinstance(self.value, Result) else None
+        return [value for value in [self.value] if self.json is None and isinstance(value, Result)]
 
     def to_json(self) -> Any:
-        return self.json if self._result is None else self._result.to_json()
+        for result in self._result():
+            return result.to_json()
+        return self.json
 
     def shown(self) -> "Page | None":
         if self.page is not None:
             return self.page()
-        return None if self._result is None else self._result.page()
+        return next((result.page() for result in self._result()), None)
 
     def to_python(self) -> R:
         if self.failure is not None:
             raise self.failure
-        return self.value() if callable(self.value) else self.value
+        return self.value
 
 
 class Stopped(KeyboardInterrupt):
@@ -55,5 +56,6 @@ class Stopped(KeyboardInterrupt):
 
 def stopped(out: "str | Path | None") -> Stopped:
     """An interrupt of a search, with the folder of its replays."""
-    place = f"the replays are kept in {out}/: the same command continues" if out else "nothing was kept"
-    return Stopped(f"Interrupted: {place}")
+    if not out:
+        return Stopped("Interrupted: nothing was kept")
+    return Stopped(f"Interrupted: the replays are kept in {out}/: the same command continues")

@@ -17,34 +17,29 @@ OTHER = ("arrival", "rate", "lengths", "concurrency", "num_requests")
 
 def as_logged(question: "ReplayQuestion", watch: "Watch") -> "tuple[ReplayQuestion, dict[str, Any]]":
     """With a step log's settings, which options override, and the run's fields that name them."""
-    from ..profiler.profile import load, to_json
+    from ..profiler.profile import to_json
     from ..profiler.steplog import policy_of, profile_of_log, read_log
     from ..results.run_info import LoggedInfo
     from .objects import profile_name
 
-    for name in OTHER:
-        if question.sets(name):
-            raise DsimError(f"--{name.replace('_', '-')} and --as-logged are given: expected one of them")
+    for name in filter(question.sets, OTHER):
+        raise DsimError(f"--{name.replace('_', '-')} and --as-logged are given: expected one of them")
     if not isinstance(question.trace, str | Path):
         raise DsimError("--as-logged is given and the trace is an object, expected the file of a step log")
     log = str(question.trace)
     steps, name = read_log(log), printable(Path(log).stem)
-    left_out: list[str] = []
-    specs = question.specs
+    specs, left_out = question.specs, list[str]()
     if not specs:
         spec, left_out = policy_of(steps.header)
         specs = [spec]
-    watch.say(f"As logged: {', '.join(specs)}" + (" (given; not the log's own)" if question.policy else ""))
-    if left_out:
-        watch.say(f"Not in the policy: the log's {', '.join(left_out)}")
-    origin, about, profile = "given", dict[str, Any](), str(question.profile)
+    watch.say(f"As logged: {', '.join(specs)}" + " (given; not the log's own)" * bool(question.policy))
+    watch.say(*(f"Not in the policy: the log's {field}" for field in left_out))
+    replayed = replace(question, policy=specs, frontend=0.0)
     if question.sets("profile"):
-        watch.say(f"Profile: {load(profile).name}, given")
-    else:
-        fitted = profile_of_log(steps, name, log)
-        profile = profile_name(fitted)
-        origin, about = "fitted to the same log", {"fitted_profile": to_json(fitted)}
-        watch.say(f"Profile: fitted to the same log, so step prices are not a prediction ({name})")
-        watch.say(*(f"The fit may be wrong: {line}" for line in fitted.doubts))
-    source = LoggedInfo(Path(log).name, origin)
-    return replace(question, policy=specs, profile=profile, frontend=0.0), {"as_logged": source, **about}
+        watch.say(f"Profile: {question.profile}, given")
+        return replayed, {"as_logged": LoggedInfo(Path(log).name, "given")}
+    fitted = profile_of_log(steps, name, log)
+    watch.say(f"Profile: fitted to the same log, so step prices are not a prediction ({name})")
+    watch.say(*(f"The fit may be wrong: {line}" for line in fitted.doubts))
+    source = LoggedInfo(Path(log).name, "fitted to the same log")
+    return replace(replayed, profile=profile_name(fitted)), {"as_logged": source, "fitted_profile": to_json(fitted)}

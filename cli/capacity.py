@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
-from typing import Annotated as A
+from typing import TYPE_CHECKING, Any
 
 from . import choices
 from . import questions as q
 from .answer import Answer, stopped
 from .cautions import warn, warn_of_yields
-from .declared import Opt, Question, Watch
+from .declared import Question, Watch
 
 if TYPE_CHECKING:
     from ..planner.capacity import Capacity
@@ -27,33 +26,33 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
     dsim capacity azure-conv --policy optimus --slo p90:tpot_chunk=50ms
     dsim capacity azure-conv --rate 12 --slo ttft=2s --gpu-hour 2 -o runs/capacity
     dsim capacity azure-conv --fleet examples/fleet/fleet.toml --slo ttft=2s
+
+    Traffic:
+      --rate R: Find the fewest replicas for R requests per second instead.
+      --num-requests N: Requests in a replay; by default enough for one pass over the trace, 6000 to 24000.
+    Fleet and price:
+      --max-replicas N: With --rate: try at most N replicas; 64 by default.
+    Search:
+      --precision X%: Half-width of the confidence interval, relative.
+    Measurement:
+      --measured RUN: Draw a measured run (dsim import -o, dsim live -o) next to the curve; repeat.
+    Output:
+      -o, --out DIR: Write capacity.json and report.html.
     """
 
-    COMMON: ClassVar = (
-        "policy", "profile", "slos", "rate", "replicas", "arrival", "lengths", "fleet", "attainment",
-        "precision", "gpu_hour", "jobs", "out", "force",
-    )  # fmt: skip
+    COMMON = "policy profile slos rate replicas arrival lengths fleet attainment precision gpu_hour jobs out force"
 
-    slos: A[Sequence[str], q.SLO] = ()
+    slos: Sequence[str] = ()
     _: KW_ONLY
-    policy: A["PolicyLike", q.ONE_POLICY] = choices.POLICY
-    rate: A[float | None, Opt("Find the fewest replicas for R requests per second instead.", "R", "Traffic")] = None
-    max_replicas: A[int | None, Opt("With --rate: try at most N replicas; 64 by default.", "N", "Fleet and price")] = (
-        None
-    )
-    num_requests: A[int | None, q.PER_REPLAY] = None
-    gpu_hour: A[float | None, q.GPU_HOUR] = None
-    attainment: A[float, q.ATTAINMENT] = 0.99
-    precision: A[
-        float, Opt("Half-width of the confidence interval, relative.", "X%", "Search", read=q.percent, text="2%")
-    ] = 0.02
-    jobs: A[int | None, q.JOBS] = None
-    measured: A[
-        Sequence[Path],
-        Opt("Draw a measured run (dsim import -o, dsim live -o) next to the curve; repeat.", "RUN", "Measurement"),
-    ] = ()
+    policy: "PolicyLike" = choices.POLICY
+    rate: float | None = None
+    max_replicas: int | None = None
+    num_requests: int | None = None
+    attainment: float = 0.99
+    precision: float = 0.02
+    jobs: int | None = None
+    measured: Sequence[Path] = ()
     curve: bool = True
-    out: A[str | Path | None, q.out("Write capacity.json and report.html.")] = None
 
     def resolve(self) -> "World":
         """The world without a rate, which the search varies."""
@@ -74,32 +73,34 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
         from ..planner.record import profile_notes
         from ..report.html import result_files
 
-        runs = measured_runs(self.measured, self.slos, self.attainment, not self.missing_fails)
+        runs = measured_runs(self.measured, self.slos, self.attainment)
         folder = StoreFolder(self.folder, CAPACITY, force=self.force)
         world = self.resolve()
         check_num(self.ensemble, [world])
         warn(watch, world)
         warn_of_yields(watch, world)
-        size = {name: getattr(self, name) for name in ("rate", "replicas", "max_replicas")}
-        search = {name: getattr(self, name) for name in ("precision", "attainment", "num_requests")}
-        options = {name: getattr(self, name) for name in ("curve", "gpu_hour", "currency", "jobs", "ray")}
+        inputs = self.values("rate", "replicas", "max_replicas", "precision", "attainment", "num_requests")
+        options = self.values("curve", "gpu_hour", "currency", "jobs", "ray")
         try:
             with folder, watch.bar("capacity", "replays", note="starting") as bar:
-                folder.begin("capacity", asked_of(world, **size, **search))
-                capacity = sized(
-                    world, **size, **search, **options, command=watch.command(), memo=folder.memo,
-                    progress=partial(_progress, bar, self.precision),
-                )  # fmt: skip
+                folder.begin("capacity", asked_of(world, **inputs))
+                options |= {"memo": folder.memo, "progress": partial(_progress, bar, self.precision)}
+                capacity = sized(world, **inputs, **options, command=watch.command())
                 notes = tuple(profile_notes(world.of_each_pool()))
                 capacity = replace(capacity, measured=tuple(runs), notes=notes)
                 if self.ensemble is not None:
                     fleet = replace(world, replicas=capacity.replicas)
                     with Pool(self.jobs, self.ray) as pool:
+                        size: dict[str, Any] = {"num_requests": capacity.num_requests, "rate": self.rate}
                         drawn = capacities(
-                            fleet, self.ensemble, attainment=self.attainment, num_requests=capacity.num_requests,
-                            rate=self.rate, pool=pool, memo=folder.memo,
-                            progress=lambda done, total: bar.update(done, total, "ensemble", "", unit="capacities"),
-                        )  # fmt: skip
+                            fleet,
+                            self.ensemble,
+                            attainment=self.attainment,
+                            pool=pool,
+                            memo=folder.memo,
+                            progress=partial(bar.update, name="ensemble", note="", unit="capacities"),
+                            **size,
+                        )
                     capacity = replace(capacity, ensemble=drawn)
                 folder.put(result_files(capacity))
         except KeyboardInterrupt:
@@ -108,14 +109,9 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
 
 
 def _progress(bar: Any, precision: float, replays: int, interval: "Interval | None", replicas: int) -> None:
-    name = f"capacity of {replicas} replica{'s' if replicas > 1 else ''}"
-    if interval is None:
-        bar.update(replays, name=name, note="looking for the range")
-        return
     from ..report.capacity import span
-    from ..report.table import number
 
-    note = f"{span(interval)}, ±{number(100 * interval.half_width)}% of ±{100 * precision:g}%"
-    # The half-width falls as 1 / sqrt(replays).
-    share = min(1.0, (precision / interval.half_width) ** 2) if interval.half_width > 0 else 1.0
-    bar.update(replays, name=name, note=note, share=share)
+    note = "looking for the range"
+    if interval is not None:
+        note = f"{span(interval)}, ±{100 * interval.half_width:.2g}% of ±{100 * precision:g}%"
+    bar.update(replays, name=f"capacity of {replicas} replica{'s' * (replicas > 1)}", note=note)

@@ -1,17 +1,15 @@
 """dsim compare: predicted runs against measured ones."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
-from typing import Annotated as A
 
-from ..engine.errors import DsimError, cut
+from ..engine.errors import DsimError
 from . import questions as q
 from .answer import Answer
-from .declared import Opt, Question, Watch
+from .declared import Question, Watch
 
 if TYPE_CHECKING:
     from ..comparison.comparison import Comparison
@@ -28,35 +26,30 @@ class CompareQuestion(q.Forced, q.Coded, Question["Comparison"]):
 
     dsim compare runs/twin runs/live --bound e2el=3% -o runs/compared
     dsim compare runs/twin runs/server --json
+
+    Arguments:
+      predicted RUN...: Run folders, in pairs of the same requests: PREDICTED MEASURED ..., the twin's first, then the
+          device's, or a server's (dsim import).
+    Policy and profile:
+      --profile FILE (profiles): A profile that a run names, if it is not shipped; repeat.
+    SLOs and quality:
+      --bound BOUND (bounds): [stat:]metric=percent: e2el=3% (MAPE), mean:e2el=15%; exit 1 when missed; repeat.
+    Output:
+      -o, --out DIR: Write compare.json and report.html.
     """
 
-    predicted: A[
-        "RunLike | Sequence[RunLike]",
-        Opt(
-            "Run folders, in pairs of the same requests: the twin's first, then the device's, or a server's (dsim "
-            "import).", "PREDICTED MEASURED [PREDICTED MEASURED ...]",
-        ),
-    ]  # fmt: skip
+    predicted: "RunLike | Sequence[RunLike]"
     measured: "RunLike | Sequence[RunLike]" = ()  # of as many predicted runs; else `predicted` holds pairs
     _: KW_ONLY
-    profiles: A[
-        "Sequence[ProfileLike]",
-        Opt("A profile that a run names, if it is not shipped; repeat.", "FILE", "Policy and profile", ("--profile",)),
-    ] = ()
-    bounds: A[
-        Sequence[str],
-        Opt(
-            "[stat:]metric=percent: e2el=3% (MAPE), mean:e2el=15%; exit 1 when missed; repeat.", "BOUND",
-            "SLOs and quality", ("--bound",),
-        ),
-    ] = ()  # fmt: skip
-    out: A[str | Path | None, q.out("Write compare.json and report.html.")] = None
+    profiles: "Sequence[ProfileLike]" = ()
+    bounds: Sequence[str] = ()
 
     def answer(self, watch: Watch) -> "Answer[Comparison]":
         from ..comparison.bounds import Bound
         from ..comparison.comparison import COMPARISON, FILES, compare_runs
         from ..engine.allowed_code import allowed
         from ..files.place import check_folder, write_folder
+        from ..profiler.profile import load
         from ..report.html import result_files
 
         predicted, measured = self._sides()
@@ -67,25 +60,25 @@ class CompareQuestion(q.Forced, q.Coded, Question["Comparison"]):
         pairs = [(_run(p, code), _run(m, code)) for p, m in zip(predicted, measured, strict=True)]
         profiles = self._profiles(pairs)
         with watch.bar("reading", "steps") as bar:
-            comparison = compare_runs(
-                pairs,
-                partial(_profile, profiles),
-                bounds,
-                progress=lambda policy, done, total: bar.update(done, total, policy),
-            )
+
+            def progress(policy: str, done: int, total: int) -> None:
+                bar.update(done, total, policy)
+
+            comparison = compare_runs(pairs, lambda name: profiles.get(name) or load(name), bounds, progress=progress)
         if self.folder is not None:
             write_folder(self.folder, COMPARISON, result_files(comparison, watch.command()), force=self.force)
         return Answer(value=comparison, out=self.folder, files=FILES, missed=comparison.missed)
 
     def _profiles(self, pairs: "Sequence[tuple[Run, Run]]") -> "dict[str, Profile]":
         """By name: of runs that hold theirs (a replay as logged), and the given ones."""
-        from ..profiler.profile import Profile, from_json, load
+        from ..profiler.profile import from_json
+        from .objects import loaded
 
         profiles = []
         for run in chain(*pairs):
             if run.info.fitted_profile is not None:
                 profiles.append(from_json(run.info.fitted_profile, f"{run.folder}/run.json: fitted_profile"))
-        profiles += [profile if isinstance(profile, Profile) else load(profile) for profile in self.profiles]
+        profiles += map(loaded, self.profiles)
         return {profile.name: profile for profile in profiles}
 
     def _sides(self) -> "tuple[Sequence[RunLike], Sequence[RunLike]]":
@@ -110,16 +103,3 @@ def _run(run: "RunLike", allow_code: "AllowedCode") -> "Run":
     if Path(run).is_file():
         raise DsimError(f"{run}: is a file, expected a run's folder: make it one with dsim import {run} -o DIR")
     return read_run(run, allow_code)
-
-
-def _profile(profiles: "Mapping[str, Profile]", name: str) -> "Profile":
-    from ..profiler.profile import load
-
-    if name in profiles:
-        return profiles[name]
-    try:
-        return load(name)
-    except DsimError:
-        raise DsimError(
-            f"profile {cut(name)}, which a run names, is not shipped: give its file with --profile"
-        ) from None

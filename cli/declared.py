@@ -1,4 +1,8 @@
-"""A command is a question: a frozen dataclass, whose fields are its options and its keywords in Python."""
+"""A command is a question: a frozen dataclass, whose fields are its options and its keywords in Python.
+
+A docstring declares the options: `--trials N: Settings to try.` in a panel of the help, with the field's name in
+parentheses where it is another. A help that begins `With --gpu: ` is of an option that has no effect without that one.
+"""
 
 import dataclasses
 import functools
@@ -11,39 +15,77 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
 
 import typer
+from typer.core import TyperCommand
 
 from ..engine.errors import DsimError
-from ..files.read import did_you_mean
+from ..files.duration import seconds_of
+from ..files.read import cut, did_you_mean, float_of
+from . import choices, shared
 from .answer import Answer
 
 P = ParamSpec("P")
 R = TypeVar("R")
-KINDS = (str, Path, int, float)  # of an option's value; the first that its type names
+KINDS = (str, Path, int, float)  # of an option's value; the first that its field's type names
+CHOICES = {name: ", ".join(value) if isinstance(value, tuple) else value for name, value in vars(choices).items()}
+PANEL = re.compile(r"^([A-Z][\w ]+):$(?=\n  \S)", re.MULTILINE)
+DECLARATION = re.compile(
+    r"  (?P<names>(?:-\w, )?[\w-]+)(?: (?P<metavar>[^\s(]\S*))?(?: \((?P<field>\w+)\))?: (?P<help>.+)"
+)
+NEEDS = re.compile(r"With (\S+(?: or \S+)*): ")
 
 
 @dataclass(frozen=True)
-class Opt:
-    """A field as an option.
+class Option:
+    """A declared option, or an argument."""
 
-    metavar: empty for a switch. names: on the command line, if not the field's. panel: of the help. values: for the
-    shell's completion. read: the value of a text, from the option's name and the text; text: the default as a text.
-    needs: fields, one of which must be set too, if the question has any: alone the option has no effect.
-    """
-
+    field: str
+    names: tuple[str, ...]  # empty for an argument
+    metavar: str  # empty for a switch
+    panel: str
     help: str
-    metavar: str = ""
-    panel: str = "Other options"
-    names: tuple[str, ...] = ()
-    values: Callable[[], Iterable[str]] | None = None
-    read: Callable[[str, str], Any] | None = None
-    text: str | None = None
-    needs: tuple[str, ...] = ()
-    envvar: str | None = None
-    exists: bool = False  # a file that must exist
+
+    @property
+    def name(self) -> str:
+        """The longest name, or an argument's word."""
+        return max(self.names, key=len, default=self.metavar.strip("[]"))
+
+    @property
+    def needs(self) -> list[str]:
+        """Names of options, one of which must be set too."""
+        match = NEEDS.match(self.help)
+        return match[1].split(" or ") if match else []
+
+    @property
+    def read(self) -> "Callable[[str, str], Any] | None":
+        """Reads a value, from the option's name and the text; None: the command line's parser does."""
+        return {"X%": percent, "X%,...": shares, "TIME": seconds_of}.get(self.metavar)
+
+    def text(self, value: Any) -> Any:
+        """A default as on the command line."""
+        if self.read is percent:
+            return f"{value:.0%}"
+        if self.read is seconds_of:
+            return f"{value / 60:g}m"
+        return ",".join(map(str, value)) if self.read is shares else value
+
+    def is_many(self, default: Any) -> bool:
+        """Whether it may be given several times."""
+        return default == () or (default is dataclasses.MISSING and "..." in self.metavar)
+
+
+def percent(name: str, text: str) -> float:
+    """`2%` or `0.02`."""
+    value = float_of(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    if not 0 < value <= 1:
+        raise DsimError(f"{name} is {cut(text)}, expected a share above 0% and up to 100%, such as 2%")
+    return value
+
+
+def shares(name: str, text: str) -> tuple[float, ...]:
+    return tuple(percent(name, item) for item in text.split(","))
 
 
 class Bar:
@@ -76,88 +118,188 @@ class Watch:
 
 @dataclass(frozen=True)
 class Question(ABC, Generic[R]):
-    """What is asked. Its fields with an Opt are options; those without are for Python alone."""
+    """What is asked. A field that no docstring declares is for Python alone."""
 
-    COMMON: typing.ClassVar[tuple[str, ...]] = ()  # fields that `--help` shows, not only `--help-all`; none: all
+    COMMON: ClassVar[str] = ""  # fields that `--help` shows, not only `--help-all`; none: all
 
     def __post_init__(self) -> None:
-        fields = {field.name: field for field in dataclasses.fields(self)}
-        for name, field in fields.items():
+        options = options_of(type(self))
+        fields = {option.name: name for name, option in options.items()}
+        for name, field in self.__dataclass_fields__.items():
             value = getattr(self, name)
-            if _is_many(field) and (isinstance(value, str) or not isinstance(value, Iterable)):
+            is_many = field.default == () or (name in options and options[name].is_many(field.default))
+            if is_many and (isinstance(value, str) or not isinstance(value, Iterable)):
                 object.__setattr__(self, name, (value,))  # in Python
-            needs = [other for other in opt_of(field).needs if other in fields] if has_opt(field) else []
-            if needs and self.sets(name) and not any(map(self.sets, needs)):
-                required = " or ".join(option_name(fields[other]) for other in needs)
+        for name, option in options.items():
+            needs = [other for other in option.needs if other in fields]
+            if needs and self.sets(name) and not any(self.sets(fields[other]) for other in needs):
                 raise DsimError(
-                    f"{option_name(field)} is given without {required}, expected both: alone it has no effect"
+                    f"{option.name} is given without {' or '.join(needs)}, expected both: alone it has no effect"
                 )
 
     def sets(self, name: str) -> bool:
         """Whether a field has another value than its default."""
-        return bool(getattr(self, name) != next(f.default for f in dataclasses.fields(self) if f.name == name))
+        return bool(getattr(self, name) != _default(type(self), name))
+
+    def values(self, *names: str) -> dict[str, Any]:
+        """These fields' values by name."""
+        return {name: getattr(self, name) for name in names}
 
     @abstractmethod
     def answer(self, watch: Watch) -> "Answer[R]":
         """Raises DsimError."""
 
 
-def has_opt(field: "dataclasses.Field[Any]") -> bool:
-    return any(isinstance(note, Opt) for note in getattr(field.type, "__metadata__", ()))
+def _default(question: Any, name: str) -> Any:
+    return question.__dataclass_fields__[name].default
 
 
-def opt_of(field: "dataclasses.Field[Any]") -> Opt:
-    return next(note for note in typing.cast(Any, field.type).__metadata__ if isinstance(note, Opt))
+@functools.cache
+def options_of(question: Any) -> dict[str, Option]:
+    """A question's options by field, its own before shared ones."""
+    declared: dict[str, Option] = {}
+    for text in (shared.__doc__, *(vars(base).get("__doc__") for base in reversed(question.__mro__))):
+        declared |= _declared(text or "")
+    fields = dict.fromkeys([*question.__annotations__, *question.__dataclass_fields__])
+    return {name: declared[name] for name in fields if name in declared}
 
 
-def option_name(field: "dataclasses.Field[Any]") -> str:
-    """On the command line, the longest of several; of an argument that may be left out its word."""
-    if opt_of(field).metavar.startswith("["):
-        return opt_of(field).metavar.strip("[]")
-    return max(_names(field), key=len).split("/")[0]
+def _declared(text: str) -> dict[str, Option]:
+    options: dict[str, Option] = {}
+    _, *panels = PANEL.split(re.sub(r"\n {6,}", " ", inspect.cleandoc(text)))
+    for panel, lines in zip(panels[::2], panels[1::2], strict=True):
+        for line in filter(None, lines.splitlines()):
+            match = DECLARATION.fullmatch(line)
+            assert match is not None, f"{line!r} declares no option"
+            names = match["names"].split(", ")
+            field = match["field"] or names[-1].removeprefix("--").replace("-", "_")
+            words = tuple(name for name in names if name.startswith("-"))
+            help_text = match["help"].format_map(CHOICES)
+            options[field] = Option(
+                field=field, names=words, metavar=match["metavar"] or "", panel=panel, help=help_text
+            )
+    return options
+
+
+def about(question: type[Question[Any]]) -> str:
+    """What a command is for, with its examples: its docstring without the options."""
+    return PANEL.split(inspect.cleandoc(question.__doc__ or ""))[0].strip()
 
 
 def words_of(question: Question[Any], names: Iterable[str]) -> list[str]:
     """These fields as on a command line, without defaults."""
     words: list[str] = []
-    for field in dataclasses.fields(question):
-        value = getattr(question, field.name)
-        if field.name not in names or value == field.default:
+    for name, option in options_of(type(question)).items():
+        value = getattr(question, name)
+        if name not in names or not question.sets(name):
             continue
         if isinstance(value, bool):
-            words.append(max(_names(field), key=len).split("/")[0 if value else -1])
-        else:
-            values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-            words += [word for item in values for word in (option_name(field), str(item))]
+            words.append(option.name if value else option.name.replace("--", "--no-"))
+            continue
+        values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+        for item in values:
+            words += [option.name, str(item)]
     return words
 
 
-def command(
-    question: type[Question[Any]], run: Callable[[Question[Any], bool], None], help_all: Callable[..., None]
-) -> Callable[..., None]:
+def help_all(ctx: typer.Context, value: bool) -> None:
+    """The callback of `--help-all`."""
+    if value:
+        for param in ctx.command.params:
+            param.hidden = False  # type: ignore[attr-defined]
+        typer.echo(ctx.get_help())
+        raise typer.Exit
+
+
+class Command(TyperCommand):
+    """Its help has options in panels, as plain text, which loads in a moment."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        by_panel: dict[str, list[tuple[str, str]]] = {"Arguments": []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:  # else it is hidden
+                panel = getattr(param, "rich_help_panel", None) or "Output"
+                by_panel.setdefault(panel, []).append(record)
+        by_panel["Output"] = by_panel.pop("Output")
+        for panel, records in by_panel.items():
+            if records:
+                with formatter.section(panel):
+                    formatter.write_dl(records)
+
+
+JSON = typer.Option(
+    "--json",
+    help="Print one JSON object and nothing else.",
+)
+HELP_ALL = typer.Option("--help-all", help="Show all options.", is_eager=True, callback=help_all)
+
+
+def command(question: type[Question[Any]], run: Callable[[Question[Any], bool], None]) -> Callable[..., None]:
     """The command that asks the question; run: gets the question, and whether JSON is asked for."""
-    fields = [field for field in dataclasses.fields(question) if has_opt(field)]
-    first = question.__annotations__  # fields of its own, before shared ones
+    options = options_of(question)
 
-    def called(**values: Any) -> None:
-        as_json = values["as_json"]
-        run(question(**{field.name: _value(field, values[field.name]) for field in fields}), as_json)
+    def called(**words: Any) -> None:
+        values = {name: _value(option, words[name]) for name, option in options.items() if words[name] is not None}
+        run(question(**values), words["as_json"])
 
-    parameters = [
-        _parameter(
-            field.name, _typed(field, bool(question.COMMON) and field.name not in question.COMMON), _default(field)
-        )
-        for field in sorted(fields, key=lambda f: (f.default is not dataclasses.MISSING, f.name not in first))
-    ]
-    json = typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel="Output")
-    parameters.append(_parameter("as_json", typing.Annotated[bool, json], False))
+    types = {name: _typed(question, option) for name, option in options.items()}
+    types["as_json"] = bool, JSON, False
     if question.COMMON:
-        option = typer.Option("--help-all", help="Show all options.", is_eager=True, callback=help_all)
-        parameters.append(_parameter("help_all", typing.Annotated[bool, option], False))
+        types["help_all"] = bool, HELP_ALL, False
+    parameters = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, annotation=typing.Annotated[kind, declared], default=default
+        )
+        for name, (kind, declared, default) in types.items()
+    ]
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    called.__doc__ = question.__doc__
+    called.__doc__ = re.sub(r"\n\n(?=dsim )", "\n\n\b\n", about(question))  # click does not wrap them
     return called
+
+
+def _typed(question: Any, option: Option) -> tuple[Any, Any, Any]:
+    """For Typer: type, declaration and default."""
+    default, kind = _default(question, option.field), kind_of(question, option)
+    typed: Any = kind
+    is_many = option.is_many(default)
+    if is_many:
+        typed = list[kind]  # type: ignore[valid-type]
+    if default is dataclasses.MISSING:
+        default = inspect.Parameter.empty
+    elif default is None or is_many:
+        typed, default = typed | None, None
+    else:
+        default = option.text(default)
+    if not option.names:
+        argument = typer.Argument(metavar=option.metavar, help=option.help, rich_help_panel=option.panel)
+        return typed, argument, default
+    names = option.names
+    if kind is bool and default is not False:
+        names = (f"{option.name}/{option.name.replace('--', '--no-')}",)
+    is_hidden = bool(question.COMMON) and option.field not in question.COMMON.split()
+    metavar, panel = option.metavar or None, option.panel
+    return (
+        typed,
+        typer.Option(*names, metavar=metavar, help=option.help, rich_help_panel=panel, hidden=is_hidden),
+        default,
+    )
+
+
+def kind_of(question: Any, option: Option) -> type:
+    """The type of an option's value on the command line."""
+    if not option.metavar:
+        return bool
+    words = re.findall(r"\w+", str(question.__dataclass_fields__[option.field].type))  # `float | str | None`
+    kinds = [str] if option.read else [kind for kind in KINDS if kind.__name__ in words]
+    return next(iter(kinds), str)
+
+
+def _value(option: Option, word: Any) -> Any:
+    if option.read is not None:
+        return option.read(option.name, word)
+    return tuple(word) if isinstance(word, list) else word
 
 
 def asks(question: Callable[P, Question[R]], name: str) -> Callable[P, R]:
@@ -166,16 +308,21 @@ def asks(question: Callable[P, Question[R]], name: str) -> Callable[P, R]:
     def answer(*args: P.args, **options: P.kwargs) -> R:
         return question(*args, **options).answer(Watch()).to_python()
 
-    answer.__doc__ = question.__doc__
-    fields = dataclasses.fields(typing.cast(Any, question))
-    by_option = {option_name(field): field.name for field in fields if has_opt(field)}
-    return suggesting(answer, name, _signature(question), by_option)
+    answer.__doc__ = (question.__doc__ or "").format_map(CHOICES)
+    own = typing.cast(Any, question).__annotations__  # before shared ones
+    parameters = inspect.signature(question).parameters.values()
+    signature = inspect.Signature(
+        sorted(parameters, key=lambda p: (p.kind, p.kind is p.KEYWORD_ONLY and p.name not in own))
+    )
+    return suggesting(answer, name, signature, {option.name: field for field, option in options_of(question).items()})
 
 
 def suggesting(
-    function: Callable[P, R], name: str, signature: inspect.Signature | None = None,
-    by_option: Mapping[str, str] = MappingProxyType({}),
-) -> Callable[P, R]:  # fmt: skip
+    function: Callable[P, R],
+    name: str,
+    signature: inspect.Signature | None = None,
+    by_option: Mapping[str, str] | None = None,
+) -> Callable[P, R]:
     """As `dsim.NAME`: TypeError for an unknown keyword; errors name keywords, not options, but for commands.
 
     by_option: keywords by option, where they differ in more than dashes.
@@ -188,95 +335,14 @@ def suggesting(
             if option not in signature.parameters:
                 raise TypeError(f"dsim.{name}() has no argument {option!r}{did_you_mean(option, signature.parameters)}")
         try:
-            signature.bind(*args, **options)
-        except TypeError as error:
-            raise TypeError(f"dsim.{name}(): {error}") from None
-        try:
             return function(*args, **options)
         except DsimError as error:
             error.args = (re.sub(r"(dsim [a-z]+ [^;`)]*)|--([a-z][a-z-]*)", in_python, str(error)),)
             raise
 
     def in_python(option: re.Match[str]) -> str:
-        return option[1] or by_option.get(f"--{option[2]}", option[2].replace("-", "_"))
+        return option[1] or (by_option or {}).get(f"--{option[2]}", option[2].replace("-", "_"))
 
     called.__name__ = called.__qualname__ = name
     called.__signature__ = signature  # type: ignore[attr-defined]
     return called
-
-
-def _signature(question: Any) -> inspect.Signature:
-    """Of the constructor, with plain types."""
-    plain = [
-        parameter.replace(annotation=_plain(parameter.annotation))
-        for parameter in inspect.signature(question).parameters.values()
-    ]
-    first = question.__annotations__  # fields of its own, before shared ones
-    return inspect.Signature(sorted(plain, key=lambda p: (p.kind, p.kind is p.KEYWORD_ONLY and p.name not in first)))
-
-
-def _plain(annotation: Any) -> Any:
-    inner = annotation.__origin__ if hasattr(annotation, "__metadata__") else annotation
-    return inner.__forward_arg__ if isinstance(inner, typing.ForwardRef) else inner
-
-
-def _names(field: "dataclasses.Field[Any]") -> tuple[str, ...]:
-    names = opt_of(field).names or (f"--{field.name.replace('_', '-')}",)
-    if _kind(field) is bool and field.default is not False:
-        return (f"{names[0]}/--no-{names[0][2:]}",)
-    return names
-
-
-def _kind(field: "dataclasses.Field[Any]") -> type:
-    if not opt_of(field).metavar:
-        return bool
-    words = re.findall(r"\w+", str(_plain(field.type)))  # of `float | str | None`, or `TraceLike`
-    return next((kind for kind in KINDS if kind.__name__ in words), str)
-
-
-def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
-
-
-def _typed(field: "dataclasses.Field[Any]", hidden: bool) -> Any:
-    """For Typer."""
-    opt = opt_of(field)
-    kind: Any = str if opt.read is not None else Path if opt.exists else _kind(field)
-    values = opt.values
-    completion = None if values is None else lambda incomplete: [v for v in values() if v.startswith(incomplete)]
-    is_many = _is_many(field)
-    if is_many:
-        kind = list[kind]
-    if opt.metavar.startswith("[") or (field.default is dataclasses.MISSING and not opt.names):
-        kind = kind if field.default is dataclasses.MISSING else kind | None
-        return typing.Annotated[kind, typer.Argument(metavar=opt.metavar, help=opt.help, autocompletion=completion)]
-    if field.default is None or is_many:
-        kind = kind | None
-    option = typer.Option(
-        *_names(field), metavar=opt.metavar or None, help=opt.help, rich_help_panel=opt.panel, envvar=opt.envvar,
-        autocompletion=completion, exists=opt.exists, dir_okay=not opt.exists, hidden=hidden,
-    )  # fmt: skip
-    return typing.Annotated[kind, option]
-
-
-def _is_many(field: "dataclasses.Field[Any]") -> bool:
-    return field.default == () or (field.default is dataclasses.MISSING and "..." in opt_of(field).metavar)
-
-
-def _default(field: "dataclasses.Field[Any]") -> Any:
-    if field.default is dataclasses.MISSING:
-        return inspect.Parameter.empty
-    text = opt_of(field).text
-    if text is not None:
-        return text
-    return None if field.default == () else field.default
-
-
-def _value(field: "dataclasses.Field[Any]", value: Any) -> Any:
-    """A field's value of an option's."""
-    opt = opt_of(field)
-    if value is None:
-        return field.default
-    if opt.read is not None:
-        return opt.read(option_name(field), value)
-    return tuple(value) if isinstance(value, list) else value

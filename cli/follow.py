@@ -5,14 +5,13 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
-from typing import Annotated as A
+from typing import TYPE_CHECKING
 
 from ..engine.errors import DsimError
 from . import choices
 from . import questions as q
 from .answer import INTERRUPTED, Answer
-from .declared import Opt, Question, Watch
+from .declared import Question, Watch
 
 if TYPE_CHECKING:
     from ..following.watch import Following, Watcher
@@ -20,37 +19,52 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
+class FollowQuestion(q.Coded, Question["Following"]):
     """Follow a running server with a twin, and report drift and how much more traffic it can take.
 
     dsim follow http://localhost:8000 --policy vllm-diffusion --profile mine.json --slo ttft=2s --port 9100
     dsim follow http://10.0.0.1:8000 http://10.0.0.2:8000 --policy sglang-fdfo --once
+
+    Arguments:
+      urls URL...: URLs of the server's metrics, one a replica.
+    Following:
+      --interval S: Time between two readings.
+      --window S: Shortest window to judge.
+      --min-requests N: Fewest requests in a window.
+      --token-file F: A file with a bearer token.
+      --once: Read once and exit, for cron; exit 1 if an alarm is open.
+    Server:
+      --host H: With --port: the address to listen on.
+      --port N: Serve metrics to Prometheus; 0 takes a free port.
+    Output:
+      -o, --out DIR: Folder of the page, windows and profiles; a restart continues.
     """
 
-    COMMON: ClassVar = ("policy", "profile", "slos", "interval", "window", "token_file", "port", "once", "out")
+    COMMON = "policy profile slos interval window token_file port once out"
 
-    urls: A[str | Sequence[str], Opt("URLs of the server's metrics, one a replica.", "URL...")]
-    policy: A["PolicyLike", q.ONE_POLICY]
+    urls: str | Sequence[str]
+    policy: "PolicyLike"
     _: KW_ONLY
-    profile: A["ProfileLike", q.PROFILE] = choices.PROFILE
-    workload: A[str | None, q.WORKLOAD] = None
-    frontend: A[float | None, q.FRONTEND] = None
-    yields: A[str | None, q.YIELD] = None
-    router: A[str, q.ROUTER] = "round-robin"
-    eos: A[bool | None, q.EOS] = None
-    slos: A[Sequence[str], q.SLO] = ()
-    interval: A[float, Opt("Time between two readings.", "S", "Following")] = 5.0
-    window: A[float, Opt("Shortest window to judge.", "S", "Following")] = 300.0
-    min_requests: A[int, Opt("Fewest requests in a window.", "N", "Following")] = 200
-    attainment: A[float, q.ATTAINMENT] = 0.99
-    token_file: A[str | Path | None, Opt("A file with a bearer token.", "F", "Following")] = None
-    host: A[str, Opt("The address of --port.", "H", "Server", needs=("port",))] = "127.0.0.1"
-    port: A[int | None, Opt("Serve metrics to Prometheus; 0 takes a free port.", "N", "Server")] = None
-    once: A[bool, Opt("Read once and exit, for cron; exit 1 if an alarm is open.", "", "Following")] = False
-    check_rules: A[bool, q.CHECK_RULES] = False
-    seed: A[int, q.SEED] = 0
+    profile: "ProfileLike" = choices.PROFILE
+    workload: str | None = None
+    frontend: float | None = None
+    yields: str | None = None
+    router: str = "round-robin"
+    eos: bool | None = None
+    slos: Sequence[str] = ()
+    interval: float = 5.0
+    window: float = 300.0
+    min_requests: int = 200
+    attainment: float = 0.99
+    token_file: str | Path | None = None
+    host: str = "127.0.0.1"
+    port: int | None = None
+    once: bool = False
+    check_rules: bool = False
+    emit: str = "block"
+    seed: int = 0
     seconds: float | None = None  # how long; None: until Ctrl-C
-    out: A[str | Path, q.out("Folder of the page, windows and profiles; a restart continues.")] = "followed"
+    out: str | Path = "followed"
 
     def answer(self, watch: Watch) -> "Answer[Following]":
         from ..files.lock import Lock
@@ -64,7 +78,7 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
 
         urls = list(self.urls)
         self._check(urls)
-        targets = [Target(url, q.path_of(self.token_file)) for url in urls]
+        targets = [Target(url, q.optional(Path, self.token_file)) for url in urls]
         policy = spec_of(self.policy)
         values = q.world_fields(self, [policy])
         world = World(trace="azure-conv", policy=policy, profile=profile_name(self.profile), **values)
@@ -87,10 +101,11 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
             watcher.publish()
         state = state_of(follower)
         page = page_of(follower, watch.command())
-        return Answer(
-            value=Following(state, list(follower.windows), folder, page), json=state, page=lambda: page, out=folder,
-            files=FILES, code=int(bool(state["alarms"])) if self.once else INTERRUPTED,
-        )  # fmt: skip
+        following = Following(state, list(follower.windows), folder, page)
+        code = INTERRUPTED
+        if self.once:
+            code = int(bool(state["alarms"]))
+        return Answer(value=following, json=state, page=lambda: page, out=folder, files=FILES, code=code)
 
     def _follow(self, watcher: "Watcher", watch: Watch) -> None:
         if self.once:
@@ -115,12 +130,10 @@ class FollowQuestion(q.Coded, q.Seen, Question["Following"]):
     def _check(self, urls: Sequence[str]) -> None:
         if self.once and self.port is not None:
             raise DsimError(f"--once is given and --port is {self.port}, expected one of them")
-        q.check_range("--port", self.port or 0, 0, 65535)
         if not urls or len(set(urls)) != len(urls):
             raise DsimError(f"{len(urls)} URLs are given, {len(set(urls))} of them different, expected each once")
-        for name, value, least in (("interval", self.interval, 0.1), ("window", self.window, 1.0)):
-            if not least <= value <= 86400:
-                raise DsimError(f"{name} is {value:g} s, expected {least:g} to 86400")
-        q.check_range("min requests", self.min_requests, 1, 1_000_000)
-        if not 0 < self.attainment <= 1:
-            raise DsimError(f"attainment is {100 * self.attainment:g}%, expected above 0% and up to 100%")
+        q.check_range("--port", self.port or 0, 0, 65535)
+        q.check_range("--interval", self.interval, 0.1, 86400)
+        q.check_range("--window", self.window, 1, 86400)
+        q.check_range("--min-requests", self.min_requests, 1, 1_000_000)
+        q.check_range("--attainment", self.attainment, 0.0001, 1)

@@ -5,12 +5,11 @@ from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-from typing import Annotated as A
 
 from ..engine.errors import DsimError
 from . import questions as q
 from .answer import Answer
-from .declared import Opt, Question, Watch
+from .declared import Question, Watch
 
 if TYPE_CHECKING:
     from ..comparison.clients.match import Requested
@@ -25,33 +24,27 @@ class ImportQuestion(q.OfFile, q.Forced, Question["RunResult"]):
     dsim import bench.json --trace trace.jsonl --slo ttft=2s -o runs/measured
     dsim import spend.json --only model=sdar-8b --slo ttft=2s -o runs/measured
     dsim import bench.json --log steps.jsonl --json
+
+    Arguments:
+      file FILE: Of vllm bench serve --save-detailed, guidellm (JSON) or aiperf (profile_export.jsonl), or a gateway's
+          log (LiteLLM's, or any with --columns) that has start, first token and end.
+    Traffic:
+      --trace T: The trace that the client replayed: its arrivals and lengths.
+    Policy and profile:
+      --policy NAME: Name of the server's policy: a twin's, to compare with it; by default from the step log.
+    Measurement:
+      --log FILE: The server's step log of the same time: adds its steps.
+    Fleet and price:
+      --replicas N: Replicas behind the router.
     """
 
-    file: A[
-        str | Path,
-        Opt(
-            "Of vllm bench serve --save-detailed, guidellm (JSON) or aiperf (profile_export.jsonl), or a "
-            "gateway's log (LiteLLM's, or any with --columns) that has start, first token and end.", "FILE",
-        ),
-    ]  # fmt: skip
+    file: str | Path
     _: KW_ONLY
-    trace: A[
-        "TraceLike | None", Opt("The trace that the client replayed: its arrivals and lengths.", "T", "Traffic")
-    ] = None
-    policy: A[
-        str | None,
-        Opt(
-            "Name of the server's policy: a twin's, to compare with it; by default from the step log, or `server`.",
-            "NAME", "Policy and profile",
-        ),
-    ] = None  # fmt: skip
-    log: A[str | Path | None, Opt("The server's step log of the same time: adds its steps.", "FILE", "Measurement")] = (
-        None
-    )
-    replicas: A[int, Opt("Replicas behind the router.", "N", "Fleet and price")] = 1
-    slos: A[Sequence[str], q.SLO] = ()
-    missing_fails: A[bool, q.MISSING_FAILS] = False
-    out: A[str | Path | None, q.RUN_OUT] = None
+    trace: "TraceLike | None" = None
+    policy: str | None = None
+    log: str | Path | None = None
+    replicas: int = 1
+    slos: Sequence[str] = ()
 
     def answer(self, watch: Watch) -> "Answer[RunResult]":
         from ..comparison.clients.measured import client_lines, measured_run, write_measured
@@ -66,19 +59,24 @@ class ImportQuestion(q.OfFile, q.Forced, Question["RunResult"]):
         from ..results.world import MAX_REPLICAS
 
         q.check_range("replicas", self.replicas, 1, MAX_REPLICAS)
-        alone = self.trace is None  # these options are then the log's
-        client = read_client(
-            self.file, self.columns if alone else None, self.only, self.time_unit if alone else None, self.skip_bad
-        )
+        options = self.values("only", "skip_bad")
+        if self.trace is None:  # else these options are the trace's
+            options |= self.values("columns", "time_unit")
+        client = read_client(self.file, **options)
         if self.log is not None and client.steps is not None:
             raise DsimError(f"log is {self.log} and {self.file} is a step log itself: expected one of them")
-        engine = client.steps if self.log is None else read_log(Path(self.log))
-        default = "server" if engine is None or engine.header.preset not in PRESETS else policy_of(engine.header)[0]
+        engine = client.steps or q.optional(read_log, q.optional(Path, self.log))
+        default = "server"
+        if engine is not None and engine.header.preset in PRESETS:
+            default = policy_of(engine.header)[0]
         run = measured_run(
-            client, None if self.trace is None else self._requested(self.trace),
-            policy=printable(self.policy or default), slos=[Slo.parse(text) for text in self.slos],
-            missing_passes=not self.missing_fails, replicas=self.replicas, engine=engine,
-        )  # fmt: skip
+            client,
+            self._requested(),
+            policy=printable(self.policy or default),
+            slos=[Slo.parse(text) for text in self.slos],
+            replicas=self.replicas,
+            engine=engine,
+        )
         about = run.info.client
         assert about is not None
         run = replace(run, info=replace(run.info, command=watch.command()))
@@ -93,11 +91,14 @@ class ImportQuestion(q.OfFile, q.Forced, Question["RunResult"]):
         )
         return Answer(value=result, lines=client_lines(about), out=self.folder, files=FILES)
 
-    def _requested(self, trace: "TraceLike") -> "Requested":
-        """The arrivals and lengths, which the client replayed."""
+    def _requested(self) -> "Requested | None":
+        """The arrivals and lengths that the client replayed, if given."""
         from ..comparison.clients.match import Requested
         from ..traces import Trace, load
 
+        trace = self.trace
+        if trace is None:
+            return None
         if not isinstance(trace, Trace):
             trace = load(trace, time_unit=self.time_unit, columns=self.columns)
         return Requested(trace.name, trace.arrival, trace.input_length, trace.output_length)

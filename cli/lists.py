@@ -1,13 +1,12 @@
-"""dsim policies, profiles and metrics: what there is."""
+"""dsim policies and profiles: what there is."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated as A
 from typing import Any
 
 from . import questions as q
 from .answer import Answer
-from .declared import Opt, Question, Watch
+from .declared import Question, Watch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,9 +15,14 @@ class PoliciesQuestion(q.Coded, Question[None]):
 
     dsim policies
     dsim policies optimus
+
+    Arguments:
+      spec [SPEC]: Show this policy's fields: default, allowed values, meaning.
+    Policy and profile:
+      --allow-code FILE.py: With SPEC: a code file that it may load; repeat (docs/security.md).
     """
 
-    spec: A[str | None, Opt("Show this policy's fields: default, allowed values, meaning.", "[SPEC]")] = None
+    spec: str | None = None
 
     def answer(self, watch: Watch) -> Answer[None]:
         if self.spec is not None:
@@ -28,13 +32,10 @@ class PoliciesQuestion(q.Coded, Question[None]):
         summaries = {f"{name}[:{preset.main}]": preset.summary for name, preset in PRESETS.items()}
         width = max(map(len, summaries))
         names = dict.fromkeys(field for preset in PRESETS.values() for field in settings_of(preset.policy))
-        return Answer(
-            value=None, json={name: describe(preset.policy) for name, preset in PRESETS.items()},
-            lines=[
-                *(f"{name:<{width}}  {summary}" for name, summary in summaries.items()),
-                f"\nA SPEC is name[:value][,field=value...]; the fields are {', '.join(names)}.",
-            ],
-        )  # fmt: skip
+        lines = [f"{name:<{width}}  {summary}" for name, summary in summaries.items()]
+        lines.append(f"\nA SPEC is name[:value][,field=value...]; the fields are {', '.join(names)}.")
+        json = {name: describe(preset.policy) for name, preset in PRESETS.items()}
+        return Answer(value=None, json=json, lines=lines)
 
 
 def _fields(spec: str, allow_code: Sequence[Any]) -> Answer[None]:
@@ -48,14 +49,11 @@ def _fields(spec: str, allow_code: Sequence[Any]) -> Answer[None]:
     axes = {axis: fields_of(getattr(policy, axis)) for axis in AXES}
     listed = [{"axis": axis, **asdict(field)} for axis, fields in axes.items() for field in fields]
     about = {"name": policy.name, "summary": preset.summary, "citation": preset.citation, "main": preset.main}
-    lines = [f"{policy.name}: {preset.summary}" if preset.summary else policy.name]
-    if preset.citation:
-        lines.append(f"Source: {preset.citation}")
-    if preset.main:
-        lines.append(f"{name_of(spec)}:VALUE sets {preset.main}.")
+    lines = [": ".join(filter(None, [policy.name, preset.summary]))]
+    lines += [f"Source: {preset.citation}"] * bool(preset.citation)
+    lines += [f"{name_of(spec)}:VALUE sets {preset.main}."] * bool(preset.main)
     for axis, fields in axes.items():
-        if fields:
-            lines.append(f"\n{axis} ({type(getattr(policy, axis)).__name__})")
+        lines += [f"\n{axis} ({type(getattr(policy, axis)).__name__})"] * bool(fields)
         for field in fields:
             meaning = f"{field.meaning or 'no meaning given'} [{field.bounds}]"
             lines.append(f"  {field.name} = {value_of(field.default)}: {meaning}")
@@ -85,22 +83,3 @@ class ProfilesQuestion(Question[None]):
         width = max(map(len, profiles), default=0)
         lines = [f"{name:{width}}  {text}; {default_said(load(name))}" for name, text in profiles.items()]
         return Answer(value=None, json=profiles, lines=lines)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MetricsQuestion(Question[None]):
-    """Print the meaning of every number in a report.
-
-    dsim metrics
-    dsim metrics --json
-    """
-
-    def answer(self, watch: Watch) -> Answer[None]:
-        from ..results.metrics import METRICS
-
-        json, lines = {}, []
-        for name, metric in METRICS.items():
-            json[name] = {"unit": metric.unit, "formula": metric.formula, "note": metric.note}
-            unit, note = (f" [{metric.unit}]" if metric.unit else ""), (f" ({metric.note})" if metric.note else "")
-            lines.append(f"{name}{unit}: {metric.formula}{note}")
-        return Answer(value=None, json=json, lines=lines)

@@ -2,18 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
-from typing import Annotated as A
+from typing import TYPE_CHECKING, Any
 
 from ..engine.errors import DsimError
-from ..files.read import quoted
 from . import choices
 from . import questions as q
 from .answer import Answer
 from .bar import watch_runs
 from .cautions import stopped, warn
-from .declared import Opt, Question, Watch
+from .declared import Question, Watch
 
 if TYPE_CHECKING:
     from ..device.on_device import LiveSetting
@@ -21,8 +18,6 @@ if TYPE_CHECKING:
     from ..results.world import World
     from .objects import PolicyLike, ProfileLike
 
-# Options of a world that a device cannot honour.
-UNSUPPORTED = ("yields", "frontend", "router", "concurrency", "sessions", "drain")
 WITH_RECORDS = ("tiny", "tiny-both-ways")  # shipped, trained on own prompts
 
 
@@ -32,41 +27,34 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult
 
     dsim live azure-conv --lengths fixed:64,64 --rate 2 --num-requests 60 --policy lmdeploy-bd32 -o runs/live
     dsim live azure-conv --model ./SDAR-8B-Chat --policy optimus --profile mine.json
+
+    Policy and profile:
+      --policy SPEC: name[:value][,field=value...] or a TOML file; repeat to compare.
+      --commits C: What decides which tokens commit: model (the weights), or twin (the profile's draws).
+      --profile P: A profile of this model, for --commits twin and elastic chunks.
+    Model and device:
+      --model M: tiny (the default), tiny-both-ways, or a model's directory.
+      --temperature T: Draw tokens at this temperature; 0: the likeliest.
+    Traffic:
+      --prompts FILE: The prompts: a text, a .jsonl of token ids, or source|records (tiny).
     """
 
-    COMMON: ClassVar = (
-        "policy", "model", "profile", "commits", "slos", "rate", "lengths", "num_requests", "prompts", "device",
-        "temperature", "seed", "out", "force",
-    )  # fmt: skip
+    COMMON = "policy model profile commits slos rate lengths num_requests prompts device temperature seed out force"
 
-    policy: A["PolicyLike | Sequence[PolicyLike]", q.MANY_POLICIES] = ()
+    policy: "PolicyLike | Sequence[PolicyLike]" = ()
     _: KW_ONLY
-    model: A[
-        str | None, Opt("tiny (the default), tiny-both-ways, or a model's directory.", "M", "Model and device")
-    ] = None
-    commits: A[
-        str | None,
-        Opt(
-            "What decides which tokens commit: model (the weights), or twin (the profile's draws; for random weights).",
-            "C", "Policy and profile",
-        ),
-    ] = None  # fmt: skip
-    profile: A[
-        "ProfileLike | None",
-        Opt("A profile of this model, for --commits twin and elastic chunks.", "P", "Policy and profile"),
-    ] = None
-    prompts: A[
-        str | None, Opt("The prompts: a text, a .jsonl of token ids, or source|records (tiny).", "FILE", "Traffic")
-    ] = None
-    temperature: A[float, q.TEMPERATURE] = 0.0
-    eos: A[bool, q.ENDS_AT_EOS] = False
-    slos: A[Sequence[str], q.SLO] = ()
-    out: A[str | Path | None, q.RUN_OUT] = None
+    model: str | None = None
+    commits: str | None = None
+    profile: "ProfileLike | None" = None
+    prompts: str | None = None
+    temperature: float = 0.0
+    eos: bool = False
+    slos: Sequence[str] = ()
 
     def resolve(self) -> "list[World]":
         """One world a policy."""
-        profile = choices.PROFILE if self.profile is None else self.profile
-        return q.worlds_of(self, "lmdeploy-bd32" if self.policy == () else self.policy, profile)
+        policy = "lmdeploy-bd32" if self.policy == () else self.policy
+        return q.worlds_of(self, policy, self.profile or choices.PROFILE)
 
     def answer(self, watch: Watch) -> "Answer[RunResult]":
         from ..planner.record import record
@@ -74,10 +62,6 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult
 
         worlds = self.resolve()
         first = worlds[0]
-        for name in UNSUPPORTED:
-            value, default = getattr(first, name), getattr(type(first), name)
-            if value != default:
-                raise DsimError(f"{name} is {quoted(value)}, expected {quoted(default)}: a device supports no other")
         requests = first.requests()
         warn(watch, *worlds)
         live = self._setting(first)
@@ -86,38 +70,33 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult
         about = live.about()
         temporary, folder = q.kept_folder(self.folder, watch)
         with watch.bar("live", "requests") as bar:
-            run = record(
-                worlds, requests, live.serve, out=folder, force=self.force, keeps=True,
-                about=lambda results: {**about(results), "command": watch.command()},
-                watch=watch_runs(bar, len(worlds), len(requests), "warming up"),
-            )  # fmt: skip
-        return Answer(
-            value=replace(run, temporary=temporary), out=self.folder, files=FILES,
-            interrupted=stopped(run, worlds), failure=run.failure,
-        )  # fmt: skip
+
+            def facts(results: Any) -> dict[str, Any]:
+                return {**about(results), "command": watch.command()}
+
+            runs = watch_runs(bar, len(worlds), len(requests), "warming up")
+            run = record(worlds, requests, live.serve, out=folder, force=self.force, about=facts, watch=runs)
+        value, interrupted = replace(run, temporary=temporary), stopped(run, worlds)
+        return Answer(value=value, out=self.folder, files=FILES, interrupted=interrupted, failure=run.failure)
 
     def _setting(self, world: "World") -> "LiveSetting":
         """The model and its source of commits, checked before anything is measured."""
         from ..device.on_device import LiveSetting
-        from ..live.config_file import named  # loads PyTorch, as the next
-        from ..live.sampling import Sampling
-        from ..live.weights import is_canvas
-        from ..profiler.measure import open_any
+        from ..live.sampling import Sampling  # loads PyTorch, as the next
+        from ..profiler.measure import LoadedCanvas
 
-        sampling = Sampling(self.temperature, world.seed) if self.temperature else None
-        if sampling is not None and self.graphs:
+        if self.temperature and self.graphs:
             raise DsimError("--graphs captures steps that take the likeliest tokens, and --temperature draws them")
-        name, settings = named(self.model, self.random_weights, self.mask_token_id, self.block_length)
-        if sampling is not None and is_canvas(name, settings):
-            raise DsimError(
-                f"{name}: its canvases are drawn by the checkpoint's own rule, and --temperature {self.temperature:g} "
-                "is of decoders"
-            )
-        loaded = open_any(name, self.device, world.seed, self.graphs, settings)
-        commits, prompts = self.commits or ("model" if loaded.trained else "twin"), self.prompts
-        profile = None if self.profile is None else world.loaded_profile()
+        loaded = self.loaded(self.model, world.seed)
+        if self.temperature and isinstance(loaded, LoadedCanvas):
+            raise DsimError(f"{loaded.name} draws canvases by its own rule, expected no --temperature")
+        sampling = q.optional(lambda temperature: Sampling(temperature, world.seed), self.temperature or None)
+        commits, prompts = self.commits, self.prompts
+        if commits is None:
+            commits = "model" if loaded.trained else "twin"
         if commits == "model" and prompts is None:
-            if not loaded.trained or name not in WITH_RECORDS:
-                raise DsimError(f"commits is model and no prompts are given: expected --prompts FILE for {name}")
+            if loaded.name not in WITH_RECORDS:
+                raise DsimError(f"commits is model and no prompts are given: expected --prompts FILE for {loaded.name}")
             prompts = "records"
+        profile = None if self.profile is None else world.loaded_profile()
         return LiveSetting(loaded, profile, commits, prompts, self.tokenizer, sampling)

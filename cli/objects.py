@@ -6,7 +6,7 @@ Every process can read them. A file lasts as long as this process, and equal obj
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +17,7 @@ from ..engine.policy import Policy, parse
 from ..files.read import quoted
 from ..files.write import write_whole
 from ..profiler.profile import Profile, to_json
+from ..profiler.profile import load as load_profile
 from ..results.world import named_code
 from ..traces import Trace, load
 
@@ -40,9 +41,7 @@ def trace_name(trace: TraceLike, options: Mapping[str, Any]) -> str:
     elif options:
         name, value = next(iter(options.items()))
         raise DsimError(f"{name} is {quoted(value)} and the trace was read before: give it to load_trace")
-    columns = {name: getattr(trace, name).tolist() for name in ("arrival", "input_length", "output_length")}
-    columns |= trace.extras
-    rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    rows = trace.to_frame().to_dict("records")
     return str(_file("".join(json.dumps(row) + "\n" for row in rows), f"{_plain(trace.name)}.jsonl"))
 
 
@@ -50,6 +49,13 @@ def profile_name(profile: ProfileLike) -> str:
     if not isinstance(profile, Profile):
         return str(profile)
     return str(_file(json.dumps(to_json(profile)), f"{_plain(profile.name)}.json"))
+
+
+def loaded(profile: ProfileLike) -> Profile:
+    """A profile by name, or the object."""
+    if isinstance(profile, Profile):
+        return profile
+    return load_profile(profile)
 
 
 def spec_of(policy: PolicyLike) -> str:
@@ -66,14 +72,11 @@ def named_config(config: Any) -> Any:
     if isinstance(config, Mapping):
         return {name: named_config(value) for name, value in config.items()}
     if isinstance(config, list):
-        return [named_config(value) for value in config]
-    if isinstance(config, Policy):
-        return spec_of(config)
-    if isinstance(config, Profile):
-        return profile_name(config)
+        return list(map(named_config, config))
     if isinstance(config, str | int | float | None):
         return config
-    return trace_name(config, {})
+    names: dict[type, Callable[[Any], str]] = {Policy: spec_of, Profile: profile_name}
+    return names.get(type(config), lambda trace: trace_name(trace, {}))(config)
 
 
 def _plain(name: str) -> str:

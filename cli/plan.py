@@ -4,15 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
-from typing import Annotated as A
+from typing import TYPE_CHECKING
 
 from ..engine.errors import DsimError
 from . import choices
 from . import questions as q
 from .answer import Answer, stopped
-from .cautions import warn, warn_of_runs
-from .declared import Opt, Question, Watch
+from .cautions import warn, warn_of_settings
+from .declared import Question, Watch
 
 if TYPE_CHECKING:
     from ..planner.candidates import PlanCandidate
@@ -30,107 +29,64 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
 
     dsim plan azure-conv --rate 12 --slo ttft=2s --slo 100ms/token --gpu-hour 2 -o runs/plan
     dsim plan mine.jsonl --gpu a100,h100 --gpu-hour a100=2,h100=3.5 --slo ttft=2s --json
+
+    Traffic:
+      --rate R: Requests per second to serve; the trace's own by default.
+      --num-requests N: Requests in a replay; by default enough for one pass over the trace, 6000 to 24000.
+    Policy and profile:
+      --policy SPEC (policies): A policy to compare, as elsewhere; repeat. By default those of released engines that run
+          the model.
+      --profile P (profiles): Instead of --gpu: a profile file or shipped profile; repeat.
+      --yields P (commits): With --gpu: a profile that provides the commit models.
+    Model and device:
+      --gpu GPU,...: GPUs by data sheet: a100, h100, b200 ..., or TOML files (docs/plan.md); estimates.
+      --model M: With --gpu: SDAR-8B by default, another known name, or a config.json.
+    Fleet and price:
+      --gpu-hour PRICE: Price of one GPU per hour: 2, or by GPU, a100=2,h100=3.5.
+      --max-replicas N: Try at most N replicas.
+      --spare N: Standby replicas (N+1): included in cost and launch files; the SLOs hold without them.
+      --growth X%/year: Growth of traffic, also per /month or /week; costs are then of the horizon.
+      --horizon YEARS: With --growth: the years that are paid.
+      --today SPEC,replicas=N: What runs today: replayed beside the answer.
+    SLOs and quality:
+      --fail-on-slo: With --today: end with 1 if what runs today misses an SLO.
+    Search:
+      --as-given: Use the policies as given, without a search over engine settings.
+      --change-answers: Also search block, threshold and canvas, which change the model's answers.
+      --research: Also what a scheduler that no released engine has would save.
+    Output:
+      -o, --out DIR: Write plan.toml, plan.json, report.html and deploy/; reuses the replays in it.
     """
 
-    COMMON: ClassVar = (
-        "slos", "rate", "policies", "gpu", "model", "profiles", "gpu_hour", "growth", "horizon", "today",
-        "research", "lengths", "jobs", "out",
-    )  # fmt: skip
+    COMMON = "slos rate policies gpu model profiles gpu_hour growth horizon today research lengths jobs out"
 
-    slos: A[Sequence[str], q.SLO] = ()
+    slos: Sequence[str] = ()
     _: KW_ONLY
-    rate: A[float | None, Opt("Requests per second to serve; the trace's own by default.", "R", "Traffic")] = None
-    policies: A[
-        "Sequence[PolicyLike]",
-        Opt(
-            "A policy to compare, as elsewhere; repeat. By default those of released engines that run the model.",
-            "SPEC", "Policy and profile", ("--policy",), q.policies,
-        ),
-    ] = ()  # fmt: skip
-    gpu: A[
-        Sequence[str],
-        Opt(
-            "GPUs by data sheet: a100, h100, b200 ..., or TOML files (docs/plan.md); estimates.",
-            "GPU,...",
-            "Model and device",
-        ),
-    ] = ()
-    model: A[
-        str | None,
-        Opt(
-            "With --gpu: SDAR-8B by default, another known name, or a config.json.", "M", "Model and device",
-            needs=("gpu",),
-        ),
-    ] = None  # fmt: skip
-    tp: A[int, q.TP] = 1
-    weights: A[str | None, q.WEIGHTS] = None
-    kv: A[str | None, q.KV] = None
-    commits: A[
-        str | None,
-        Opt(
-            "With --gpu: a profile that provides the commit models.",
-            "P",
-            "Policy and profile",
-            ("--yields",),
-            needs=("gpu",),
-        ),
-    ] = None
-    profiles: A[
-        "Sequence[ProfileLike]",
-        Opt(
-            "Instead of --gpu: a profile file or shipped profile; repeat.",
-            "P",
-            "Policy and profile",
-            ("--profile",),
-            q.profiles,
-        ),
-    ] = ()
-    gpu_hour: A[
-        float | str | Mapping[str, float] | None,
-        Opt(
-            "Price of one GPU per hour: 2, or by GPU, a100=2,h100=3.5.",
-            "PRICE",
-            "Fleet and price",
-            read=lambda name, text: text,
-        ),
-    ] = None
-    attainment: A[float, q.ATTAINMENT] = 0.99
-    max_replicas: A[int, Opt("Try at most N replicas.", "N", "Fleet and price")] = 64
-    spare: A[
-        int,
-        Opt(
-            "Standby replicas (N+1): included in cost and launch files; the SLOs hold without them.",
-            "N",
-            "Fleet and price",
-        ),
-    ] = 0
-    growth: A[
-        str | None,
-        Opt(
-            "Growth of traffic, also per /month or /week; costs are then of the horizon.", "X%/year", "Fleet and price"
-        ),
-    ] = None
-    horizon: A[float, Opt("With --growth: the years that are paid.", "YEARS", "Fleet and price")] = 1.0
-    buy_now: A[
-        bool, Opt("With --growth: buy what the end needs, instead of each quarter's.", "", "Fleet and price")
-    ] = False
-    today: A[str | None, Opt("What runs today: replayed beside the answer.", "SPEC,replicas=N", "Fleet and price")] = (
-        None
-    )
-    min_quality: A[float | str | None, q.MIN_QUALITY] = None
-    quality_table: A[str | Path | None, q.QUALITY_TABLE] = None
-    as_given: A[bool, Opt("Use the policies as given, without a search over engine settings.", "", "Search")] = False
-    change_answers: A[
-        bool, Opt("Also search block, threshold and canvas, which change the model's answers.", "", "Search")
-    ] = False
-    research: A[bool, Opt("Also what a scheduler that no released engine has would save.", "", "Search")] = False
-    router: A[str, q.ROUTER] = choices.UNROUTED
-    num_requests: A[int | None, q.PER_REPLAY] = None
-    jobs: A[int | None, q.JOBS] = None
-    fail_on_slo: A[bool, q.FAIL_ON_SLO] = False
-    out: A[
-        str | Path | None, q.out("Write plan.toml, plan.json, report.html and deploy/; reuses the replays in it.")
-    ] = None
+    rate: float | None = None
+    policies: "Sequence[PolicyLike]" = ()
+    gpu: Sequence[str] = ()
+    model: str | None = None
+    tp: int = 1
+    weights: str | None = None
+    kv: str | None = None
+    commits: str | None = None
+    profiles: "Sequence[ProfileLike]" = ()
+    gpu_hour: float | str | Mapping[str, float] | None = None  # type: ignore[assignment]
+    attainment: float = 0.99
+    max_replicas: int = 64
+    spare: int = 0
+    growth: str | None = None
+    horizon: float = 1.0
+    today: str | None = None
+    min_quality: float | str | None = None
+    quality_table: str | Path | None = None
+    as_given: bool = False
+    change_answers: bool = False
+    research: bool = False
+    router: str = choices.UNROUTED
+    num_requests: int | None = None
+    jobs: int | None = None
+    fail_on_slo: bool = False
 
     def answer(self, watch: Watch) -> "Answer[Planned]":
         from ..planner.backend import Pool
@@ -154,11 +110,15 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
         sheets, profiles = self._profiles(specs)
         [world] = q.worlds_of(self, World.policy, choices.PROFILE, candidates=specs, rate=None, num_requests=None)
         candidates, left_out = candidates_of(
-            world, specs, profiles, prices(self.gpu_hour), min_quality=parse_share(self.min_quality),
-            quality_table=load_table(self.quality_table, world.allow_code), as_given=self.as_given,
-            change_answers=self.change_answers, research=self.research,
-        )  # fmt: skip
-        size = {name: getattr(self, name) for name in ("rate", "attainment", "max_replicas", "num_requests")}
+            world,
+            specs,
+            profiles,
+            prices(self.gpu_hour),
+            min_quality=parse_share(self.min_quality),
+            quality_table=load_table(self.quality_table, world.allow_code),
+            **self.values("as_given", "change_answers", "research"),
+        )
+        size = self.values("rate", "attainment", "max_replicas", "num_requests")
         inputs = inputs_of(world, candidates, **size)
         folder = StoreFolder(self.folder, PLAN, force=self.force)
         _warn(watch, world, specs, candidates)
@@ -166,53 +126,51 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
             with watch.bar("plan", "replays", note="starting") as bar, folder:
 
                 def progress(phase: str, done: int, total: int | None) -> None:
-                    bar.update(done, total, phase, "")
+                    bar.update(done, total, phase, note="")
 
                 folder.begin("plan", inputs)
-                options = {name: getattr(self, name) for name in ("spare", "today", "currency", "jobs", "ray")}
-                planned = plan(
-                    world, candidates, left_out, **size, **options, horizon=horizon, command=watch.command(),
-                    memo=folder.memo, progress=progress,
-                )  # fmt: skip
+                options = self.values("spare", "today", "currency", "jobs", "ray")
+                options |= {"horizon": horizon, "memo": folder.memo, "progress": progress}
+                planned = plan(world, candidates, left_out, **size, **options, command=watch.command())
                 if self.ensemble is not None:
                     with Pool(self.jobs, self.ray) as pool:
                         drawn = plan_ensemble(
-                            planned, world, candidates, self.ensemble, attainment=self.attainment, pool=pool,
-                            memo=folder.memo, progress=partial(progress, "asking drawn profiles"),
-                        )  # fmt: skip
+                            planned,
+                            world,
+                            candidates,
+                            self.ensemble,
+                            attainment=self.attainment,
+                            pool=pool,
+                            memo=folder.memo,
+                            progress=partial(progress, "asking drawn profiles"),
+                        )
                     planned = replace(planned, ensemble=drawn)
                 ahead = fleet_worlds(replace(world, rate=planned.rate), candidates, planned.ranking[:2])
                 planned = replace(planned, notes=(*planned.notes, *profile_notes(ahead)))
                 written = _write(folder, planned, sheets)
         except KeyboardInterrupt:
             raise stopped(self.out) from None
-        return Answer(
-            value=planned, explained=folder.memo.sentence(), out=self.folder, files=written,
-            missed=self._missed(planned) if self.fail_on_slo else (),
-        )  # fmt: skip
+        missed = self._missed(planned)
+        return Answer(value=planned, explained=folder.memo.sentence(), out=self.folder, files=written, missed=missed)
 
     def _horizon(self) -> "Horizon | None":
         from ..planner.purchase import Horizon
 
         if not self.slos:
             raise DsimError("no SLO is given, expected at least one, such as --slo ttft=2s --slo 100ms/token")
-        if self.fail_on_slo and self.today is None:
-            raise DsimError(
-                "--fail-on-slo is given and no --today, expected what runs today: a plan's own fleet meets the SLOs"
-            )
         if self.as_given and self.change_answers:
             raise DsimError(
                 "as given and change answers are both true, expected at most one: the first searches nothing"
             )
-        if self.growth is None and (self.horizon != 1 or self.buy_now):
-            raise DsimError("horizon or buy now is given and no growth, expected one such as 30%/year")
-        return None if self.growth is None else Horizon(self.growth, self.horizon, self.buy_now)
+        return q.optional(lambda growth: Horizon(growth, self.horizon), self.growth)
 
     def _missed(self, planned: "Planned") -> list[str]:
-        """The first SLO that today's fleet misses."""
-        for text, spread in planned.today.values.items() if planned.today else ():
-            sign = -1 if text in planned.share_criteria else 1
-            if sign * ((spread.value or 0.0) - planned.bounds[text]) > 0:
+        """With --fail-on-slo, the first SLO that today's fleet misses."""
+        if planned.today is None or not self.fail_on_slo:
+            return []
+        for text, spread in planned.today.values.items():
+            excess = (spread.value or 0.0) - planned.bounds[text]
+            if (text in planned.share_criteria and excess < 0) or (text not in planned.share_criteria and excess > 0):
                 return [f"{self.today} misses {text}"]
         return []
 
@@ -220,20 +178,19 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
         """From data sheets, and all to compare (None if no option names one)."""
         from ..planner.candidates import name_their_profiles
         from ..planner.prices import from_sheets
-        from ..profiler.profile import Profile, load
         from ..results.world import different
+        from .objects import loaded
 
         gpus = ",".join(self.gpu)
         if gpus and self.profiles:
             raise DsimError(f"--gpu is {gpus} and --profile is {q.name_of(self.profiles[0])}, expected one of them")
-        names = different([name.strip() for name in gpus.split(",")]) if gpus else []
+        names = different([name.strip() for text in self.gpu for name in text.split(",")])
         sheets = from_sheets(names, self.model or "SDAR-8B", self.tp, self.commits, self.weights, self.kv)
         if name_their_profiles(specs) and (gpus or self.profiles):
             every = ", ".join(specs)
             raise DsimError(f"every policy names its own profile, expected none of --profile and --gpu: {every}")
         different([q.name_of(profile) for profile in self.profiles])
-        profiles = [profile if isinstance(profile, Profile) else load(profile) for profile in self.profiles]
-        return sheets, sheets or profiles or None
+        return sheets, sheets or list(map(loaded, self.profiles)) or None
 
 
 def _write(folder: "StoreFolder", planned: "Planned", sheets: "Sequence[Profile]") -> list[str]:
@@ -245,16 +202,18 @@ def _write(folder: "StoreFolder", planned: "Planned", sheets: "Sequence[Profile]
 
     if folder.folder is None:
         return []
-    launch = {} if planned.deployment is None else planned.deployment.files()
-    for name, text in launch.items():
-        (folder.folder / DEPLOY).mkdir(exist_ok=True)
-        write_whole(folder.folder / DEPLOY / name, text)
-    profiles = {f"profile-{profile.name}.json": profile for profile in sheets}
-    for name, profile in profiles.items():
-        save(profile, folder.folder / name, force=True)
     files = {"plan.toml": planned.plan_toml, **result_files(planned)}
     folder.put(files)
-    return [*files, *([f"{DEPLOY}/"] if launch else []), *profiles]
+    names = [*files]
+    if planned.deployment is not None:
+        names.append(f"{DEPLOY}/")
+        (folder.folder / DEPLOY).mkdir(exist_ok=True)
+        for name, text in planned.deployment.files().items():
+            write_whole(folder.folder / DEPLOY / name, text)
+    for profile in sheets:
+        names.append(f"profile-{profile.name}.json")
+        save(profile, folder.folder / names[-1], force=True)
+    return names
 
 
 def _warn(watch: Watch, world: "World", specs: list[str], candidates: "Sequence[PlanCandidate]") -> None:
@@ -263,7 +222,9 @@ def _warn(watch: Watch, world: "World", specs: list[str], candidates: "Sequence[
     from ..profiler.placed import placed
     from ..sim.setting import Setting
 
-    code, trace = world.allow_code, world.source()
     warn(watch, *(replace(world, policy=spec) for spec in specs or [world.policy]))
-    top = {placed(c.policy)[0]: c.profile for c in reversed(candidates)}
-    warn_of_runs(watch, [(Setting(parse(spec, code), profile, world.workload), trace) for spec, profile in top.items()])
+    runs: dict[str, Setting] = {}
+    for candidate in candidates:
+        spec = placed(candidate.policy)[0]
+        runs.setdefault(spec, Setting(parse(spec, world.allow_code), candidate.profile, world.workload))
+    warn_of_settings(watch, runs.values())

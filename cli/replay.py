@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
-from typing import Annotated as A
+from typing import TYPE_CHECKING, Any
 
 from . import choices
 from . import questions as q
 from .answer import Answer
 from .bar import watch_runs
 from .cautions import missed_slos, stopped, warn, warn_of_yields
-from .declared import Opt, Question, Watch
+from .declared import Question, Watch
 
 if TYPE_CHECKING:
     from ..report.run import RunResult
@@ -26,45 +24,36 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["RunResult
 
     dsim replay azure-conv --replicas 2 --policy lmdeploy-bd32 --policy optimus --slo ttft=5s -o runs/azure
     dsim replay mooncake-conv --policy ar --rate 4 --num-requests 500 --json
+
+    What to do:
+      --as-logged: TRACE is a step log: replay its requests under the policy and settings that it names.
+    Traffic:
+      --concurrency N: Closed loop: N requests in flight, the trace as a queue.
+      --sessions: Send a session's turn only after the previous turn has ended.
+      --drain: Serve the requests in flight after the last arrival, or count them as unfinished.
+    Policy and profile:
+      --policy SPEC: name[:value][,field=value...] or a TOML file; repeat to compare.
+    Fleet and price:
+      --scaler S: {SCALERS}, or your own ./mine.py:SCALER; then ,field=value...
+      --startup SECONDS: Time to start a replica.
+    Execution:
+      --jobs N: Replays of --ensemble at once; by default all cores.
     """
 
-    COMMON: ClassVar = (
-        "policy", "profile", "slos", "rate", "arrival", "lengths", "num_requests", "replicas", "router", "fleet",
-        "concurrency", "ensemble", "seed", "out",
-    )  # fmt: skip
+    COMMON = "policy profile slos rate arrival lengths num_requests replicas router fleet concurrency ensemble seed out"
 
-    policy: A["PolicyLike | Sequence[PolicyLike]", q.MANY_POLICIES] = ()
+    policy: "PolicyLike | Sequence[PolicyLike]" = ()
     _: KW_ONLY
-    as_logged: A[
-        bool,
-        Opt("TRACE is a step log: replay its requests under the policy and settings that it names.", "", "What to do"),
-    ] = False
-    slos: A[Sequence[str], q.SLO] = ()
-    scaler: A[
-        str,
-        Opt(
-            f"{', '.join(choices.SCALERS)}, or your own ./mine.py:SCALER; then ,field=value...", "S", "Fleet and price",
-            values=lambda: choices.SCALERS,
-        ),
-    ] = choices.FIXED  # fmt: skip
-    startup: A[float, Opt("Time to start a replica.", "SECONDS", "Fleet and price")] = 0.0
-    eos: A[bool | None, q.EOS] = None
-    concurrency: A[int | None, Opt("Closed loop: N requests in flight, the trace as a queue.", "N", "Traffic")] = None
-    sessions: A[bool, Opt("Send a session's turn only after the previous turn has ended.", "", "Traffic")] = False
-    drain: A[
-        bool,
-        Opt("Serve the requests in flight after the last arrival, or count them as unfinished.", "", "Traffic"),
-    ] = True
-    gpu_hour: A[float | None, q.GPU_HOUR] = None
-    jobs: A[
-        int | None,
-        Opt(
-            "Replays of --ensemble at once; by default all cores.", "N",
-            "Execution",
-        ),
-    ] = None  # fmt: skip
-    fail_on_slo: A[bool, q.FAIL_ON_SLO] = False
-    out: A[str | Path | None, q.RUN_OUT] = None
+    as_logged: bool = False
+    slos: Sequence[str] = ()
+    scaler: str = choices.FIXED
+    startup: float = 0.0
+    eos: bool | None = None
+    concurrency: int | None = None
+    sessions: bool = False
+    drain: bool = True
+    jobs: int | None = None
+    fail_on_slo: bool = False
 
     @property
     def specs(self) -> list[str]:
@@ -109,11 +98,12 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["RunResult
                 drawn = ensemble(worlds, requests, self.ensemble, pool=pool, progress=bar.update)
             about["ensemble"] = drawn
         with watch.bar("replay", "requests") as bar:
-            run = record(
-                worlds, requests, in_twin, out=self.folder, force=self.force,
-                watch=watch_runs(bar, len(worlds), len(requests), "starting", " simulated"),
-                about=lambda results: about | {"shortages": shortages(worlds[: len(results)], requests)},
-            )  # fmt: skip
+
+            def facts(results: Any) -> dict[str, Any]:
+                return about | {"shortages": shortages(worlds[: len(results)], requests)}
+
+            runs = watch_runs(bar, len(worlds), len(requests), "starting", " simulated")
+            run = record(worlds, requests, in_twin, out=self.folder, force=self.force, watch=runs, about=facts)
         if self.folder is None:
             temporary, folder = q.kept_folder(None, watch)
 
@@ -123,7 +113,7 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["RunResult
                 return read_run(folder, worlds[0].allow_code)
 
             run = replace(run, open=replayed_again, temporary=temporary)
-        return Answer(
-            value=run, out=self.folder, files=FILES, interrupted=stopped(run, worlds),
-            missed=missed_slos(run.policies) if self.fail_on_slo else (),
-        )  # fmt: skip
+        missed: list[str] = []
+        if self.fail_on_slo:
+            missed = missed_slos(run.policies)
+        return Answer(value=run, out=self.folder, files=FILES, interrupted=stopped(run, worlds), missed=missed)

@@ -37,7 +37,7 @@ class Screen(Watch):
             if skip:
                 skip -= 1
             elif name in drop:
-                skip = 0 if equals else drop[name]
+                skip = drop[name] * (not equals)
             else:
                 words.append(without_secrets(word))
         return printable(shlex.join(["dsim", *words]))
@@ -85,7 +85,10 @@ def run(question: Question[Any], as_json: bool) -> None:
         raise answer.failure
     for line in answer.missed:
         screen.alarm(line)
-    if code := INTERRUPTED if answer.interrupted else answer.code or MISSED * bool(answer.missed):
+    code = answer.code or MISSED * bool(answer.missed)
+    if answer.interrupted:
+        code = INTERRUPTED
+    if code:
         raise typer.Exit(code)
 
 

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from typing import Annotated as A
 
 from ..engine.errors import DsimError
 from . import questions as q
 from .answer import Answer
 from .cautions import warn, warn_of_yields
-from .declared import Opt, Question, Watch
+from .declared import Question, Watch
 
 if TYPE_CHECKING:
     from ..planner.sweep import Sweep
@@ -23,13 +23,17 @@ class SweepQuestion(q.Somewhere, q.Forced, q.Coded, Question["Sweep"]):
 
     dsim sweep examples/sweep.toml -o runs/sweep
     dsim sweep examples/sweep.toml --ray auto -o runs/sweep
+
+    Arguments:
+      config CONFIG.toml: The fixed and the varied fields: docs/sweep.md.
+    Output:
+      -o, --out DIR: Folder for results; finished cells in it are not run again.
     """
 
-    config: A[str | Path | Mapping[str, Any], Opt("The fixed and the varied fields: docs/sweep.md.", "CONFIG.toml")]
-    out: A[str | Path | None, q.out("Folder for results; finished cells in it are not run again.")] = None
+    config: str | Path | Mapping[str, Any]
     _: KW_ONLY
-    ensemble: A[int | None, q.ENSEMBLE] = None
-    jobs: A[int | None, q.JOBS] = None
+    ensemble: int | None = None
+    jobs: int | None = None
     quality: "Callable[[World], float | None] | None" = None  # scores a world
 
     def answer(self, watch: Watch) -> "Answer[Sweep]":
@@ -44,27 +48,31 @@ class SweepQuestion(q.Somewhere, q.Forced, q.Coded, Question["Sweep"]):
         if self.out is None and not watch.in_python:
             raise DsimError("--out is missing, expected a folder for the results (-o DIR)")
         with watch.bar("sweep", "cells") as bar:
-            done = sweep(
-                config, self.out, jobs=self.jobs, ray=self.ray, force=self.force, progress=bar.update,
-                command=watch.command(), allow_code=self.allow_code, ensemble=self.ensemble, quality=self.quality,
-                asking=lambda done, total: bar.update(done, total, "asking drawn profiles", unit="replays"),
-            )  # fmt: skip
-        failed = [row for row in done.results if row["error"] is not None]
-        watch.warn(f"cell {row['key']}: {row['error']}" for row in failed[:3])
-        if len(failed) > 3:
-            watch.warn([f"{len(failed) - 3} more cells failed: column error"])
+            asking = partial(bar.update, name="asking drawn profiles", unit="replays")
+            options = self.values("jobs", "ray", "force", "allow_code", "ensemble", "quality")
+            done = sweep(config, self.out, **options, progress=bar.update, command=watch.command(), asking=asking)
+        errors = [f"cell {row['key']}: {row['error']}" for row in done.results if row["error"] is not None]
+        failure = None
+        if len(errors) == done.num_cells:
+            failure = DsimError(f"every cell failed; the first: {errors[0]}")
+        if len(errors) > 3:
+            errors[3:] = [f"{len(errors) - 3} more cells failed: column error"]
+        watch.warn(errors)
         warn(watch, *done.services)
         warn_of_yields(watch, *done.services)
-        failure = None
-        if len(failed) == done.num_cells:
-            failure = DsimError(f"every cell failed; the first: {failed[0]['error']}")
         state = f"{len(done.results)} of {done.num_cells} cells are finished and kept; to go on: {watch.command()}"
+        lines = [decided(_account(done), done.ensemble)]
+        if done.ensemble:
+            lines += sentences(done.ensemble)
         return Answer(
-            value=done, json=done.to_json(),
-            lines=[decided(_account(done), done.ensemble), *(sentences(done.ensemble) if done.ensemble else [])],
-            out=self.folder, files=FILES, failure=failure,
+            value=done,
+            json=done.to_json(),
+            lines=lines,
+            out=self.folder,
+            files=FILES,
+            failure=failure,
             interrupted=f"Interrupted: {state} -o {self.out}" * done.interrupted,
-        )  # fmt: skip
+        )
 
 
 def _account(done: "Sweep") -> str:

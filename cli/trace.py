@@ -4,13 +4,11 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from typing import Annotated as A
 
 from ..engine.errors import TraceError
-from . import choices
 from . import questions as q
 from .answer import Answer
-from .declared import Opt, Question, Watch
+from .declared import Question, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,10 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadsTrace(q.OfFile, Question[None]):
+    """Of a trace's file."""
+
     def read(self, name: str) -> "Trace":
         from ..traces import load
 
-        return load(name, time_unit=self.time_unit, skip_bad=self.skip_bad, columns=self.columns, only=self.only)
+        return load(name, **self.values("time_unit", "skip_bad", "columns", "only"))
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class InfoQuestion(ReadsTrace):
     dsim trace info mine.csv --columns arrival=sent,input=num_in,output=num_out --json
     """
 
-    trace: A[str, q.TRACE]
+    trace: str
 
     def answer(self, watch: Watch) -> Answer[None]:
         from ..traces import describe
@@ -51,12 +51,18 @@ class ConvertQuestion(ReadsTrace):
 
     dsim trace convert azure-conv azure.jsonl
     dsim trace convert mine.csv mine.jsonl --skip-bad --force
+
+    Arguments:
+      source IN: A trace in any known format.
+      out OUT: The JSON lines file to write.
+    Output:
+      --force: Replace the file.
     """
 
-    source: A[str, Opt("A trace in any known format.", "IN")]
-    out: A[Path, Opt("The JSON lines file to write.", "OUT")]
+    source: str
+    out: Path
     _: KW_ONLY
-    force: A[bool, q.OVERWRITE] = False
+    force: bool = False
 
     def answer(self, watch: Watch) -> Answer[None]:
         from ..files.write import check_file
@@ -76,22 +82,26 @@ class SynthQuestion(Question[None]):
 
     dsim trace synth made.jsonl --rate 4 --num-requests 500 --lengths sharegpt
     dsim trace synth like.jsonl --rate 5.5 --arrival gamma,cv=1.1 --lengths azure-conv
+
+    Arguments:
+      out OUT: The JSON lines file to write.
+    Traffic:
+      --arrival NAME: One of: poisson, gamma, weibull, constant.
+      --rate R: Requests per second.
+      --lengths L: One of: {LENGTHS}; {LENGTH_FORMS}; or a trace to draw pairs from; then ,max_tokens=N for all.
+      --num-requests N: Number of requests.
+    Output:
+      --force: Replace the file.
     """
 
-    out: A[Path, Opt("The JSON lines file to write.", "OUT")]
+    out: Path
     _: KW_ONLY
-    arrival: A[str, Opt(f"One of: {', '.join(choices.ARRIVALS[1:])}.", "NAME", "Traffic")] = "poisson"
-    rate: A[float | None, Opt("Requests per second.", "R", "Traffic")] = None
-    lengths: A[
-        str,
-        Opt(
-            f"One of: {', '.join(choices.LENGTHS)}; {choices.LENGTH_FORMS}; or a trace to draw pairs from; "
-            "then ,max_tokens=N: a limit for all.", "L", "Traffic",
-        ),
-    ] = "sharegpt"  # fmt: skip
-    num_requests: A[int, Opt("Number of requests.", "N", "Traffic")] = 1000
-    seed: A[int, Opt("Same seed, same trace.", "S", "Execution")] = 0
-    force: A[bool, q.OVERWRITE] = False
+    arrival: str = "poisson"
+    rate: float | None = None
+    lengths: str = "sharegpt"
+    num_requests: int = 1000
+    seed: int = 0
+    force: bool = False
 
     def answer(self, watch: Watch) -> Answer[None]:
         from ..files.write import check_file
@@ -100,10 +110,8 @@ class SynthQuestion(Question[None]):
         check_file(self.out, force=self.force)
         if self.rate is None:
             raise TraceError("rate is missing, expected --rate R (req/s)")
-        trace = synth(
-            self.arrival, self.rate, lengths=self.lengths, num_requests=self.num_requests,
-            seed=self.seed,
-        )  # fmt: skip
+        options = self.values("lengths", "num_requests", "seed")
+        trace = synth(self.arrival, self.rate, **options)
         cv = describe(trace)["cv"]
         burst = f"CV {cv:.2f} (burstiness {cv**-2:.3g})" if cv else "constant gaps"
         details = f"{self.arrival} at {self.rate:.4g} req/s, {burst}, seed {self.seed}"
@@ -114,7 +122,7 @@ def _wrote(question: ConvertQuestion | SynthQuestion, trace: "Trace", details: s
     from ..traces import write
 
     path = write(trace, question.out, force=question.force)
-    line = f"Wrote {path} ({len(trace):,} request{'' if len(trace) == 1 else 's'}, {details})"
+    line = f"Wrote {path} ({len(trace):,} request{'s' * (len(trace) != 1)}, {details})"
     return Answer(value=None, json={"written": str(path)}, lines=[line])
 
 
@@ -123,25 +131,21 @@ def info_page(trace: "Trace", facts: "Mapping[str, Any]") -> "Page":
     from ..report.page import Page, Section
     from ..report.page import table as grid
 
-    rows = {"requests": f"{len(trace):,} of {trace.notes.num_rows:,} rows{trace.notes.left_out}"}
-    if facts["rate"] is not None:
-        rows["rate"] = f"{facts['rate']:.3g} req/s for {facts['duration']:,.1f} s"
-    if facts["cv"] is not None:
-        burst = f" (burstiness {facts['cv'] ** -2:.2f})" if facts["cv"] else ""
-        rows["gap CV"] = f"{facts['cv']:.2f}{burst}"
+    reused = facts["repeated_hash_ids"]
+    rows = {
+        "requests": f"{len(trace):,} of {trace.notes.num_rows:,} rows{trace.notes.left_out}",
+        "rate": facts["rate"] and f"{facts['rate']:.3g} req/s for {facts['duration']:,.1f} s",
+        "gap CV": facts["cv"] and f"{facts['cv']:.2f} (burstiness {facts['cv'] ** -2:.2f})",
+        "prefix reuse": reused and f"{reused:.1%} of prompt blocks come again",
+    }
     for name in ("minute", "hour"):
         if rates := facts[f"by_{name}"]:
-            rows[f"by {name}"] = (
-                f"p50 {rates['p50']:.3g}, p90 {rates['p90']:.3g}, peak {rates['peak']:.3g} req/s: "
-                f"{rates['peak'] / rates['mean']:.2f} x mean, {name} {rates['peak_at'] + 1} of {rates['num']:,}"
-            )
-    if facts["repeated_hash_ids"] is not None:
-        rows["prefix reuse"] = f"{facts['repeated_hash_ids']:.1%} of prompt blocks come again"
-    rows["also"] = ", ".join(facts["extras"])
+            peak = f"{rates['peak']:.3g} req/s, {rates['peak'] / rates['mean']:.2f} x mean"
+            rows[f"peak by {name}"] = f"{peak}, in {name} {rates['peak_at'] + 1} of {rates['num']:,}"
     heads = ("mean", "std", "p50", "p90", "p99", "max", "total")
-    lengths = [
-        [name, *(f"{facts[f'{name}_length'][head]:,.0f}" for head in heads)] for name in ("input", "output")
-    ]  # fmt: skip
+    lengths = []
+    for name in ("input", "output"):
+        lengths.append([name, *(f"{facts[f'{name}_length'][head]:,.0f}" for head in heads)])
     return Page(
         name=f"dsim trace: {trace.name}",
         question="What is in the trace?",

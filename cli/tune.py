@@ -3,15 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
-from typing import Annotated as A
+from typing import TYPE_CHECKING, Any
 
-from ..engine.policies import BASELINES
-from . import choices
 from . import questions as q
 from .answer import Answer, stopped
 from .cautions import warn, warn_of_yields
-from .declared import Opt, Question, Watch, words_of
+from .declared import Question, Watch, words_of
 
 if TYPE_CHECKING:
     from ..planner.tuned import Tuned
@@ -30,48 +27,40 @@ class TuneQuestion(q.OnFleet, q.Paced, q.Somewhere, q.Priced, q.Forced, Question
     dsim tune azure-conv --replicas 2 --slo ttft=2s --slo norm_latency=30ms -o runs/tuned
     dsim tune mine.jsonl --policy lmdeploy-bd32 --space space.toml --trials 200 --jobs 4
     dsim tune azure-conv --rate 9 --fleet examples/fleet/fleet.toml --slo ttft=2s -o runs/tuned
+
+    Search:
+      --objective O (objectives): One of: {OBJECTIVES}; repeat for a Pareto front.
+      --trials N: Settings to try, including those of the folder.
+      --space FILE: The settings to vary, as TOML (docs/tune.md).
+    Policy and profile:
+      --policy SPEC: The policy to beat: your current one; by default one of the checkpoint's family.
+    Fleet and price:
+      --gpus N: GPUs that the pools may have together; by default their current number.
+    Execution:
+      --jobs N: Replays at once; affects the search's result.
+    Output:
+      -o, --out DIR: Write policy.toml or fleet.toml, the trials and report.html.
     """
 
-    COMMON: ClassVar = (
-        "policy", "profile", "slos", "rate", "lengths", "replicas", "objectives", "trials", "space", "min_quality",
-        "num_requests", "jobs", "seed", "out",
-    )  # fmt: skip
+    COMMON = "policy profile slos rate lengths replicas objectives trials space min_quality num_requests jobs seed out"
 
     _: KW_ONLY
-    slos: A[Sequence[str], q.SLO] = ()
-    eos: A[bool | None, q.EOS] = None
-    objectives: A[
-        Sequence[str],
-        Opt(
-            f"One of: {', '.join(choices.OBJECTIVES)}; repeat for a Pareto front.", "O", "Search", ("--objective",),
-        ),
-    ] = ()  # fmt: skip
-    trials: A[int, Opt("Settings to try, including those of the folder.", "N", "Search")] = 60
-    policy: A[
-        "PolicyLike | None",
-        Opt(
-            "The policy to beat: your current one.  "
-            f"[default: by the checkpoint's family {', '.join(BASELINES.values())}]", "SPEC", "Policy and profile",
-        ),
-    ] = None  # fmt: skip
-    space: A[
-        str | Path | Mapping[str, Any] | None, Opt("The settings to vary, as TOML (docs/tune.md).", "FILE", "Search")
-    ] = None
-    min_quality: A[float | str | None, q.MIN_QUALITY] = None
-    quality_table: A[str | Path | None, q.QUALITY_TABLE] = None
-    gpu_hour: A[float | None, q.GPU_HOUR] = None
-    gpus: A[
-        int | None,
-        Opt("GPUs that the pools may have together; by default their current number.", "N", "Fleet and price"),
-    ] = None
-    jobs: A[int, Opt("Replays at once; affects the search's result.", "N", "Execution")] = 1
-    out: A[str | Path | None, q.out("Write policy.toml or fleet.toml, the trials and report.html.")] = None
+    slos: Sequence[str] = ()
+    eos: bool | None = None
+    objectives: Sequence[str] = ()
+    trials: int = 60
+    policy: "PolicyLike | None" = None
+    space: str | Path | Mapping[str, Any] | None = None
+    min_quality: float | str | None = None
+    quality_table: str | Path | None = None
+    gpus: int | None = None
+    jobs: int = 1
 
     def resolve(self) -> "World":
         """The world that the search varies; its policy stands for those that are tried."""
         from ..results.world import World, on_fleet, replicas_of
 
-        policies = [] if self.policy is None else [q.name_of(self.policy)]
+        policies = [q.name_of(policy) for policy in [self.policy] if policy is not None]
         words = self.fleet_words(policies or None)
         replicas = replicas_of(policies, self.replicas)
         worlds = q.worlds_of(self, World.policy, self.profile, candidates=policies, replicas=replicas)
@@ -84,27 +73,30 @@ class TuneQuestion(q.OnFleet, q.Paced, q.Somewhere, q.Priced, q.Forced, Question
         from ..results.world import World
         from .objects import profile_name, spec_of
 
-        policy = None if self.policy is None else spec_of(self.policy)
+        policy = q.optional(spec_of, self.policy)
         world = self.resolve()
         folder = StoreFolder(self.folder, TUNE, force=self.force)
-        dropped = (*SEARCHED, "router") if world.pools else SEARCHED
-        traffic = [field.name for field in fields(World) if field.name not in dropped]
+        traffic = [field.name for field in fields(World) if field.name not in SEARCHED]
+        if world.pools:
+            traffic.remove("router")
         named_profile = replace(self, profile=profile_name(self.profile))
         try:
             with folder, watch.bar("searching", note="starting") as bar:
                 warn(watch, world)
                 tuned = tune(
-                    world, objectives=self.objectives or ("goodput",), policy=policy, num_draws=self.ensemble,
-                    folder=folder, command=watch.command("--ray"),
-                    traffic_words=words_of(named_profile, [*traffic, "missing_fails"]),
-                    progress=lambda doing, done, total, best: bar.update(done, total, doing, best),
-                    **{name: getattr(self, name) for name in PASSED_ON},
-                )  # fmt: skip
+                    world,
+                    objectives=self.objectives or ("goodput",),
+                    policy=policy,
+                    num_draws=self.ensemble,
+                    folder=folder,
+                    command=watch.command("--ray"),
+                    traffic_words=words_of(named_profile, traffic),
+                    progress=lambda doing, done, total, best: bar.update(done, total, doing, note=best),
+                    **self.values(*PASSED_ON),
+                )
         except KeyboardInterrupt:
             raise stopped(self.out) from None
         warn_of_yields(watch, *tuned.compared)
         first, *fronts = tuned.files
-        return Answer(
-            value=tuned, explained=folder.memo.sentence(), out=self.folder,
-            files=[first, *FILES, *fronts],
-        )  # fmt: skip
+        files = [first, *FILES, *fronts]
+        return Answer(value=tuned, explained=folder.memo.sentence(), out=self.folder, files=files)

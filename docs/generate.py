@@ -6,8 +6,8 @@ import posixpath
 import re
 from typing import Any
 
-from dsim.cli import QUESTIONS, TRACES
-from dsim.cli.declared import has_opt, opt_of, option_name
+from dsim.cli import QUESTIONS, TRACES, declared
+from dsim.cli.declared import Option, options_of
 from dsim.cli.lists import value_of
 from dsim.engine.part import AXES, fields_of
 from dsim.engine.policy import PRESETS, settings_of
@@ -62,22 +62,22 @@ def commands() -> str:
     out = _head("Commands", about)
     asked = {**QUESTIONS, **{f"trace {name}": question for name, question in TRACES.items()}}
     for name, question in asked.items():
-        out += [f"## dsim {name}", "", _words(question.__doc__ or ""), ""]
-        rows = [_option(field) for field in dataclasses.fields(question) if has_opt(field)]
+        out += [f"## dsim {name}", "", _words(declared.about(question)), ""]
+        rows = [_option(question, option) for option in options_of(question).values()]
         out += ["| option | meaning | default | keyword |", "|---|---|---|---|", *rows, ""] if rows else []
     return "\n".join(out)
 
 
-def _option(field: "dataclasses.Field[Any]") -> str:
+def _option(question: Any, option: Option) -> str:
     """A row of the table of options."""
-    opt, required = opt_of(field), field.default is dataclasses.MISSING
-    name = f"`{option_name(field)} {opt.metavar}`" if opt.metavar else f"`{option_name(field)}`"
-    if required and not opt.names:
-        name = f"`{opt.metavar}`"
-    default = "required" if required else opt.text or field.default
-    shown = "" if default is None or default is False or default == () else f"`{default}`"
-    keyword = f"`{field.name}`" if option_name(field) != f"--{field.name.replace('_', '-')}" else ""
-    return f"| {_cell(name)} | {_cell(_words(opt.help))} | {_cell(shown)} | {keyword} |"
+    default = question.__dataclass_fields__[option.field].default
+    name = " ".join(filter(None, [option.name, option.metavar])) if option.names else option.metavar
+    if default is dataclasses.MISSING:
+        shown = "required"
+    else:
+        shown = "" if default in (None, False, ()) else f"`{option.text(default)}`"
+    keyword = f"`{option.field}`" if option.name != f"--{option.field.replace('_', '-')}" else ""
+    return f"| {_cell(f'`{name}`')} | {_cell(_words(option.help))} | {_cell(shown)} | {keyword} |"
 
 
 def fields() -> str:
@@ -118,7 +118,7 @@ def _by_value(values: dict[str, str]) -> str:
 
 def metrics() -> str:
     """Every metric's unit, formula and note."""
-    out = _head("Every metric", "`dsim metrics` prints the same; [Metrics](../metrics.md) says which to bound.")
+    out = _head("Every metric", "[Metrics](../metrics.md) says which to bound.")
     out += ["| metric | unit | formula | note |", "|---|---|---|---|"]
     out += [f"| `{n}` | {m.unit} | {_cell(m.formula)} | {_cell(m.note)} |" for n, m in METRICS.items()]
     return "\n".join([*out, ""])

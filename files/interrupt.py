@@ -22,29 +22,15 @@ def end_interrupted() -> NoReturn:
 
 @contextmanager
 def as_ctrl_c() -> Iterator[None]:
-    """SIGTERM and SIGHUP act like Ctrl-C; ignored signals stay ignored.
-
-    An ImportError that a signal caused in a C++ library becomes KeyboardInterrupt.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signals: list[int] = []
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        signals.append(number)
-        signal.default_int_handler(number, frame)
-
-    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    """SIGTERM and SIGHUP act like Ctrl-C; ignored signals stay ignored."""
+    handlers: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers = {number: signal.getsignal(number) for number in SIGNALS}
     before = {n: handler for n, handler in handlers.items() if handler in (signal.SIG_DFL, signal.default_int_handler)}
     dropped, sys.unraisablehook = sys.unraisablehook, _again
-    _install(dict.fromkeys(before, interrupt))
+    _install(dict.fromkeys(before, signal.default_int_handler))
     try:
         yield
-    except ImportError as error:
-        if signals:
-            raise KeyboardInterrupt from error
-        raise
     finally:
         _install(before)
         sys.unraisablehook = dropped
@@ -59,31 +45,34 @@ def _again(dropped: "sys.UnraisableHookArgs") -> None:
 
 
 @contextmanager
-def asked_to_stop(tell: Callable[[], object]) -> Iterator[None]:
-    """The first signal only calls `tell`; the second acts as outside."""
+def handled(handler: Handler) -> Iterator[Mapping[int, Handler]]:
+    """A handler for the signals with a Python handler; yields those."""
     before = _ours()
-
-    def first(_signum: int, _frame: FrameType | None) -> None:
-        _install(before)
-        tell()
-
-    _install(dict.fromkeys(before, first))
+    _install(dict.fromkeys(before, handler))
     try:
-        yield
+        yield before
     finally:
         _install(before)
 
 
 @contextmanager
+def asked_to_stop(tell: Callable[[], object]) -> Iterator[None]:
+    """The first signal only calls `tell`; the second acts as outside."""
+
+    def first(_signum: int, _frame: FrameType | None) -> None:
+        _install(before)
+        tell()
+
+    with handled(first) as before:
+        yield
+
+
+@contextmanager
 def uninterrupted() -> Iterator[None]:
     """Delay signals, so that a write or rename is whole."""
-    before = _ours()
     signals: list[int] = []
-    _install(dict.fromkeys(before, lambda signum, _frame: signals.append(signum)))
-    try:
+    with handled(lambda signum, _frame: signals.append(signum)):
         yield
-    finally:
-        _install(before)
     if signals:
         raise KeyboardInterrupt
 

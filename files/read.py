@@ -10,10 +10,8 @@ import os
 import re
 import stat
 import tomllib
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +19,17 @@ from ..engine.errors import SHOWN, DsimError, MachineError
 from ..engine.errors import cut as cut
 from ..engine.errors import quoted as quoted
 
-DEEPEST = 100  # tables, lists and objects within each other
 TOO_DEEP = "it is nested too deeply"
 MOST = 2 << 30  # bytes of a trace, log or journal
 MOST_OF_SETTINGS = 64 << 20  # bytes of a profile, manifest or TOML file
-# User errors: another path fixes them. All others are system errors.
-OF_THE_PATH = {
-    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,
-    errno.ENAMETOOLONG, errno.EINVAL, errno.EEXIST, errno.ENXIO, errno.ENODEV,
-}  # fmt: skip
+OF_THE_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE}
 LONGEST_WORD = 200  # of a message
 LARGEST = 1e100  # number of a file: sums and squares stay finite
 # Characters that control a terminal, or the direction of text; not tabs and ends of lines.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # a shell's pipes
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # begins a spreadsheet's formula
 
 ErrorType = type[DsimError]
 
@@ -64,57 +59,27 @@ def read_text(path: str | Path, *, kind: ErrorType = DsimError) -> str:
 
 
 def json_of(text: str | bytes | bytearray, **options: Any) -> Any:
-    """json.loads with its options; ValueError if invalid or nested beyond DEEPEST."""
+    """json.loads with its options; ValueError if invalid or nested too deeply."""
     try:
-        value = json.loads(text, **options)
+        return json.loads(text, **options)
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
-    opened = text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
-    if opened > DEEPEST:  # rare
-        _check_depth(value)
-    return value
-
-
-def _check_depth(value: Any) -> None:
-    level: list[Any] = [value]
-    for _ in range(DEEPEST + 1):
-        level = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)]
-        if not level:
-            return
-        level = list(chain.from_iterable(level))
-    raise ValueError(TOO_DEEP)
 
 
 def read_json(path: str | Path, *, kind: ErrorType = DsimError) -> Any:
-    text = read_text(path, kind=kind)
+    return parsed_json(path, read_text(path, kind=kind), kind=kind)
+
+
+def parsed_json(path: str | Path, text: str, *, kind: ErrorType = DsimError) -> Any:
+    """A file's text as JSON."""
     with parsing(path, "JSON", kind):
         return json_of(text)
-
-
-def strict_json(path: str | Path, text: str, *, kind: ErrorType = DsimError) -> Any:
-    """NaN, infinities and duplicate keys are errors."""
-    with parsing(path, "JSON", kind):
-        return json_of(text, parse_constant=_no_constant, object_pairs_hook=_unique_keys)
-
-
-def _no_constant(text: str) -> object:
-    raise ValueError(f"{text} is not a number")
-
-
-def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        counts = Counter(key for key, _ in pairs)
-        raise ValueError(f"key {cut(next(key for key in counts if counts[key] > 1), 40)} is given twice")
-    return values
 
 
 def read_toml(path: str | Path, *, kind: ErrorType = DsimError) -> dict[str, Any]:
     text = read_text(path, kind=kind)
     with parsing(path, "TOML", kind):
-        table = tomllib.loads(text)
-        _check_depth(table)
-        return table
+        return tomllib.loads(text)
 
 
 def read_csv(
@@ -123,37 +88,32 @@ def read_csv(
     """Rows as FILE:LINE and cells by column; DsimError if a column is missing."""
     text = read_text(path, kind=kind)
     with parsing(path, "CSV", kind):
-        reader = csv.DictReader(io.StringIO(text))
-        head, rows = list(map(str, reader.fieldnames or [])), list(enumerate(reader, 2))
+        head, *rows = list(csv.reader(io.StringIO(text))) or [[]]
     if not set(columns) <= set(head):
         raise kind(f"{path}: has columns {cut(', '.join(head))}, expected {', '.join(columns)}")
-    for line, row in rows:
-        cells = [cell for cell in row.values() if cell is not None]
-        if len(cells) != len(head) or None in row:
+    for line, cells in enumerate(rows, 2):
+        if cells and len(cells) != len(head):
             raise kind(f"{path}:{line}: it has {len(cells)} cells, expected {len(head)}")
-        yield f"{path}:{line}", {name: uncovered(row[name].strip()) for name in head}
+        if cells:
+            yield f"{path}:{line}", dict(zip(head, map(_uncovered, cells), strict=True))
 
 
-# Beginnings of a spreadsheet's formula, and what makes such a cell text.
-FORMULA, COVER = ("=", "+", "-", "@", "\t", "\r"), "'"
-
-
-def uncovered(cell: str) -> str:
-    """Without the apostrophe that keeps a spreadsheet from running the cell."""
-    is_covered = cell.startswith(COVER) and cell.lstrip(COVER).startswith(FORMULA)
-    return cell.removeprefix(COVER) if is_covered else cell
+def _uncovered(cell: str) -> str:
+    """Without the apostrophe that `csv_of` puts before a formula."""
+    text = cell.strip()
+    return text.removeprefix("'" * text[1:].startswith(FORMULA))
 
 
 def read_lines(path: str | Path, *, kind: ErrorType = DsimError) -> Iterator[tuple[int, str]]:
     """Numbered from 1; the length of a line is limited."""
     with naming(path, "read", kind), open(_checked(path, kind), "rb") as file:
-        read = number = 0
+        number = 0
         while line := file.readline(MOST_OF_SETTINGS + 1):
-            read, number = read + len(line), number + 1
-            if len(line) > MOST_OF_SETTINGS or read > MOST:
-                raise kind(f"{path}:{number}: is longer than {MOST_OF_SETTINGS if read <= MOST else MOST} bytes")
+            number += 1
+            if len(line) > MOST_OF_SETTINGS or file.tell() > MOST:
+                raise kind(f"{path}:{number}: is longer than {MOST_OF_SETTINGS} bytes, or the file than {MOST}")
             try:
-                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+                yield number, line.decode().removeprefix("\ufeff")
             except UnicodeDecodeError as error:
                 raise kind(f"{path}:{number}: is not UTF-8 text: {error.reason}") from None
 
@@ -165,10 +125,6 @@ def parsing(place: object, form: str, kind: ErrorType = DsimError) -> Iterator[N
         yield
     except DsimError:
         raise
-    except RecursionError:
-        raise kind(f"{place}: cannot be read as {form}: {TOO_DEEP}") from None
-    except MemoryError:
-        raise kind(f"{place}: cannot be read as {form}: it needs more memory than is available") from None
     except Exception as error:
         reason = cut(str(error) or type(error).__name__)
         raise kind(f"{place}: cannot be read as {form}: {reason}") from None
@@ -195,11 +151,12 @@ def shown(value: object) -> str:
     return cut(json.dumps(value, ensure_ascii=True, default=str))
 
 
-def did_you_mean(name: str, names: Iterable[str], *, any_case: bool = False) -> str:
-    """A hint at the nearest name, or ""."""
-    by_case = {candidate.lower() if any_case else candidate: candidate for candidate in names}
-    close = difflib.get_close_matches(name.lower() if any_case else name, by_case, n=1)
-    return f" (did you mean {by_case[close[0]]}?)" if close else ""
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """A hint at the nearest name in any case, or ""."""
+    by_case = {candidate.lower(): candidate for candidate in names}
+    for close in difflib.get_close_matches(name.lower(), by_case, n=1):
+        return f" (did you mean {by_case[close]}?)"
+    return ""
 
 
 def printable(name: str) -> str:
@@ -219,7 +176,7 @@ def without_secrets(text: str) -> str:
 def fault(path: object, error: OSError, doing: str = "written", kind: ErrorType = DsimError) -> DsimError:
     """DsimError if another path fixes it, else MachineError."""
     line = f"{path}: cannot be {doing}: {error.strerror or error}"
-    return kind(line) if error.errno in OF_THE_PATH else MachineError(line)
+    return MachineError(line) if error.errno in OF_THE_MACHINE else kind(line)
 
 
 @contextmanager
@@ -233,10 +190,14 @@ def naming(path: object, doing: str = "written", kind: ErrorType = DsimError) ->
 
 def described(mode: int) -> str:
     kinds = {
-        stat.S_ISDIR: "a directory", stat.S_ISLNK: "a symbolic link", stat.S_ISFIFO: "a pipe",
-        stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device",
-    }  # fmt: skip
-    return next((words for is_kind, words in kinds.items() if is_kind(mode)), "a file")
+        "d": "a directory",
+        "l": "a symbolic link",
+        "p": "a pipe",
+        "s": "a socket",
+        "c": "a device",
+        "b": "a device",
+    }
+    return kinds.get(stat.filemode(mode)[0], "a file")
 
 
 def _checked(path: str | Path, kind: ErrorType) -> str | Path:

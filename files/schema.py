@@ -4,7 +4,7 @@ import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from ..engine.errors import DsimError
@@ -22,14 +22,20 @@ class FileObject:
     """
 
     def __init__(
-        self, path: str, name: str, value: object, keys: Iterable[str] | None = None, *,
-        optional: Mapping[str, object] | None = None, error: type[DsimError] = DsimError,
-    ) -> None:  # fmt: skip
+        self,
+        path: str,
+        name: str,
+        value: object,
+        keys: Iterable[str] | None = None,
+        *,
+        optional: Mapping[str, object] = MappingProxyType({}),
+        error: type[DsimError] = DsimError,
+    ) -> None:
         self.path, self.name, self._error = path, name, error
-        if not isinstance(value, dict | Mapping):  # the dict check is faster
+        if not isinstance(value, Mapping):
             raise error(f"{path}: {name or 'the file'} is {shown(value)}, expected an object")
-        self.values: dict[str, Any] = {**(optional or {}), **value}
-        expected = dict.fromkeys((*(keys or ()), *(optional or ())))
+        self.values: dict[str, Any] = {**optional, **value}
+        expected = dict.fromkeys((*(keys or ()), *optional))
         if keys is None or expected.keys() == self.values.keys():
             return
         for key in value:
@@ -74,8 +80,9 @@ class FileObject:
         )
 
     def error(self, key: str, value: object, expected: str) -> DsimError:
-        text = shown(value) if value is not None or key.partition("[")[0] in self.values else "missing"
-        return self._error(f"{self.path}: {self._key(key)} is {text}, expected {expected}")
+        if value is None and key.partition("[")[0] not in self.values:
+            return self._error(f"{self.path}: {self._key(key)} is missing, expected {expected}")
+        return self._error(f"{self.path}: {self._key(key)} is {shown(value)}, expected {expected}")
 
     def _as(self, key: str, value: object, hint: Any, bounds: Bounds) -> Any:
         if hint in WORDS:
@@ -88,30 +95,14 @@ class FileObject:
         if origin in (list, tuple):
             is_fixed = origin is tuple and arguments[-1] is not Ellipsis
             items = self._items(key, value, len(arguments) if is_fixed else None)
-            values = self._plain_items(items, arguments[0], bounds) if len({*arguments} - {...}) == 1 else None
-            if values is None:
-                kinds = arguments if is_fixed else [arguments[0]] * len(items)
-                values = [self._as(f"{key}[{i}]", item, kinds[i], bounds) for i, item in enumerate(items)]
-            return values if origin is list else tuple(values)
+            kinds = arguments if is_fixed else [arguments[0]] * len(items)
+            return origin(self._as(f"{key}[{i}]", item, kinds[i], bounds) for i, item in enumerate(items))
         if origin in (dict, Mapping):
             section = self._section(key, value)
             return {name: section._as(name, item, arguments[1], bounds) for name, item in section.values.items()}
         if is_dataclass(hint):
             return read_as(cast(Any, hint), self.path, self._key(key), value, self._error)
         return self._plain(key, value, hint, bounds)
-
-    def _plain_items(self, items: Sequence[Any], hint: Any, bounds: Bounds) -> list[Any] | None:
-        """As one plain type, fast; None if the slow path must decide."""
-        _, arguments, declared = _shape(hint)
-        kind, bounds = (arguments[0], declared) if declared else (hint, bounds)
-        if kind not in WORDS:
-            return None
-        if bounds is None and kind in (int, float):
-            bounds = NATURAL
-        try:
-            return [plain(item, kind, bounds) for item in items]
-        except ValueError:
-            return None
 
     def _as_any(self, key: str, value: object, hints: tuple[Any, ...], bounds: Bounds) -> Any:
         """The first type that fits."""
@@ -149,7 +140,7 @@ class FileObject:
         return FileObject(self.path, self._key(key), value, error=self._error)
 
     def _key(self, key: str) -> str:
-        return cut(f"{self.name}.{key}" if self.name else key)
+        return cut(f"{self.name}.{key}".lstrip("."))
 
 
 def read_as(

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from ..engine.errors import DsimError
 from .lock import Lock, is_held
-from .read import COVER, FORMULA, described, fault, float_of, naming, printable
+from .read import FORMULA, described, fault, float_of, naming, printable
 
 NEW = "dsim-new"  # in an unfinished file's hidden name, `.NAME.dsim-new.RANDOM`
 
@@ -56,22 +56,16 @@ def json_text(value: object, indent: str = "") -> str:
 
 
 def csv_of(rows: Iterable[Iterable[Any]]) -> str:
-    """Rows with the head, as CSV; `files.read.uncovered` reads a cell back.
-
-    Texts that a spreadsheet would run (FORMULA) get an apostrophe; numbers do not.
-    """
-    lines = []
-    for row in rows:
-        line = io.StringIO(newline="")
-        csv.writer(line).writerow(map(_covered, row))  # default line ends make it quote a carriage return
-        lines.append(line.getvalue().removesuffix("\r\n"))
-    return "".join(f"{line}\n" for line in lines)
+    """Rows with the head, as CSV. A text that a spreadsheet would run gets an apostrophe."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(map(_covered, row) for row in rows)
+    return text.getvalue()
 
 
 def _covered(value: Any) -> Any:
-    if not isinstance(value, str) or not value.lstrip(COVER).startswith(FORMULA) or not math.isnan(float_of(value)):
-        return value
-    return COVER + value
+    if isinstance(value, str) and value.startswith(FORMULA) and math.isnan(float_of(value)):
+        return f"'{value}"
+    return value
 
 
 def check_file(path: str | Path, *, force: bool) -> Path:
@@ -142,12 +136,6 @@ def encoded(content: str | bytes) -> bytes:
     return content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
 
 
-def reserve(file: BinaryIO, size: int) -> None:
-    """Allocate the first `size` bytes on disk; OSError if full."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file.fileno(), 0, size)
-
-
 def sync_folder(folder: Path) -> None:
     """If the system supports it."""
     with suppress(OSError):
@@ -163,7 +151,7 @@ def sync(path: Path) -> None:
 
 
 def _stem(path: Path) -> str:
-    return path.name if len(os.fsencode(path.name)) <= 200 else os.fsencode(path.name)[:200].decode("utf-8", "ignore")
+    return os.fsdecode(os.fsencode(path.name)[:200])
 
 
 def _named(path: Path, error: OSError | ValueError) -> DsimError:

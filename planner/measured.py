@@ -22,9 +22,7 @@ class MeasuredRun:
     values: dict[str, float | None]  # by criterion: ms, or share of arrivals
 
 
-def measured_runs(
-    folders: Sequence[str | Path], slos: Sequence[str], attainment: float, missing_passes: bool = True
-) -> list[MeasuredRun]:
+def measured_runs(folders: Sequence[str | Path], slos: Sequence[str], attainment: float) -> list[MeasuredRun]:
     """The folders' runs, judged.
 
     DsimError for a run of several policies or without a duration, and for a class's SLO: run files hold no classes.
@@ -56,7 +54,7 @@ def measured_runs(
         for criterion in criteria:
             slo = criterion.slos[0]
             if criterion.share is not None:
-                values[criterion.text] = float(meeting(requests, criterion.slos, missing_passes=missing_passes).mean())
+                values[criterion.text] = float(meeting(requests, criterion.slos).mean())
             elif slo.metric == "itl":  # pooled over requests, of which the file has statistics only
                 values[criterion.text] = getattr(summary.itl_ms, slo.stat or "") or math.nan
             else:

@@ -17,7 +17,8 @@ from typing import Any, Self, TypeVar
 
 from ..engine.errors import DsimError, MachineError
 from ..files.interrupt import uninterrupted
-from ..files.place import APPLICATION, FolderKind, OpenFolder, check_folder
+from ..files.lock import Lock
+from ..files.place import FolderKind, check_folder, hold_folder, remove
 from ..files.read import cut, described
 from ..files.write import write_whole
 from .backend import Outcome, Pool, attempt, in_order
@@ -29,6 +30,7 @@ R = TypeVar("R")
 STORE = "replays.db"
 FILES = (STORE, *(f"{STORE}-{kind}" for kind in ("wal", "shm", "journal")))  # the last during a write or after a kill
 VERSION = 1
+APPLICATION = 0x6473696D  # "dsim", in a store's header
 OF_THE_MACHINE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_BUSY)
 OF_THE_PATH = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)
 PATIENCE = 60.0  # s for another process's write
@@ -231,14 +233,14 @@ class Memo:
 class StoreFolder:
     """An output folder with a store, extended by one run at a time; without a folder there is no store.
 
-    After an input error it is as it was before. A folder replaced by `force` is put back unless the new one has results
-    or, after Ctrl-C, replays.
+    After an input error it is as it was before. With `force` replays begin anew; old results stay until new ones are
+    written.
     """
 
     def __init__(self, folder: Path | None, kind: FolderKind, *, force: bool = False) -> None:
         self.folder, self.memo = folder, Memo()
         self._kind, self._force = kind, force
-        self._place: OpenFolder | None = None
+        self._lock: Lock | None = None
         self._new: list[Path] | None = None  # folders that this run made; None: the store was there
         if folder is not None:
             check_folder(folder, kind, force=force, add=True)
@@ -251,10 +253,13 @@ class StoreFolder:
         """Make the folder; question: the only search it may hold."""
         if self.folder is None:
             return
-        if self._place is None:
+        if self._lock is None:
             new = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
             extends = not self._force and (self.folder / STORE).exists()
-            self._place = OpenFolder(self.folder, self._kind, force=self._force)
+            check_folder(self.folder, self._kind, force=self._force, add=True)
+            self._lock = hold_folder(self.folder)
+            for name in FILES if self._force else ():
+                (self.folder / name).unlink(missing_ok=True)
             try:
                 self.memo.open(self.folder / STORE)
             except BaseException:
@@ -274,45 +279,29 @@ class StoreFolder:
         """
         outcomes: dict[str, Outcome[R]] = {}
         interrupted = True
-        try:
-            with suppress(KeyboardInterrupt), closing(self.memo.run(pool, function, cells)) as running:
-                progress(0, len(cells), next(iter(cells), ""))
-                for outcome in running:
-                    outcomes[outcome.key] = outcome
-                    progress(len(outcomes), len(cells), outcome.key)
-                interrupted = False
-        finally:
-            if outcomes:
-                self.settle()
+        with suppress(KeyboardInterrupt), closing(self.memo.run(pool, function, cells)) as running:
+            progress(0, len(cells), next(iter(cells), ""))
+            for outcome in running:
+                outcomes[outcome.key] = outcome
+                progress(len(outcomes), len(cells), outcome.key)
+            interrupted = False
         return outcomes, interrupted
 
-    def write_files(self, files: Mapping[str, str | bytes]) -> None:
-        """Write files, if there is a folder."""
-        if self.folder is not None:
-            for name, content in files.items():
-                write_whole(self.folder / name, content)
-
     def put(self, files: Mapping[str, str | bytes]) -> None:
-        """Write results. A full disk before their end puts a replaced folder back."""
-        self.write_files(files)
-        self.settle()
-
-    def settle(self) -> None:
-        """Something finished: do not put a replaced folder back."""
-        if self._place is not None:
-            self._place.settle()
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether a folder takes results, and none is to be put back."""
-        return self._place is not None and self._place.is_settled
+        """Write files, if there is a folder."""
+        if self.folder is None:
+            return
+        for entry in self.folder.iterdir() if self._force else ():
+            if entry.name not in FILES:
+                remove(entry)
+        self._force = False
+        for name, content in files.items():
+            write_whole(self.folder / name, content)
 
     def close(self, error: BaseException | None = None) -> None:
         """Also removes what this run made, if that holds nothing, or nothing but the replays of an input error."""
         is_refusal = isinstance(error, DsimError) and not isinstance(error, MachineError | KeptError)
         holds = self._new is not None and self.memo.holds_any
-        if holds and isinstance(error, KeptError | KeyboardInterrupt):
-            self.settle()
         self.memo.close()
         new, self._new = self._new, None
         if self.folder is not None and new is not None and (is_refusal or not holds):
@@ -322,8 +311,8 @@ class StoreFolder:
             for path in new:
                 with suppress(OSError):  # it holds something
                     path.rmdir()
-        if self._place is not None:
-            self._place.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def __enter__(self) -> Self:
         return self

@@ -540,7 +540,7 @@ class PlanSearch:
         dues = []
         lanes = [entrant.lane, *entrant.later]
         for years, growth, lane in zip(self.horizon.dates, self._growths, lanes, strict=True):
-            replicas = (lanes[-1] if self.horizon.buy_now else lane).replicas or 0
+            replicas = lane.replicas or 0
             charge = self._charge(replicas, entrant)
             dues.append(Due(years=years, rate=self.rate * growth, replicas=replicas, **charge))
         return tuple(dues)

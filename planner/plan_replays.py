@@ -142,7 +142,7 @@ def _of_fleet(search: CapacitySearch, task: Task) -> Json:
     reading, records, window = measure(world, search.criteria, requests, task.rate, append)
     attained = {}
     for slo in (slo for criterion in search.criteria for slo in criterion.slos if slo.stat is None):
-        share = attainment(of_class(window, slo), slo, missing_passes=world.missing_passes)
+        share = attainment(of_class(window, slo), slo)
         if not math.isnan(share):
             attained[str(slo)] = share
     answer: Json = {

@@ -109,7 +109,6 @@ class Growth:
     low: float  # years, by the headroom's low end
     high: float  # years, by its high end
     horizon: float  # years
-    buy_now: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,12 +41,10 @@ def record(
     force: bool = False,
     about: Callable[[Sequence[RunRecords]], Mapping[str, Any]] = lambda results: {},
     watch: Watch = lambda name: nullcontext(),
-    keeps: bool = False,
 ) -> RunResult:
     """Serve worlds that differ only in policy, and write a run's folder, whole or not at all.
 
-    about: more fields of the result. keeps: the run cannot be repeated, so space is reserved against a full disk, and
-    later steps may be left out.
+    about: more fields of the result.
     """
     results: list[RunRecords] = []
     summaries: list[Summary] = []
@@ -62,8 +60,7 @@ def record(
     if links and worlds[0].fleet().shares_where_decoded:
         extra_columns += SENT_COLUMNS
     chosen = CHOICE_COLUMNS if any(policy.unmasking.varies for policy in policies) else ()
-    room = len(requests) * len(worlds) if keeps else None
-    with _writer(out, force=force, more=extra_columns, chosen=chosen, room_for=room) as writer:
+    with _writer(out, force=force, more=extra_columns, chosen=chosen) as writer:
         for world in worlds:
             name = world.label
             with watch(name) as progress:
@@ -144,8 +141,8 @@ def fleet_cost(worlds: Sequence[World], gpu_hour: float, currency: str) -> Fleet
 
 
 def profile_notes(worlds: Sequence[World]) -> list[str]:
-    """Limits of profiles: failed checks, a yield other than the calibration's, unknown host terms."""
+    """Limits of profiles: failed checks, unknown host terms, costs of another implementation."""
     settings = [world.setting() for world in worlds]
     failures = [line for setting in settings for line in setting.profile.failure]
-    notes = provenance.profile_notes([(setting.policy, setting.profile, setting.drawn) for setting in settings])
+    notes = provenance.profile_notes([(setting.policy, setting.profile) for setting in settings])
     return list(dict.fromkeys([*failures, *notes]))

@@ -175,7 +175,7 @@ def measure(
     inner = judged(n)
     window = rows_of(columns, inner)
     window["slo_class"] = class_column(requests)[inner]
-    judgements = [_judge(c, of_class(window, c.slos[0]), result, world.missing_passes) for c in criteria]
+    judgements = [_judge(c, of_class(window, c.slos[0]), result) for c in criteria]
     values, severities = zip(*judgements, strict=True)
     rejected = float((columns["status"] == REJECTED).mean())
     throughput = n * (1 - rejected) / float(np.nanmax(columns["finish"]))
@@ -222,13 +222,13 @@ def student(values: npt.NDArray[np.float64]) -> float:
     return float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * float(values.std(ddof=1)) / math.sqrt(n)
 
 
-def _judge(criterion: Criterion, requests: Columns, result: RunRecords, missing_passes: bool) -> tuple[float, float]:
+def _judge(criterion: Criterion, requests: Columns, result: RunRecords) -> tuple[float, float]:
     """Value and severity."""
     n = len(requests["status"])
     if criterion.share is not None:
         if not n:
             return 1.0, -math.inf
-        good = meeting(requests, criterion.slos, missing_passes=missing_passes)
+        good = meeting(requests, criterion.slos)
         missed, allowed = n - int(good.sum()), (1 - criterion.share) * n * ROUNDING
         # Half a request keeps the severity finite; above 0 exactly if too many miss.
         return 1 - missed / n, math.log(max(missed, 0.5) / max(allowed, 0.5))
@@ -240,5 +240,5 @@ def _judge(criterion: Criterion, requests: Columns, result: RunRecords, missing_
     else:
         value = statistic(latencies(requests)[slo.metric], slo.stat)
     if math.isnan(value):
-        return value, -math.inf if missing_passes else math.inf
+        return value, -math.inf
     return value, math.log(value / (slo.bound * ROUNDING)) if value > 0 else -math.inf

@@ -114,7 +114,7 @@ def sweep(
     )  # fmt: skip
     with StoreFolder(None if out is None else Path(out), SWEEP, force=force) as folder, Pool(jobs, ray) as pool:
         folder.begin()
-        folder.write_files({"sweep.json": begun.to_text()})
+        folder.put({"sweep.json": begun.to_text()})
         outcomes, interrupted = folder.finish(
             pool, _run, {cell.key: cell.world for cell in plan.cells},
             progress=lambda ended, total, _: progress and progress(ended, total),
@@ -131,7 +131,7 @@ def sweep(
             doubted=next((doubts_of(cell, cell.requests()) for cell in best.values()), ()),
             num_reused=sum(outcome.is_stored for outcome in outcomes.values()),
         )  # fmt: skip
-        if folder.is_settled:  # not stopped before any cell finished
+        if folder.folder is not None and outcomes:
             _write(folder, done)
     return done
 

@@ -183,7 +183,7 @@ def model(name: str) -> ModelShape:
         return read_shape(name)
     if (shape := known_model(name)) is not None:
         return shape
-    hint = did_you_mean(_plain(name), MODELS, any_case=True)
+    hint = did_you_mean(_plain(name), MODELS)
     raise ProfileError(
         f"no model is named {cut(name)}{hint}; the known ones are {', '.join(MODELS)}, and a Hugging Face config.json"
     )

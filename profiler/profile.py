@@ -15,7 +15,7 @@ from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
 from ..engine.plain import Choice, Positive, Range, Share
 from ..engine.policy import Policy
-from ..files.read import cut, cut_words, did_you_mean, read_text, shown, strict_json
+from ..files.read import cut, cut_words, did_you_mean, parsed_json, read_text, shown
 from ..files.schema import read_as, stored
 from ..files.write import check_file, json_text, write_whole
 from .hardware import default_max_batch
@@ -301,7 +301,7 @@ class Profile:
         laws = [law for law in self.canvas_laws if law.workload == chosen]
         if not laws:
             names = ", ".join(dict.fromkeys(law.workload for law in self.canvas_laws))
-            hint = did_you_mean(chosen, (law.workload for law in self.canvas_laws), any_case=True)
+            hint = did_you_mean(chosen, (law.workload for law in self.canvas_laws))
             raise ProfileError(
                 f"profile {self.name} holds laws of steps a canvas for {names}; this run asks for {cut(chosen)}{hint}"
             )
@@ -332,7 +332,7 @@ def load(name: str | Path) -> Profile:
     path, implementation = located(name)
     if path is None:
         names = list(_named())
-        label, hint = cut_words(str(name)), did_you_mean(str(name), names, any_case=True)
+        label, hint = cut_words(str(name)), did_you_mean(str(name), names)
         raise ProfileError(f"no profile file or shipped profile is named {label}{hint}; shipped: {', '.join(names)}")
     profile = _parsed(str(path), read_text(path, kind=ProfileError))
     return implemented(profile, implementation) if implementation else profile
@@ -341,7 +341,7 @@ def load(name: str | Path) -> Profile:
 @lru_cache(maxsize=64)
 def _parsed(path: str, text: str) -> Profile:
     """Cached: a search reads the same file for many replays."""
-    return from_json(strict_json(path, text, kind=ProfileError), path)
+    return from_json(parsed_json(path, text, kind=ProfileError), path)
 
 
 def located(name: str | Path) -> tuple[Path | None, str]:

@@ -11,9 +11,9 @@ import numpy as np
 
 from ..engine.journal import STATUSES
 from ..results.curves import distribution, share_by_arrival, step_means, time_edges, waiting
-from ..results.metrics import METRICS, Columns, Floats, Summary, flat, good_requests, latencies, led_by
+from ..results.metrics import LATENCIES, METRICS, Columns, Floats, Summary, flat, good_requests, latencies, led_by
 from ..results.run import Run
-from ..results.run_info import GUESS_FACTOR, CommitInfo, FleetCost, FleetInfo, LiveInfo, RunInfo
+from ..results.run_info import CommitInfo, FleetCost, FleetInfo, LiveInfo, RunInfo
 from ..results.slo import Slo
 from .chart import Chart, colour
 from .ensemble import decided, of_ensemble
@@ -199,9 +199,6 @@ def _facts(info: RunInfo) -> list[tuple[str, str]]:
     for model in info.commit_models:
         commits.setdefault(_commit(model), []).append(model.policy)
     facts += _shared("Commit model", commits)
-    if info.guessed_lengths:
-        text = "requests set no limit: the router or policy saw estimates, two of three within a factor of"
-        facts.append(("Lengths", f"{info.guessed_lengths:,} {text} {number(GUESS_FACTOR)} of the truth"))
     facts += [("Serving", ", ".join(_serving(info))), ("SLOs", ", ".join(info.slos))]
     if info.cost is not None:
         facts.append(("Cost", _cost(info, info.cost)))
@@ -304,8 +301,6 @@ def _trace_notes(info: RunInfo) -> list[str]:
             f"the trace has hash_ids, and {', '.join(without)} computes prompts whole: prefix_caching=true reuses "
             "prefixes"
         )
-    if not info.missing_passes:
-        lines.append("a request that lacks a metric does not meet a bound on it")
     lines += info.doubted
     if info.closed_loop:
         lines.append("closed loop: a request arrives when another ends, so the queue cannot grow without bound")
@@ -389,7 +384,7 @@ def _attainment(requests: Mapping[str, Columns], judging: Sequence[Slo], info: R
     chart = Chart("arrival time (s)", "share of arrivals that are good", percent=True)
     worst = 1.0
     for i, (policy, columns) in enumerate(requests.items()):
-        good = good_requests(columns, judging, missing_passes=info.missing_passes)
+        good = good_requests(columns, judging)
         assert good is not None
         x, y = share_by_arrival(columns["arrival"], good)
         chart.line(x, y, policy, i, hover="%{y:.1%} of arrivals around %{x:.0f} s")
@@ -408,7 +403,7 @@ def _latency(requests: Mapping[str, Columns], slos: Sequence[Slo]) -> list[Figur
     figures = []
     for name in led_by("ttft", "e2el"):
         metric = METRICS[name]
-        if not (metric.of and metric.title):
+        if name not in LATENCIES or not metric.title:
             continue
         unit, scale = metric.axis, 1e3 * metric.scale
         lines = [(policy, *distribution(of_policy[name] * scale)) for policy, of_policy in values]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..results.metrics import METRICS, Metric, led_by, path
+from ..results.metrics import LATENCIES, METRICS, Metric, led_by, path
 from .chart import COLOURS, INK, LINES, Chart, colour, logarithmic
 from .ensemble import decided, of_ensemble
 from .page import Figure, Number, Page, Row, Section, Table, Words, estimate, numbers, priced_apart, table
@@ -27,12 +27,12 @@ MAX_ROWS = 500  # of the table
 MAX_CURVES = len(COLOURS) * len(LINES)
 # By column of a sweep. ttft and norm_latency show what e2el would.
 DRAWN = {
-    name if metric.of is None else f"{path(name)}_p90": replace(
-        metric, title=metric.title if metric.of is None else f"{metric.title}, p90"
+    name if name not in LATENCIES else f"{path(name)}_p90": replace(
+        metric, title=metric.title if name not in LATENCIES else f"{metric.title}, p90"
     )
     for name in led_by("goodput")
     if (metric := METRICS[name]).title and name != "e2el"
-} | {"quality": Metric("score", "", better="high", title="Quality", axis="score")}
+} | {"quality": Metric("quality", "score", better="high", title="Quality", axis="score")}
 
 
 def tune_page(tuned: "Tuned") -> Page:
@@ -409,7 +409,7 @@ def _cells(sweep: "Sweep", metrics: Mapping[str, Metric]) -> Table:
             if row.get(name) is not None:
                 cells[-1] = number(row[name] * metric.scale)
         rows.append(Row((*cells, "✕ overloaded" * (row.get("stable") is False))))
-    caption = f"At most {MAX_ROWS} cells. All metrics are in results.csv, and dsim metrics prints every formula."
+    caption = f"At most {MAX_ROWS} cells. All metrics are in results.csv; docs/metrics.md has every formula."
     return Table(tuple(head), tuple(rows), caption=caption, left=frozenset())
 
 

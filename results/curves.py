@@ -28,7 +28,7 @@ def distribution(values: Floats) -> tuple[Floats, Floats]:
 def share_by_arrival(arrival: Floats, good: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
     """(mean arrival, share of good requests), by windows of equally many arrivals."""
     order = np.argsort(arrival, kind="stable")
-    windows = np.array_split(order, min(NUM_WINDOWS, max(1, len(order) // 10))) if len(order) else []
+    windows = [rows for rows in np.array_split(order, min(NUM_WINDOWS, max(1, len(order) // 10))) if len(rows)]
     return np.array([arrival[rows].mean() for rows in windows]), np.array([good[rows].mean() for rows in windows])
 
 
@@ -36,7 +36,7 @@ def time_edges(run: Run, requests: Sequence[Columns]) -> Floats:
     """Bins of several steps, shared by all policies."""
     times = [np.zeros(1), *(columns[name] for columns in requests for name in ("arrival", "finish"))]
     end = float(np.nanmax(np.concatenate(times))) or 1.0
-    step = max((summary.step_latency_ms.p99 or 0.0) / 1e3 for summary in run.info.policies) if requests else 0.0
+    step = max(((summary.step_latency_ms.p99 or 0.0) / 1e3 for summary in run.info.policies), default=0.0)
     bins = min(MAX_BINS, max(10, int(end / (4 * step)))) if step else MAX_BINS
     return np.linspace(0.0, end, bins + 1)
 
@@ -67,11 +67,9 @@ def step_means(run: Run, policy: str, edges: Floats, pages: float) -> dict[str, 
         latency = steps["latency"]
         place = np.clip(np.searchsorted(edges, steps["start"] + latency / 2) - 1, 0, bins - 1)
         decode = np.where(steps["prefill"], 0.0, latency)
-        weights = {
-            "busy": latency, "held": latency * steps["pages"], "decode": decode, "batch": decode * steps["batch"],
-            "chunk": decode * steps["chunk"],
-        }  # fmt: skip
-        for name, weight in weights.items():
+        sizes = {"busy": latency, "held": latency * steps["pages"], "decode": decode}
+        sizes |= {name: decode * steps[name] for name in ("batch", "chunk")}
+        for name, weight in sizes.items():
             sums[name] += np.bincount(place, weights=weight, minlength=bins)
     return {
         "batch": ratio(sums["batch"], sums["decode"]),

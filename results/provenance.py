@@ -2,21 +2,18 @@
 
 import math
 from collections.abc import Iterator, Sequence
-
-import numpy as np
+from dataclasses import replace
 
 from .. import __version__
 from ..engine.commits import CanvasLaw, CommitModel
-from ..engine.jit import is_ours
 from ..engine.policy import Policy
 from ..engine.state import COMPLETED
-from ..profiler.known import calibrated_under, drafted, unknown_host, unpriced
+from ..profiler.known import unknown_host, unpriced
 from ..profiler.profile import COSTS_OF, Profile
 from ..sim.scalers import FIXED
 from ..sim.setting import Setting
 from ..sim.twin import RunRecords
 from ..traces import Trace
-from ..traces.trace import ESTIMATE
 from .metrics import Summary
 from .parts import parts
 from .run_info import CommitInfo, FleetInfo, FleetRun, ProfileInfo, RunInfo, TraceInfo
@@ -46,18 +43,16 @@ def run_info(
         dsim=__version__,
         trace=_trace_info(world, requests),
         profiles=profiles,
-        notes=tuple(profile_notes(drawn)),
+        notes=tuple(profile_notes([(policy, profile) for policy, profile, _ in drawn])),
         commit_models=tuple(info for run in drawn for info in commit_infos(*run)),
         limits={result.policy.name: result.limits for result in results},
         replicas=world.num_replicas,
         router=world.router,
         fleet=_fleet_info(world, runs),
         emit=emit,
-        guessed_lengths=_guessed_lengths(world, requests, results),
         eos=world.ends_at_eos,
         seed=world.seed,
         slos=world.slos,
-        missing_passes=world.missing_passes,
         closed_loop=world.concurrency is not None,
         doubted=tuple(dict.fromkeys(line for result in results for line in result.doubted)),
         interrupted=results[-1].interrupted,
@@ -94,115 +89,74 @@ def profile_info(profile: Profile) -> ProfileInfo:
     )
 
 
-def _guessed_lengths(world: World, requests: Trace, results: Sequence[RunRecords]) -> int:
-    """Requests without a limit, if a router or a user's policy may use their lengths."""
-    from_outside = any(not is_ours(type(piece)) for result in results for piece in result.policy.parts())
-    if not from_outside and not (world.num_replicas > 1 and world.routing().goes_by_length):
-        return 0
-    if world.lengths is None and ESTIMATE in world.source().extras:
-        return 0
-    return int((requests.max_tokens == 0).sum())
-
-
 def commit_infos(policy: Policy, profile: Profile, drawn: Drawn) -> Iterator[CommitInfo]:
     """A policy's law, or its commit models, the one of its own threshold first."""
     if isinstance(drawn, CanvasLaw):
+        info = CommitInfo(policy=policy.name, workload=drawn.workload, median_steps=drawn.median)
         counted = profile.counted_length(drawn.workload, drawn.canvas_length)
-        grid = policy.granularity.on_a_grid
-        yield CommitInfo(
-            policy=policy.name,
-            workload=drawn.workload,
-            block_length=drawn.canvas_length if grid else None,
-            canvas_length=None if grid else drawn.canvas_length,
-            median_steps=drawn.median,
-            extrapolated_from=None if counted == drawn.canvas_length else counted,
-        )
+        if counted != drawn.canvas_length:
+            info = replace(info, extrapolated_from=counted)
+        if policy.granularity.on_a_grid:
+            yield replace(info, block_length=drawn.canvas_length)
+        else:
+            yield replace(info, canvas_length=drawn.canvas_length)
     elif drawn is not None:
+        threshold = policy.unmasking.threshold
         of_thresholds = Setting(policy, profile, drawn.workload).by_threshold.values()
         for model in (drawn, *(model for model in of_thresholds if model != drawn)):
-            threshold = policy.unmasking.threshold
-            yield CommitInfo(
+            info = CommitInfo(
                 policy=policy.name,
                 workload=model.workload,
                 block_length=model.block_length,
                 threshold=model.threshold,
-                policy_threshold=None if model != drawn or model.threshold == threshold else threshold,
                 extrapolated_from=model.extrapolated_from,
             )
+            if model == drawn and model.threshold != threshold:
+                info = replace(info, policy_threshold=threshold)
+            yield info
 
 
-def profile_notes(runs: Sequence[tuple[Policy, Profile, Drawn]]) -> list[str]:
-    """Another yield than a profile's calibration's, unknown host terms, another implementation's costs."""
+def profile_notes(runs: Sequence[tuple[Policy, Profile]]) -> list[str]:
+    """Unknown host terms, and costs of another implementation."""
     lines = []
-    for profile in {profile.name: profile for _, profile, _ in runs}.values():
-        users = [(policy, model) for policy, other, model in runs if other.name == profile.name]
-        yields = list(dict.fromkeys(filter(None, (_other_yield(profile, *run) for run in users))))
-        if yields:
-            lines.append(
-                f"{profile.name}'s step times were calibrated under a yield of {calibrated_under(profile)}; "
-                f"this run commits {', '.join(yields)} tokens a step"
-            )
+    for name, profile in {profile.name: profile for _, profile in runs}.items():
         if unknown := unknown_host(profile):
             lines.append(
-                f"{profile.name} does not know {' and '.join(unknown)}, which {'is' if len(unknown) == 1 else 'are'} 0 "
-                f"in it: {ENSEMBLE} shows how much that may cost"
+                f"{name} does not know {' and '.join(unknown)}, stored as 0: {ENSEMBLE} shows how much that may cost"
             )
         if profile.fit.host_or_device:
             lines.append(
-                f"{profile.name} cannot tell whether host_request is the host's time or the device's, which matters "
-                f"where one hides the other: {ENSEMBLE} spans it"
+                f"{name} cannot tell whether host_request is the host's time or the device's, which matters where one "
+                f"hides the other: {ENSEMBLE} spans it"
             )
-        if foreign := unpriced(profile, [policy for policy, _ in users]):
+        if foreign := unpriced(profile, [policy for policy, other in runs if other.name == name]):
             lines.append(
-                f"{profile.name} does not hold the costs of {' and '.join(foreign)}: steps cost what its own "
-                f"implementation takes ({profile.implementation})"
+                f"{name} does not hold the costs of {' and '.join(foreign)}: steps cost what its own implementation "
+                f"takes ({profile.implementation})"
             )
         if lender := profile.provenance.settings.get(COSTS_OF):
             lines.append(
-                f"{profile.name} takes the engine's host time from {lender}, another build or GPU: "
-                f"{ENSEMBLE} shows how much that may change"
+                f"{name} takes the engine's host time from {lender}, another build or GPU: {ENSEMBLE} shows how much "
+                "that may change"
             )
     return lines
-
-
-def _other_yield(profile: Profile, policy: Policy, model: Drawn) -> str:
-    """Tokens a step and the workload, if they are not the calibration's."""
-    calibrated = calibrated_under(profile)
-    acceptances = policy.granularity.acceptances
-    drafts = model is None and policy.rows.commits == "tokens" and profile.family == "autoregressive"
-    if calibrated is None or (model is None and not drafts):
-        return ""
-    workload = drafted(acceptances) if model is None else model.workload
-    threshold = model.threshold if isinstance(model, CommitModel) else None
-    if (workload, threshold) == (calibrated.workload, calibrated.threshold):
-        return ""
-    tokens = float(np.cumprod(acceptances).sum()) if model is None else _tokens_a_step(model)
-    return f"{tokens:.3g} ({workload})"
-
-
-def _tokens_a_step(model: CommitModel | CanvasLaw) -> float:
-    from ..profiler.canvas_law import mean_forwards  # they load SciPy
-    from ..profiler.request_effects import mean_yield
-
-    return mean_yield(model) if isinstance(model, CommitModel) else model.canvas_length / mean_forwards(model)
 
 
 def _fleet_info(world: World, runs: Sequence[tuple[World, RunRecords]]) -> FleetInfo | None:
     """None for one pool of constant size."""
     scales = world.scaler != FIXED
-    startup = ""
-    if scales:
-        startup = f"{world.startup:g}"
     if not world.pools and not scales:
         return None
-    return FleetInfo(
+    info = FleetInfo(
         pools={spec.name: spec.count for spec, _ in world.each_pool()},
         runs=tuple(_fleet_run(s.label, result) for s, result in runs),
         links=world.links,
-        decider=world.decider if world.links else "",
-        scaler=world.scaler if scales else "",
-        startup=startup,
     )
+    if world.links:
+        info = replace(info, decider=world.decider)
+    if scales:
+        info = replace(info, scaler=world.scaler, startup=str(world.startup).removesuffix(".0"))
+    return info
 
 
 def _fleet_run(policy: str, result: RunRecords) -> FleetRun:

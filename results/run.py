@@ -25,8 +25,6 @@ from ..profiler.placed import placed
 from .run_info import FILES, RunInfo
 from .slo import Slo
 
-MOST_REQUESTS = 2**25  # arrays are indexed by request number; a small file may claim any
-
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -71,9 +69,6 @@ class Run:
             # Other columns, as a load generator's, are s.
             kinds = REQUEST_COLUMNS | MORE_COLUMNS
             table = {name: _numpy(rows[name], kinds.get(name, "float64")) for name in names}
-        for number in (table["request"].min(initial=0), table["request"].max(initial=0)) if "request" in table else ():
-            if not 0 <= number < MOST_REQUESTS:
-                raise DsimError(f"{path}: a request has the number {number}, expected 0 to {MOST_REQUESTS - 1}")
         return table
 
     def step_batches(self, policy: str, columns: Sequence[str] | None = None) -> Iterator[Columns]:
@@ -153,8 +148,6 @@ def _opened(path: Path) -> "Iterator[pq.ParquetFile]":
     import pyarrow.parquet as pq
 
     with parsing(path, "a run's Parquet file"), path.open("rb") as data, pq.ParquetFile(data) as file:
-        if file.metadata.num_rows > (limit := max(MOST_REQUESTS, path.stat().st_size)):
-            raise DsimError(f"{path}: holds {file.metadata.num_rows} rows, expected at most {limit}")
         yield file
 
 

@@ -19,16 +19,12 @@ from ..engine.journal import (
 )
 from ..files.interrupt import asked_to_stop
 from ..files.place import FolderKind, Staged, whole_path
-from ..files.read import fault, naming
-from ..files.write import encoded, reserve, tell
+from ..files.read import naming
+from ..files.write import encoded, tell
 from .run import Array, Run
 from .run_info import FILES, RunInfo
 
 RUN = FolderKind("a run", FILES, "run.json", RunInfo.schema)
-
-COLUMN_FOOTER = 512  # bytes of a Parquet footer a column and row group, at most
-SPARE = 1 << 16  # bytes for a Parquet header and end
-PAGE_SPACE = 8 << 20  # bytes for run.json and report.html
 
 Lists = Mapping[str, tuple[Array, Array]]  # (values, offsets: steps + 1)
 
@@ -56,45 +52,28 @@ class RunWriter:
     """
 
     def __init__(
-        self, folder: str | Path, *, force: bool = False, more: Sequence[str] = (), chosen: Sequence[str] = (),
-        room_for: int | None = None,
-    ) -> None:  # fmt: skip
-        """more, chosen: other columns of requests and of steps, typed by name (MORE_COLUMNS) or else s.
-
-        room_for: requests. Reserves disk space for them now, for steps before each batch; on a full disk `append`
-        fails, and `finish` writes the run without later steps.
-        """
+        self, folder: str | Path, *, force: bool = False, more: Sequence[str] = (), chosen: Sequence[str] = ()
+    ) -> None:
+        """more, chosen: other columns of requests and of steps, typed by name (MORE_COLUMNS) or else s."""
         self._staged = Staged(whole_path(folder), RUN, force=force)
         self.folder = self._shown = self._staged.folder
+        requests = [*REQUEST_SCHEMA, *((name, _arrow(MORE_COLUMNS.get(name, "float64"))) for name in more)]
+        steps = [*STEP_SCHEMA, *((name, _arrow(MORE_COLUMNS[name])) for name in chosen)]
         # Arrow rejects names that are not UTF-8.
         try:
-            self._files = [(self._staged.path / name).open("wb") for name in ("steps.parquet", "requests.parquet")]
-            self._keeps, self._num_batches = room_for is not None, 0
-            if room_for is not None:
-                row = sum(np.dtype(kind).itemsize for kind in REQUEST_COLUMNS.values())
-                reserve(self._files[1], PAGE_SPACE + room_for * row)
-            step_schema = pa.schema([*STEP_SCHEMA, *((n, _arrow(MORE_COLUMNS[n])) for n in chosen)])
-            self._steps = pq.ParquetWriter(self._files[0], step_schema, **_ENCODING)
-            schema = pa.schema([*REQUEST_SCHEMA, *((n, _arrow(MORE_COLUMNS.get(n, "float64"))) for n in more)])
-            self._requests = pq.ParquetWriter(self._files[1], schema, **_ENCODING)
-        except BaseException as error:  # interrupts too: no caller can abort yet
+            with naming(self._shown):
+                self._files = [(self._staged.path / name).open("wb") for name in ("steps.parquet", "requests.parquet")]
+            self._steps = pq.ParquetWriter(self._files[0], pa.schema(steps), **_ENCODING)
+            self._requests = pq.ParquetWriter(self._files[1], pa.schema(requests), **_ENCODING)
+        except BaseException:  # interrupts too: no caller can abort yet
             self._staged.abort()
-            if isinstance(error, OSError):
-                raise fault(self._shown, error) from None
             raise
         self._open = True
 
     def append(self, policy: str, columns: Mapping[str, Array], lists: Lists | None = None) -> None:
         """A policy's STEP_COLUMNS, chosen ones, perhaps STEP_LISTS; best a few thousand steps."""
-        if not len(columns["step"]):
-            return
-        batch = _batch(self._steps.schema, policy, {**columns, **(lists or {})})
-        if self._keeps:
-            self._num_batches += 1
-            footer = self._num_batches * batch.num_columns * COLUMN_FOOTER
-            with naming(self._shown):
-                reserve(self._files[0], self._files[0].tell() + 2 * batch.nbytes + footer + SPARE)
-        _write(self._steps, batch, self._shown)
+        if len(columns["step"]):
+            _write(self._steps, _batch(self._steps.schema, policy, {**columns, **(lists or {})}), self._shown)
 
     def requests(self, policy: str, columns: Mapping[str, Array]) -> None:
         """A policy's REQUEST_COLUMNS and `more`."""
@@ -110,24 +89,20 @@ class RunWriter:
             self._finish(info, page)
 
     def _finish(self, info: RunInfo, page: Callable[[Run], str] | None) -> None:
-        text = info.to_text()
-        build = self._staged.path
-        undrawn: Exception | None = None
+        build, failures = self._staged.path, list[Exception]()
         with naming(self._shown):
             self._close()
-            (build / "run.json").write_bytes(encoded(text))
+            (build / "run.json").write_bytes(encoded(info.to_text()))
             try:
                 if page is not None:
                     (build / "report.html").write_bytes(encoded(page(Run(build, info))))
             except Exception as error:
-                undrawn = error
+                failures.append(error)
                 (build / "report.html").unlink(missing_ok=True)
-            if isinstance(undrawn, OSError) and not self._keeps:  # the disk would reject other files too
-                raise undrawn
-        self._staged.commit()
-        self._open = False
-        if undrawn is not None:
-            raise fault(self._shown, undrawn) if isinstance(undrawn, OSError) else undrawn
+            self._staged.commit()
+            self._open = False
+            for failure in failures:
+                raise failure
 
     def abort(self) -> None:
         """An existing run stays."""
@@ -139,11 +114,8 @@ class RunWriter:
 
     def _close(self) -> None:
         with ExitStack() as stack:  # every file, even if one fails
-            for file, writer in zip(self._files, (self._steps, self._requests), strict=True):
-                stack.callback(file.close)
-                if self._keeps:
-                    stack.callback(file.truncate)  # unused reserved space
-                stack.callback(writer.close)
+            for part in (*self._files, self._requests, self._steps):
+                stack.callback(part.close)
 
     def __enter__(self) -> "RunWriter":
         return self

@@ -1,16 +1,13 @@
 """run.json: the inputs of a run, and its policies' metrics."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ..engine.engine import Limits
-from ..traces.estimates import SPREAD
 from .metrics import Summary
 from .spread import Uncertain
 from .stored import Stored
 
-GUESS_FACTOR = math.exp(SPREAD)  # most guesses of a length are within it of the truth
 FILES = ("run.json", "requests.parquet", "steps.parquet", "report.html")
 
 
@@ -149,10 +146,8 @@ class RunInfo(Stored):
     eos: bool = False  # an unforeseen EOS ends requests
     seed: int | None = None
     slos: tuple[str, ...] = ()
-    missing_passes: bool = True
     closed_loop: bool = False
     interrupted: bool = False
-    guessed_lengths: int = 0  # requests without a limit, whose lengths routers or a user's policies saw estimated
     fleet: FleetInfo | None = None  # None: one pool of constant size
     live: LiveInfo | None = None
     client: ClientInfo | None = None

@@ -16,8 +16,8 @@ A_TOKEN = "norm_latency"  # metric of 50ms/token
 METRIC_KEYS = tuple(name for name, metric in METRICS.items() if metric.slo)
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
-_SHAPE = re.compile(r"(?:(?P<class>[^:=]*)/)?(?:(?P<stat>[^:=/]*):)?(?P<metric>[^:=/]*)=(?P<bound>[^:=]*)")
-_A_TOKEN = re.compile(r"(?P<before>(?:[^:=]*/)?(?:[^:=/]*:)?)(?P<bound>[^:=/]*)/\s*token")
+_SHAPE = re.compile(r"(?:(?P<class>[^:=]*[^:=\s][^:=]*)/)?(?:(?P<stat>[^:=/]*):)?(?P<metric>[^:=/]*)=(?P<bound>[^:=]*)")
+_PER_TOKEN = re.compile(r"^(?P<before>(?:[^:=]*/)?(?:[^:=/]*:)?)(?P<bound>[^:=/]*?)\s*/\s*token$")
 _SHARE = re.compile(r"(?P<percent>\d+\.?\d*|\.\d+)\s*%")
 _BOUND = re.compile(r"(?P<number>\d+\.?\d*|\.\d+)\s*(?P<unit>[a-z]*)")
 
@@ -35,41 +35,35 @@ class Slo:
     @property
     def share(self) -> float | None:
         """Of arrivals; None for another statistic."""
-        return float(self.stat[:-1]) / 100 if self.stat is not None and self.stat.endswith("%") else None
+        if self.stat is None or not self.stat.endswith("%"):
+            return None
+        return float(self.stat[:-1]) / 100
 
     @classmethod
     def parse(cls, text: str) -> "Slo":
         """Read `ttft=2s`, `p90:tpot_chunk=50ms`, `95%:ttft=2s`, `chat/ttft=1s` or `50ms/token`."""
-        spec, label = text.strip(), quoted(text)
-        if plain := _A_TOKEN.fullmatch(spec):
-            spec = f"{plain['before'].strip()}{A_TOKEN}={plain['bound'].strip()}"
+        label = quoted(text)
+        spec = _PER_TOKEN.sub(rf"\g<before>{A_TOKEN}=\g<bound>", text.strip())
         shape = _SHAPE.fullmatch(spec)
         if shape is None:
-            raise DsimError(f"SLO {label}: expected [stat:]metric=bound, such as ttft=2s or 50ms/token")
-        metric, stat, slo_class = shape["metric"].strip(), shape["stat"], shape["class"]
+            raise DsimError(f"SLO {label}: expected [class/][stat:]metric=bound, such as ttft=2s or 50ms/token")
+        metric, stat, slo_class = (shape[name] and shape[name].strip() for name in ("metric", "stat", "class"))
         check_metric(f"SLO {label}", metric, METRIC_KEYS)
-        if stat is not None and (stat := stat.strip()) not in STATS:
+        if stat is not None and stat not in STATS:
             stat = _share(stat, label)
-        if metric == "itl" and (stat is None or stat.endswith("%")):
-            example = f"p99:itl={cut(shape['bound'].strip())}"
-            raise DsimError(f"SLO {label}: itl is a list a request, so it needs a statistic, such as {example}")
-        if slo_class is not None:
-            slo_class = slo_class.strip()
-            if not slo_class:
-                raise DsimError(f"SLO {label}: the class is empty, expected one of the trace's, such as chat/ttft=1s")
-            if metric == "itl":
-                raise DsimError(f"SLO {label}: itl is pooled over all requests, expected no class")
-        return cls(metric, _seconds(shape["bound"].strip(), label), stat, spec, slo_class)
+        if metric == "itl" and (slo_class is not None or stat not in STATS):
+            raise DsimError(f"SLO {label}: itl is pooled over all requests, expected a statistic and no class: p99:itl")
+        return cls(metric, _seconds(shape["bound"].strip(), label), stat, text=spec, slo_class=slo_class)
 
     def check_class(self, classes: Collection[str]) -> None:
         """DsimError unless the trace has such requests."""
         if self.slo_class is not None and self.slo_class not in classes:
-            text = f"holds {', '.join(sorted(classes))}" if classes else "has no column slo_class"
+            names = cut(", ".join(sorted(classes)) or "no column slo_class", 400)
             problem = f"SLO {quoted(str(self))}: no request is of class {quoted(self.slo_class)}"
-            raise DsimError(f"{problem}: the trace {cut(text, 400)}")
+            raise DsimError(f"{problem}: the trace holds {names}")
 
     def __str__(self) -> str:
-        prefix = (f"{self.slo_class}/" if self.slo_class else "") + (f"{self.stat}:" if self.stat else "")
+        prefix = f"{self.slo_class or ''}/".lstrip("/") + f"{self.stat or ''}:".lstrip(":")
         return self.text or f"{prefix}{self.metric}={1e3 * self.bound:g}ms"
 
 
@@ -81,24 +75,17 @@ def check_metric(subject: str, metric: str, names: Collection[str]) -> None:
 
 def _share(stat: str, label: str) -> str:
     match = _SHARE.fullmatch(stat)
-    if match is None:
+    if match is None or not 0 < float(match["percent"]) <= 100:
         raise DsimError(
-            f"SLO {label}: unknown statistic {quoted(stat)}, expected one of {', '.join(STATS)}, or a share such as 95%"
+            f"SLO {label}: statistic is {quoted(stat)}, expected one of {', '.join(STATS)}, or a share above 0% and up "
+            "to 100%"
         )
-    percent = float(match["percent"])
-    if not 0 < percent <= 100:
-        raise DsimError(f"SLO {label}: share of arrivals is {cut(stat)}, expected above 0% and up to 100%")
-    return f"{percent:g}%"
+    return f"{float(match['percent']):g}%"
 
 
 def _seconds(bound: str, label: str) -> float:
     match = _BOUND.fullmatch(bound)
-    if match is None:
-        raise DsimError(f"SLO {label}: bound {quoted(bound)} is not a time above zero, such as 2s, 50ms or 800us")
-    if match["unit"] not in UNITS:
-        problem = f"unit {quoted(match['unit'])} is unknown" if match["unit"] else f"bound {quoted(bound)} has no unit"
-        raise DsimError(f"SLO {label}: {problem}, expected s, ms or us")
-    seconds = float(match["number"]) * UNITS[match["unit"]]
-    if seconds <= 0:
-        raise DsimError(f"SLO {label}: bound is {cut(bound)}, expected a time above zero")
+    seconds = match and float(match["number"]) * UNITS.get(match["unit"], 0.0)
+    if not seconds:
+        raise DsimError(f"SLO {label}: bound is {quoted(bound)}, expected a time above zero in s, ms or us, such as 2s")
     return seconds

@@ -4,6 +4,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, wraps
 from pathlib import Path
@@ -14,10 +15,10 @@ import numpy.typing as npt
 
 from .. import __version__
 from ..engine.allowed_code import NO_CODE, AllowedCode, allowed
+from ..engine.commits import CanvasLaw, CommitModel
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import Policy, named_file, parse, with_file
 from ..engine.prefix import caches_prefixes
-from ..files.memory import free_memory
 from ..files.read import cut, quoted, read_toml
 from ..profiler.placed import placed, yield_files
 from ..profiler.profile import DEFAULT, Profile, as_run_by, located, with_file_of
@@ -40,8 +41,6 @@ from .slo import Slo
 
 S = TypeVar("S")
 T = TypeVar("T")
-SMALL = 1 << 28  # bytes; less is not checked
-OF_A_REPLICA, OF_A_REQUEST = 400_000, 600  # bytes (docs/reliability.md)
 
 
 def once(method: Callable[[S], T]) -> Callable[[S], T]:
@@ -90,7 +89,6 @@ class World:
     eos: bool | None = None  # an EOS ends requests; None: if `lengths` names a workload
     drain: bool = True
     slos: tuple[str, ...] = ()
-    missing_passes: bool = True
     seed: int = 0
     slower: float = 1.0  # steps take so many times as long
     profile_object: Profile | None = None  # in place of `profile`
@@ -115,13 +113,6 @@ class World:
             raise DsimError(
                 f"startup is {self.startup:g} s and the scaler is {FIXED}, expected one that starts replicas"
             )
-        needs = OF_A_REPLICA * max(0, self.replicas) + OF_A_REQUEST * max(0, self.num_requests or 0)
-        if needs > SMALL and needs > (free := free_memory()):
-            size = cut(f"{min(needs, 10**300) / 1e9:.1f}")
-            raise DsimError(
-                f"{cut(self.num_requests or 0)} requests on {self.replicas} replicas need about {size} GB of memory, "
-                f"expected at most the {free / 1e9:.1f} GB that are free"
-            )
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what `once` holds, such as policies of a user's file."""
@@ -133,17 +124,20 @@ class World:
 
     def with_files(self, place: Callable[[str], str]) -> "World":
         """With `place(path)` for each file."""
-        files: dict[str, Any] = {"trace": place(self.trace)} if os.path.isfile(self.trace) else {}
+        files: dict[str, Any] = {
+            name: with_file(getattr(self, name), place) for name in ("router", "scaler", "decider")
+        }
+        if os.path.isfile(self.trace):
+            files["trace"] = place(self.trace)
         if pages := yield_files(self.yields or ""):
             files["yields"] = ",".join(map(place, pages))
-        files["profile"] = with_file_of(self.profile, place)
         path, _ = without_limit(self.lengths or "")
         if path and os.path.isfile(path):
             files["lengths"] = place(path) + (self.lengths or "")[len(path) :]
-        policy = _with_files(self.policy, place)
-        specs = {name: with_file(getattr(self, name), place) for name in ("router", "scaler", "decider")}
-        pools = tuple(_pool_with_files(text, i, place) for i, text in enumerate(self.pools))
-        return replace(self, **{**files, "policy": policy, **specs, "pools": pools})
+        files["profile"] = with_file_of(self.profile, place)
+        files["policy"] = _with_files(self.policy, place)
+        files["pools"] = tuple(_pool_with_files(text, i, place) for i, text in enumerate(self.pools))
+        return replace(self, **files)
 
     def source(self) -> Trace:
         """As in its file."""
@@ -156,7 +150,9 @@ class World:
 
     @property
     def _asked(self) -> Trace:
-        return self.source() if self.lengths is None else self.requests()
+        if self.lengths is None:
+            return self.source()
+        return self.requests()
 
     def per_million_tokens(self, hourly: float, rate: float) -> float:
         """Price of as many tokens of answers, of a fleet that costs `hourly`, at `rate` req/s."""
@@ -170,15 +166,8 @@ class World:
 
     def requests(self) -> Trace:
         """The requests to replay; DsimError if none has the class of an SLO."""
-        source = self.source()
-        ready = prepare(
-            source,
-            arrival=self.arrival,
-            rate=self.rate,
-            num_requests=self.num_requests,
-            seed=self.seed,
-            lengths=self.lengths,
-        )
+        names = ("arrival", "rate", "num_requests", "seed", "lengths")
+        ready = prepare(self.source(), **{name: getattr(self, name) for name in names})
         for text in self.slos:
             Slo.parse(text).check_class(classes(ready))
         return with_estimates(ready, self.seed)
@@ -191,7 +180,9 @@ class World:
     @property
     def ends_at_eos(self) -> bool:
         """Whether an EOS that no scheduler foresees ends requests; by default if a workload is named."""
-        return without_limit(self.lengths or "")[0] in LENGTHS if self.eos is None else self.eos
+        if self.eos is not None:
+            return self.eos
+        return without_limit(self.lengths or "")[0] in LENGTHS
 
     @property
     def num_replicas(self) -> int:
@@ -207,11 +198,9 @@ class World:
     def _by_pool(self) -> "list[tuple[PoolSpec, World]]":
         """Each pool, and the world of it alone."""
         pools = []
+        alone = replace(self, pools=(), links=(), decider="always")
         for spec in PoolSpec.parse_all(self.pools):
-            world = replace(
-                self, pools=(), links=(), decider="always", policy=f"{spec.policy}@{spec.profile}", replicas=spec.count
-            )
-            pools.append((spec, world))
+            pools.append((spec, replace(alone, policy=f"{spec.policy}@{spec.profile}", replicas=spec.count)))
         return pools or [(PoolSpec("pool", self.replicas, self.profile, self.policy), self)]
 
     @property
@@ -225,7 +214,9 @@ class World:
             return replace(self._first.parsed_policy(), name=self.label)
         spec, profile = placed(self.policy)
         policy = replace(parse(spec, self.allow_code), checked=self.check_rules)
-        return policy if profile is None else replace(policy, name=self.policy)
+        if profile is not None:
+            policy = replace(policy, name=self.policy)
+        return policy
 
     @once
     def loaded_profile(self) -> Profile:
@@ -245,7 +236,9 @@ class World:
             setting = Setting(self.parsed_policy(), profile, self.workload)
             thresholds = [model for model in setting.by_threshold.values() if model != setting.drawn]
             profile = varied(profile, self.variation, setting.drawn, thresholds)
-        return profile if self.slower == 1.0 else replace(profile, latency=profile.latency.scaled(self.slower))
+        if self.slower != 1.0:
+            profile = replace(profile, latency=profile.latency.scaled(self.slower))
+        return profile
 
     @once
     def routing(self) -> Routing:
@@ -253,15 +246,13 @@ class World:
 
     def fleet(self) -> Fleet:
         settings = [self.setting(), *(world.setting() for _, world in self._by_pool()[1:])]
-        pools = tuple(
-            Pool(setting, spec.count, spec.name, self.startup)
-            for setting, (spec, _) in zip(settings, self._by_pool(), strict=True)
-        )
-        links = tuple(Link.parse(text) for text in self.links)
-        return Fleet(
-            pools, self.routing(), scaling(self.scaler, self.allow_code), links,
-            least_uncached(self.decider),
-        ).with_ends()  # fmt: skip
+        specs = [spec for spec, _ in self._by_pool()]
+        pools = [
+            Pool(setting, spec.count, spec.name, self.startup) for setting, spec in zip(settings, specs, strict=True)
+        ]
+        scaler, decider = scaling(self.scaler, self.allow_code), least_uncached(self.decider)
+        links = tuple(map(Link.parse, self.links))
+        return Fleet(tuple(pools), self.routing(), scaler, links, decider).with_ends()
 
     def of_each_pool(self) -> "list[World]":
         return [world for _, world in self._by_pool()]
@@ -297,18 +288,16 @@ class World:
         progress: Progress | None = None,
     ) -> RunRecords:
         """requests: `self.requests()`, if loaded; others as in `twin.simulate`."""
+        if requests is None:
+            requests = self.requests()
         return simulate(
-            self.requests() if requests is None else requests,
+            requests,
             self.fleet(),
-            seed=self.seed,
-            emit=self.emit,
-            concurrency=self.concurrency,
-            sessions=self.sessions,
-            drain=self.drain,
             eos=self.ends_at_eos,
             append=append,
             ordered=ordered,
             progress=progress,
+            **{name: getattr(self, name) for name in ("seed", "emit", "concurrency", "sessions", "drain")},
         )
 
     def simulate_whole(self, requests: Trace, append: Append | None = None) -> RunRecords:
@@ -323,13 +312,14 @@ class World:
         slos = [Slo.parse(text) for text in self.slos]
         columns = result.table.columns
         if any(slo.slo_class is not None for slo in slos):
-            columns = columns | {"slo_class": class_column(self.requests() if requests is None else requests)}
+            if requests is None:
+                requests = self.requests()
+            columns = columns | {"slo_class": class_column(requests)}
         return summarize(
             self.label,
             arrived(result, columns),
             result.totals,
             slos,
-            missing_passes=self.missing_passes,
             replicas=self.num_replicas,
             replica_time=result.replica_time,
             closed_loop=self.concurrency is not None,
@@ -338,7 +328,8 @@ class World:
 
     def run(self, requests: Trace | None = None) -> Summary:
         """Replay to the end and summarize."""
-        requests = self.requests() if requests is None else requests
+        if requests is None:
+            requests = self.requests()
         return self.summarize(self.simulate_whole(requests), requests)
 
 
@@ -348,20 +339,27 @@ def on_fleet(worlds: Sequence[World], words: FleetWords, trusted: bool = True, s
     trusted: by the caller, not a file, so the code may be loaded. searched: the world's policy is a placeholder,
     replaced by those that a search tries; pools have their own.
     """
-    specs = [words.scaler, words.decider, *(spec.policy for spec in PoolSpec.parse_all(words.pools))]
-    code = named_code(specs if trusted else ())
-    fleet = {field.name: getattr(words, field.name) for field in fields(FleetWords)}
-    on_it = [replace(s, **fleet, allow_code=s.allow_code | code) for s in worlds[: 1 if words.pools else None]]
-    for world in () if searched and not words.pools else on_it:
-        world.fleet().check()
-    return on_it
+    code = NO_CODE
+    if trusted:
+        pools = PoolSpec.parse_all(words.pools)
+        code = named_code([words.scaler, words.decider, *(spec.policy for spec in pools)])
+    placed_worlds = [replace(world, **vars(words), allow_code=world.allow_code | code) for world in worlds]
+    if words.pools:
+        del placed_worlds[1:]
+    for world in placed_worlds:
+        if words.pools or not searched:
+            world.fleet().check()
+    return placed_worlds
 
 
 def _with_files(policy: str, place: Callable[[str], str]) -> str:
     """A SPEC with other paths."""
     spec, profile = placed(policy)
-    spec = place(spec) if os.path.isfile(spec) else with_file(spec, place)
-    return spec if profile is None else f"{spec}@{with_file_of(profile, place)}"
+    if os.path.isfile(spec):
+        spec = place(spec)
+    else:
+        spec = with_file(spec, place)
+    return "@".join([spec, *(with_file_of(name, place) for name in filter(None, [profile]))])
 
 
 def _pool_with_files(pool: str, index: int, place: Callable[[str], str]) -> str:
@@ -418,7 +416,6 @@ def setup_of(world: World, command: str, gpu_hour: float | None, currency: str) 
         trace=source.name,
         traffic=traffic,
         trace_sha256=digest(source),
-        arrival=world.arrival,
         profile=profile.name,
         estimated=profile.is_estimate,
         device=profile.device.name,
@@ -426,12 +423,9 @@ def setup_of(world: World, command: str, gpu_hour: float | None, currency: str) 
         profile_version=profile.provenance.tool_version,
         workload=workload_of(world.parsed_policy(), profile, world.workload),
         frontend=profile.frontend,
-        router=world.router,
-        emit=world.emit,
-        slos=tuple(world.slos),
-        seed=world.seed,
         gpu_hour=gpu_hour,
         currency=currency,
+        **{name: getattr(world, name) for name in ("arrival", "router", "emit", "slos", "seed")},
     )
 
 
@@ -439,7 +433,9 @@ def workload_of(policy: Policy, profile: Profile, name: str | None) -> str | Non
     """Of the commit model or law; None for next-token policies."""
     if policy.commits_by == "acceptance":
         return None
-    models = profile.canvas_laws if policy.commits_by == "law" else profile.commits
+    models: Sequence[CanvasLaw | CommitModel] = profile.commits
+    if policy.commits_by == "law":
+        models = profile.canvas_laws
     return name or next((model.workload for model in models), None) or next(iter(profile.workloads), None)
 
 
@@ -455,23 +451,20 @@ def replicas_of(policies: Sequence[str], replicas: int | None) -> int:
     """As given, else as in the policies' files, else 1."""
     if replicas is not None:
         return replicas
-    policy_of: dict[int, str] = {}
+    counts: dict[str, Any] = {}
     for policy in policies:
-        if not policy.endswith(".toml") or not Path(policy).is_file():  # a pipe might never end
-            continue
-        try:
-            count = read_toml(policy).get("replicas")
-        except DsimError:
-            continue  # `parse` reports it
-        if count is None:
-            continue
+        if policy.endswith(".toml") and Path(policy).is_file():  # a pipe might never end
+            with suppress(DsimError):  # `parse` reports it
+                content = read_toml(policy)
+                if "replicas" in content:
+                    counts[policy] = content["replicas"]
+    for policy, count in counts.items():
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise PolicyError(f"{policy}: replicas is {quoted(count)}, expected a whole number of at least 1")
-        policy_of.setdefault(count, policy)
-    if len(policy_of) > 1:
-        (count, first), (other, second), *_ = policy_of.items()
-        raise PolicyError(f"{first} asks for {count} replicas and {second} for {other}, expected --replicas N")
-    return next(iter(policy_of), 1)
+    if len(set(counts.values())) > 1:
+        numbers = ", ".join(f"{policy} asks for {count}" for policy, count in counts.items())
+        raise PolicyError(f"{numbers} replicas, expected --replicas N")
+    return next(iter(counts.values()), 1)
 
 
 def digest(trace: Trace) -> str:
@@ -492,23 +485,23 @@ def class_column(requests: Trace) -> npt.NDArray[np.object_]:
 
 def arrived(result: RunRecords, columns: Columns | None = None) -> Columns:
     """Request columns with a prefix cache's; after an interrupt, only of arrived requests."""
-    if columns is None:
-        columns = result.table.columns
+    moves = result.moves or {}
+    columns = {**(columns or result.table.columns), **moves}
     if result.cached_tokens is not None:
-        columns = {**columns, "cached_tokens": result.cached_tokens}
-    if result.moves is not None:
-        columns = {**columns, **result.moves}
+        columns["cached_tokens"] = result.cached_tokens
     if not result.interrupted:
         return columns
     arrivals = columns["replica"] >= 0
-    if result.moves is not None and "prefill_replica" in result.moves:
-        arrivals |= result.moves["prefill_replica"] >= 0
+    if "prefill_replica" in moves:
+        arrivals |= moves["prefill_replica"] >= 0
     return rows_of(columns, arrivals)
 
 
 def _changed(path: str | Path) -> int:
     """When a file was; 0 for a shipped name."""
-    return Path(path).stat().st_mtime_ns if os.path.isfile(path) else 0
+    if os.path.isfile(path):
+        return Path(path).stat().st_mtime_ns
+    return 0
 
 
 @lru_cache(maxsize=8)

@@ -217,7 +217,7 @@ def _warm_up(setting: Setting, model: StepModel) -> None:
             engine.submit(queue.pop(0))
         return True
 
-    def told(plan: StepPlan, outcome: StepOutcome, done: npt.NDArray[np.int32], _now: float) -> None:
+    def told(plan: StepPlan, outcome: StepOutcome, done: Any, _now: float) -> None:
         recorder.record(0, plan, outcome, done)
 
     serve(engine, model.step, deliver=deliver, wait=lambda now: None, on_step=told)

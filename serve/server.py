@@ -22,7 +22,7 @@ from ..results.run_folder import RunWriter
 from ..results.slo import Slo
 from .app import Settings, application
 from .fleet import STOPPING, AccessLog, Fleet
-from .open import MAX_REQUESTS, Behind
+from .open import Behind
 
 LAST_BYTES = 1.0  # s for clients to receive the ends of aborted replies
 MAX_CONNECTIONS = 1000  # further clients get 503
@@ -144,7 +144,7 @@ def serve_until_stopped(
         slo.check_class(())
     folder: Any = nullcontext()
     if out is not None:
-        folder = RunWriter(out, force=force, room_for=MAX_REQUESTS)
+        folder = RunWriter(out, force=force)
     with folder as writer:
         append = None
         if writer is not None:

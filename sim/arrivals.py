@@ -12,6 +12,7 @@ import simpy
 
 from ..engine.engine import Engine
 from ..engine.errors import TraceError
+from ..engine.jit import is_ours
 from ..engine.journal import RequestTable
 from ..engine.request import Request
 from ..engine.route import Choosing

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -27,7 +26,6 @@ from dsim.planner.quality import load_table, quality_of
 from dsim.planner.record import in_twin, record
 from dsim.planner.sweep import sweep
 from dsim.profiler.profile import SHIPPED
-from dsim.profiler.profile import load as load_profile
 from dsim.research.attack import disasters, planning
 from dsim.research.attack.commands import run_command
 from dsim.results.run import read_run
@@ -68,13 +66,6 @@ def test_a_search_with_a_mistaken_option_deletes_no_folder() -> None:
     code, err = dsim("tune", "t.jsonl", "--slo", "ttft=1s", "-o", "mine", "--force")
     assert (code, err) == (2, "Error: mine: holds thesis.tex, which is not of a search: choose another folder\n")
     assert Path("mine/thesis.tex").read_text() == "years"
-
-
-def test_what_needs_more_memory_than_is_free_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsim.results.world.free_memory", lambda: 1_000_000_000)
-    with pytest.raises(DsimError, match=r"need about 6.0 GB of memory, expected at most the 1.0 GB that are free"):
-        World("t.jsonl", num_requests=10_000_000)
-    assert World("t.jsonl", num_requests=1_000_000).replicas == 1
 
 
 def test_a_session_may_be_named_by_anything() -> None:
@@ -152,7 +143,7 @@ REFUSED: tuple[tuple[str, Any, str, str], ...] = (
     ("s.toml", SWEEP.replace("t.jsonl", LONG).format(""), "sweep s.toml --jobs 1 -o out", ""),
     ("s.toml", SWEEP.format(f"rate = {HUGE}"), "sweep s.toml --jobs 1 -o out", "s.toml: base.rate is 1000.*, expected"),
     ("s.toml", SWEEP.format('slos = ["ttft=soon"]'), "sweep s.toml --jobs 1 -o out",
-     "s.toml: base.slos: SLO 'ttft=soon': bound 'soon' is not a time above zero"),
+     "s.toml: base.slos: SLO 'ttft=soon': bound is 'soon', expected a time above zero"),
     ("s.toml", SWEEP.replace("[1, 2]", str([*range(999)])).format("") + f"rate = {[*range(1, 999)]}\n",
      "sweep s.toml --jobs 1 -o out", "asks for 997002 cells, expected at most 100000"),
     ("p.json", {k: v for k, v in json.loads((SHIPPED / "a100-sdar-8b.json").read_text()).items() if k != "model"},
@@ -297,14 +288,6 @@ def test_a_run_of_another_shape_is_told_in_a_line(damage: Callable[[pa.Table], p
     code, err = dsim("compare", "a", "a")
     assert (code, err.count("\n")) == (2, 1), err
     assert re.search(says, err), err
-
-
-def test_a_key_given_twice_among_many_is_found_at_once() -> None:
-    Path("p.json").write_text("{" + "".join(f'"{i}": 0, ' for i in range(30_000)) + '"7": 1}')
-    begin = time.process_time()
-    with pytest.raises(DsimError, match="key 7 is given twice"):
-        load_profile("p.json")
-    assert time.process_time() - begin < 2
 
 
 def test_a_share_of_next_to_nothing_is_no_error() -> None:

@@ -66,7 +66,7 @@ def _selected(rows: Rows, models: str, only: str, keep: Bools) -> Bools:
     texts = np.array(texts_of(rows, source), object)
     counts = Counter(texts[keep])
     if value not in counts:
-        hint = did_you_mean(value, [name for name in counts if name], any_case=True)
+        hint = did_you_mean(value, [name for name in counts if name])
         raise DsimError(f"{rows.path}: no row is of {column} {cut(value)}{hint}, expected one of {_shown(counts)}")
     selected: Bools = texts == value
     return selected

@@ -160,7 +160,7 @@ def is_number(value: object) -> bool:
 def check_column(rows: Rows, column: str, option: str) -> None:
     """TraceError if no row has it."""
     if column not in rows.keys and rows.first(column) is None:
-        hint = did_you_mean(column, (key for key in rows.keys if len(key) <= 40), any_case=True)
+        hint = did_you_mean(column, (key for key in rows.keys if len(key) <= 40))
         expected = f"expected one of: {shown_keys(rows.keys)}"
         raise TraceError(f"{rows.head()}: no column {cut(column)} ({option}){hint}, {expected}")
 

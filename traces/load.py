@@ -62,7 +62,7 @@ def locate(path_or_name: str | Path) -> tuple[Path, str]:
     name = str(path_or_name)
     if name in SHIPPED:
         return SHIPPED[name], name
-    hint = did_you_mean(name, SHIPPED, any_case=True)
+    hint = did_you_mean(name, SHIPPED)
     raise TraceError(f"no trace file {cut_words(name)}{hint}, expected a file or a shipped trace: {', '.join(SHIPPED)}")
 
 

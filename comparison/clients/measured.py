@@ -46,7 +46,6 @@ def measured_run(
     *,
     policy: str = "server",
     slos: Sequence[Slo] = (),
-    missing_passes: bool = True,
     replicas: int = 1,
     engine: StepLog | None = None,
 ) -> MeasuredRun:
@@ -78,7 +77,7 @@ def measured_run(
     else:
         totals = _totals(journal[0])
     totals.itl.add_many(np.array(log.gaps))
-    summary = summarize(policy, columns, totals, slos, missing_passes=missing_passes, replicas=replicas)
+    summary = summarize(policy, columns, totals, slos, replicas=replicas)
     if np.isnan(columns["scheduled"]).all():  # no prefill starts in the file
         is_stable = stable(columns | {"scheduled": columns["first_emission"]})
         summary = replace(summary, stable=is_stable)
@@ -94,7 +93,6 @@ def measured_run(
         trace=about,
         replicas=replicas,
         slos=tuple(map(str, slos)),
-        missing_passes=missing_passes,
         policies=(replace(summary, **nothing),),
     )
     return MeasuredRun(info, columns, journal)

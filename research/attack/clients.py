@@ -184,7 +184,7 @@ def hostile(work: Path, chance: Random, folder: Path) -> None:
     """Some acts against a server, then a stop in the middle of streams: it loses no honest request."""
     lines: list[str] = []
     full = chance.random() < 0.3
-    with logged(lines), RunWriter(folder / "run", room_for=500) as writer:
+    with logged(lines), RunWriter(folder / "run") as writer:
         append = _failing(chance.randrange(1, 4)) if full else partial(writer.append, POLICY)
         behind = open_twin(World(trace="", policy=POLICY, profile=_profile(work)), append=append)
         left: list[socket.socket] = []

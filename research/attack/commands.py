@@ -47,11 +47,11 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("validate", "--model", "tiny", "--budget", "10m", "--load", "0.5", "--policy", "ar", "--lengths", "fixed:8,8",
      "--bound", "e2el=3%", "-o", "OUT"),
     ("serve", "--twin", "a100-sdar-8b", "--port", "8000", "--replicas", "2", "--speed", "2", "--max-body", "9"),
-    ("serve", "--model", "tiny", "--policy", "lmdeploy-bd32", "--grace", "1", "--max-waiting", "3", "-o", "OUT"),
+    ("serve", "--model", "tiny", "--policy", "lmdeploy-bd32", "--max-waiting", "3", "-o", "OUT"),
     ("profile", "--model", "tiny", "--budget", "1m", "--device", "cpu", "-o", "OUT"),
     ("plan", "T", "--policy", "chunk", "--slo", "ttft=1s", "--rate", "2", "--gpu-hour", "2", "-o", "OUT"),
     ("model", "info", "tiny", "--gpu", "H100", "--json"), ("model", "info", "MODEL", "--block-length", "4"),
-    ("policies", "--json"), ("profiles",), ("metrics", "--json"), ("--version",), ("--help",),
+    ("policies", "--json"), ("profiles",), ("--version",), ("--help",),
 )  # fmt: skip
 
 

@@ -4,14 +4,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated as A
-from typing import ClassVar
 
 import typer
 
 from ...cli import questions as q
 from ...cli.answer import Answer
-from ...cli.declared import Opt, Question, Watch, command
+from ...cli.declared import Question, Watch, command
 from ...cli.screen import run
 from ...engine.errors import DsimError
 from .run import Reproduced
@@ -23,18 +21,23 @@ class ReproduceQuestion(q.Somewhere, q.Coded, q.Forced, Question[Reproduced]):
 
     python -m dsim.research.reproduce focus-throughput -o runs/focus
     python -m dsim.research.reproduce --list
+
+    Arguments:
+      experiments [NAME]...: Shipped experiments or TOML files; all shipped ones by default.
+    What to do:
+      --list: List the shipped experiments and run none.
+      --published FILE: A CSV with published values to fill in, in the form of results.csv.
+      --seeds N: Runs of each point, instead of the experiment's own number.
+    Output:
+      -o, --out DIR: Folder of runs, results.csv and report.html; a second call continues.
     """
 
-    COMMON: ClassVar = ()
-
-    experiments: A[
-        Sequence[str], Opt("Shipped experiments or TOML files; all shipped ones by default.", "[NAME]...")
-    ] = ()
-    list: A[bool, Opt("List the shipped experiments and run none.")] = False
-    published: A[Path | None, Opt("A CSV with published values to fill in, in the form of results.csv.", "FILE")] = None
-    seeds: A[int | None, Opt("Runs of each point, instead of the experiment's own number.", "N")] = None
-    jobs: A[int | None, q.JOBS] = None
-    out: A[Path | None, q.out("Folder of runs, results.csv and report.html; a second call continues.")] = None
+    experiments: Sequence[str] = ()
+    list: bool = False
+    published: Path | None = None
+    seeds: int | None = None
+    jobs: int | None = None
+    out: Path | None = None
 
     def answer(self, watch: Watch) -> Answer[Reproduced]:
         from ...engine.allowed_code import allowed
@@ -78,7 +81,7 @@ list_of = list  # the field has its name
 
 if __name__ == "__main__":
     try:
-        typer.run(command(ReproduceQuestion, run, lambda: None))
+        typer.run(command(ReproduceQuestion, run))
     except DsimError as error:
         print(f"Error: {error}", file=sys.stderr)
         sys.exit(2)

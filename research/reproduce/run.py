@@ -303,7 +303,7 @@ def _estimate(
 
 
 def _write(folder: StoreFolder, found: Reproduced, page: Callable[[Reproduced], str] | None) -> None:
-    if folder.folder is None or not folder.is_settled:
+    if folder.folder is None or not found.num_run + found.num_reused:
         return  # stopped before any point
     info = {
         "schema": SCHEMA, "version": VERSION, "dsim": __version__, "date": found.date, "commit": found.commit,

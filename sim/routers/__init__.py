@@ -36,11 +36,6 @@ class Routing:
     def is_shipped(self) -> bool:
         return self.kind in ROUTERS.values()
 
-    @property
-    def goes_by_length(self) -> bool:
-        """Whether it may compare answers' lengths, as any outside router may."""
-        return self.kind.goes_by_length or not self.is_shipped
-
     def new(self, prefixes: Prefixes | None = None, prefills: bool = False, seed: int = 0) -> Router:
         """A router for one run of this seed. prefills: it chooses where to prefill."""
         with running_code_of(f"router {self.name}"):

@@ -23,7 +23,6 @@ class LongestPrefix(Router):
     the fewest expected tokens win (SGLang: the fewest remembered).
     """
 
-    goes_by_length = True
     goes_by_prefix = True
 
     def __init__(self, prefixes: Prefixes | None = None) -> None:

@@ -80,7 +80,6 @@ class Router:
 
     least: ClassVar[tuple[str, ...]] = ()  # figures, of state.Counters too, whose least sum is chosen
     takes_turns: ClassVar[bool] = False  # request i goes to replica i modulo their number
-    goes_by_length: ClassVar[bool] = False  # compares answers' estimated lengths
     goes_by_prefix: ClassVar[bool] = False  # asks for the names of prompts' beginnings
     settings: ClassVar[Mapping[str, type]] = {}  # its SPEC's fields, which `__init__` takes by name
 

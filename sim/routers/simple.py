@@ -15,7 +15,6 @@ class LeastTokens(Router):
     """The fewest tokens to prefill or expected to be returned; the first of equals."""
 
     least = ("expected_tokens",)
-    goes_by_length = True
 
 
 class ShortestQueue(Router):

@@ -1,4 +1,4 @@
-"""dsim policies, profiles and metrics: what there is, and what it means."""
+"""dsim policies and profiles: what there is, and what it means."""
 
 import math
 
@@ -8,7 +8,6 @@ import pytest
 from dsim.cli.screen import print_json
 from dsim.engine.policy import PRESETS
 from dsim.profiler.profile import load, shipped
-from dsim.results.metrics import METRICS
 
 from .command import dsim
 
@@ -53,9 +52,3 @@ def test_profiles_are_listed_one_line_each_and_say_that_they_are_estimates() -> 
 def test_what_is_no_number_is_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"rate": math.inf, "cv": [np.float64("nan"), -math.inf, 0.5], "n": np.int64(3)})
     assert capsys.readouterr().out == '{"rate": null, "cv": [null, null, 0.5], "n": 3}\n'
-
-
-def test_metrics_explain_every_number_that_replay_prints() -> None:
-    explained = dsim("metrics", "--json").json
-    assert list(explained) == list(METRICS)
-    assert explained["e2el"] == {"unit": "ms", "formula": "finish - arrival", "note": ""}

@@ -101,7 +101,7 @@ def test_without_pytorch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     line = live("--prompts", "prompts.jsonl", "--policy", "ar").refusal
-    assert line == "torch is not installed, which a device's runs need: pip install '.[live]' in a clone of dsim"
+    assert line == "torch is not installed, expected the extra live: pip install '.[live]' in a clone of dsim"
 
 
 @pytest.mark.parametrize("why", ["the device is out of memory", r"(\d) of \1 rows have no finite logit, or a NaN"])

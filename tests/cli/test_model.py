@@ -85,6 +85,8 @@ def test_what_a_directory_does_not_say_is_asked_for(
     command: str, given: tuple[object, ...], said: str, untold: Path
 ) -> None:
     given = ("--model", untold / "model", "--device", "cpu", "-o", untold / "out.json", *given)
+    if command == "validate":
+        given += ("--profile", "a100-sdar-8b")
     assert said in dsim(command, *given).refusal
 
 

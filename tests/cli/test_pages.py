@@ -132,11 +132,7 @@ def test_every_command_of_a_page_runs(page: str, world: Path) -> None:
             continue  # it is run below
         ran = served(words) if words[0] == "serve" else dsim(*words)
         assert ran.code in ENDS.get(words[0], (0,)), f"{line}\n{ran.err}"
-        called, text = said.named(" ".join(words))[0], ran.out + ran.err
-        said.check_options(called, text)
-        if called != "profile":  # its figures are this machine's
-            said.check_numbers(text)
-            said.check_verdicts(text, 95.0 if "95%" in words else 99.0)
+        said.check_options(said.named(" ".join(words))[0], ran.out + ran.err)
 
 
 @pytest.mark.slow

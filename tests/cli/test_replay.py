@@ -306,18 +306,3 @@ def test_what_came_to_the_folders_place_during_the_run_is_kept(trace: str, tmp_p
             writer.finish(RunInfo(trace=TraceInfo("none")))
     assert files("run") == taken
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", trace]
-
-
-def test_the_page_says_what_a_router_that_goes_by_tokens_knew_of_lengths(trace: str, tmp_path: Path) -> None:
-    run = ("replay", trace, "--policy", "ar", "--num-requests", "8", "--replicas", "2", "--router")
-    told = {
-        name: dsim(*run, *more, "-o", tmp_path / name).code == 0 and read_run(tmp_path / name).info.guessed_lengths
-        for name, more in {
-            "blind": ["jsq"], "estimates": ["least-tokens"],
-        }.items()
-    }  # fmt: skip
-    assert told == {"blind": 0, "estimates": 8}
-    said = (
-        "8 requests set no limit: the router or policy saw estimates, two of three within a factor of 1.65 of the truth"
-    )
-    assert said in (tmp_path / "estimates" / "report.html").read_text()

@@ -37,7 +37,7 @@ def test_info_shows_a_trace(burstgpt: Path) -> None:
         "requests: 3 of 4 rows, 1 failed dropped",
         "rate: 0.0177 req/s for 113.0 s",
         "gap CV: 0.29 (burstiness 11.73)",
-        "by minute: p50 0.0333, p90 0.0333, peak 0.0333 req/s: 1.00 x mean, minute 1 of 1",
+        "peak by minute: 0.0333 req/s, 1.00 x mean, in minute 1 of 1",
         "also: log_type, model",
         " tokens   mean   std   p50   p90     p99     max   total",
         " ───────────────────────────────────────────────────────",
@@ -52,8 +52,8 @@ def test_info_shows_the_rate_by_minute_and_by_hour_and_when_the_peak_is(tmp_path
     rows = [json.dumps({"timestamp": 1e3 * t, "input_length": 5, "output_length": 5}) for t in at]
     (tmp_path / "t.jsonl").write_text("\n".join(rows) + "\n")
     shown = run("info", tmp_path / "t.jsonl")
-    assert "by minute: p50 0.0167, p90 0.0167, peak 0.1 req/s: 5.84 x mean, minute 62 of 180" in shown
-    assert "by hour: p50 0.0167, p90 0.0181, peak 0.0181 req/s: 1.05 x mean, hour 2 of 3" in shown
+    assert "peak by minute: 0.1 req/s, 5.84 x mean, in minute 62 of 180" in shown
+    assert "peak by hour: 0.0181 req/s, 1.05 x mean, in hour 2 of 3" in shown
     facts = json.loads(run("info", tmp_path / "t.jsonl", "--json"))
     assert facts["by_minute"]["peak_at"] == 61
 

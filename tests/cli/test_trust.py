@@ -75,7 +75,7 @@ BRINGS_CODE: dict[str, tuple[tuple[str, ...], str, str]] = {
         ("replay", *SMALL, "--policy"), ("capacity", "small.jsonl", *SLO, "--policy"),
         ("plan", *SMALL, *SLO, "--policy"), ("tune", "small.jsonl", *SLO, "--policy"),
         ("serve", "--twin", "a100-sdar-8b", "--policy"), ("live", "small.jsonl", "--policy"),
-        ("validate", "-o", "validated", "--policy"), ("policies",),
+        ("validate", "-o", "validated", "--profile", "a100-sdar-8b", "--policy"), ("policies",),
     )},
     "a sweep's base": (SWEPT, f'{SWEEP}policy = "{SPEC}"\n[grid]\nseed = [0, 1]\n', "{}: cell "),
     "a sweep's grid": (SWEPT, GRID, "{}: cell "),
@@ -107,7 +107,7 @@ def test_a_run_does_not_bring_its_code_with_it(recorded: Path) -> None:
         shutil.copytree(recorded, side)
     assert refusal("compare", "a", "b").startswith("a: ")
     # What only shows a run asks for no policy.
-    assert measured_runs([Path("a")], ["ttft=2s"], 0.99, missing_passes=True)
+    assert measured_runs([Path("a")], ["ttft=2s"], 0.99)
     assert not has_run()
 
 

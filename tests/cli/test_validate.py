@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -94,8 +93,6 @@ def test_full_sequence_policies_are_validated_by_a_profile_of_their_own(full_seq
     assert [cell["num_both"] for cell in cells] == [cells[0]["num_both"]] * 2
     for cell in cells:  # the same steps yield the same tokens, here and there
         assert cell["totals"]["tpf"]["error"] == 0.0
-    said = dsim("validate", "--model", "model", "--policy", "sparse-dllm", "--policy", "ar", "-o", "w").refusal
-    assert said == "sparse-dllm and ar: expected policies of full-sequence models, or none of these"
 
 
 @pytest.mark.slow
@@ -115,8 +112,4 @@ def test_a_budget_in_which_no_cell_fits_is_refused(full_sequence: Path) -> None:
         "sparse-dllm,block_length=4", "--load", 0.9, "-o", "v",
     ]  # fmt: skip
     said = dsim(*command, "--budget", "0.01s").refusal
-    cold, warm = (
-        r"--budget is 0\.01 s, expected at least \d+ s, to compile",
-        "sparse-dllm,block_length=4 at load 0.9 takes about",
-    )
-    assert re.match(f"{cold}|{warm}", said)
+    assert said.startswith("sparse-dllm,block_length=4 at load 0.9 takes about")

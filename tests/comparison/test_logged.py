@@ -63,7 +63,7 @@ def test_a_log_replayed_as_logged_by_the_profile_that_drew_it_is_the_log() -> No
     assert ran.err.splitlines()[:3] == [
         f"As logged: {SPEC}",
         "Not in the policy: the log's dtype",
-        "Profile: known, given",
+        "Profile: known.json, given",
     ]
     succeed("import", "log.jsonl", "-o", "engine")
     cell = parts("predicted", "engine", "--profile", "known.json")

@@ -88,19 +88,3 @@ def test_an_interrupt_that_python_drops_comes_once_more() -> None:
 
     with pytest.raises(KeyboardInterrupt), as_ctrl_c():
         work()
-
-
-@pytest.mark.usefixtures("_as_a_command")
-@pytest.mark.parametrize("number", SIGNALS)
-def test_an_interrupt_that_a_module_of_c_makes_an_import_error_is_one_again(number: signal.Signals) -> None:
-    def loads() -> None:
-        try:
-            signal.raise_signal(number)
-        except KeyboardInterrupt:  # as pybind11 does, which drops it
-            raise ImportError("initialization failed") from None
-
-    with pytest.raises(KeyboardInterrupt), as_ctrl_c():
-        loads()
-    with pytest.raises(ImportError), as_ctrl_c():
-        raise ImportError("no such module")
-    assert signal.getsignal(number) is signal.default_int_handler

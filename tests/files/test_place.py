@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from dsim.engine.errors import DsimError, MachineError
 from dsim.files.lock import Lock, is_held
-from dsim.files.place import APPLICATION, FolderKind, OpenFolder, Staged, check_folder, write_folder
+from dsim.files.place import FolderKind, Staged, check_folder, hold_folder, write_folder
 from dsim.files.write import check_file, write_whole, writing
 from dsim.results.run_folder import RunWriter
 
@@ -72,7 +71,7 @@ def test_links_devices_and_pipes_are_nobodys_to_replace(tmp_path: Path) -> None:
     inner = make(tmp_path / "out", OURS)
     (inner / "log-1.txt").symlink_to(tmp_path / "theirs" / "it.json")
     with pytest.raises(DsimError, match=r"holds log-1.txt, which is not of a thing"):
-        OpenFolder(inner, KIND, force=True)
+        check_folder(inner, KIND, force=True)
     assert tree(tmp_path / "theirs") == OURS
 
 
@@ -124,69 +123,13 @@ def test_what_a_living_run_builds_is_neither_removed_nor_shared(tmp_path: Path) 
 
 
 def test_a_folder_that_is_added_to_has_one_writer(tmp_path: Path) -> None:
-    lock = OpenFolder(tmp_path / "out", KIND)
-    with sqlite3.connect(tmp_path / "out" / "log-0.txt") as store:
-        store.execute(f"PRAGMA application_id = {APPLICATION}")
-    store.close()
+    out = make(tmp_path / "out", OURS)
+    lock = hold_folder(out)
     for force in (False, True):
         with pytest.raises(DsimError, match="another dsim is writing there"):
-            OpenFolder(tmp_path / "out", KIND, force=force)
+            check_folder(out, KIND, force=force, add=True)
     lock.close()
-    taken = OpenFolder(tmp_path / "out", KIND, force=True)
-    assert is_held(tmp_path / "out")
-    taken.settle()
-    assert tree(tmp_path) == {}
-    taken.close()
-
-
-TAKEN = """
-import os, signal
-from pathlib import Path
-from dsim.files import place
-kind = place.FolderKind("a thing", ("it.json", "page.html"), "it.json", "it")
-taken = place.OpenFolder({out!r}, kind, force=True)
-Path({out!r}, "it.json").write_text('{{"schema": "it", "new": 1}}')
-Path({out!r}, ".page.html.dsim-new.0").write_text("ha")
-if {settled}:
-    taken.settle()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.parametrize("settled", [False, True])
-def test_what_force_replaces_is_put_back_until_its_successor_holds_something_whole(
-    tmp_path: Path, settled: bool, capfd: pytest.CaptureFixture[str]
-) -> None:
-    out = make(tmp_path / "out", OURS)
-    code = TAKEN.format(out=str(out), settled=settled)
-    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
-    assert done.returncode == -signal.SIGKILL
-    check_folder(out, KIND, force=True)
-    kept = {"out/it.json": '{"schema": "it", "new": 1}'} if settled else {f"out/{n}": text for n, text in OURS.items()}
-    assert tree(tmp_path) == kept
-    assert ("Found " in capfd.readouterr().err) == (not settled)
-
-
-def test_an_error_before_anything_whole_puts_back_what_was_there(tmp_path: Path) -> None:
-    out = make(tmp_path / "out", OURS)
-    taken = OpenFolder(out, KIND, force=True)
-    assert (tree(out), taken.is_settled) == ({}, False)
-    taken.close()
-    assert tree(tmp_path) == {f"out/{name}": text for name, text in OURS.items()}
-    assert not is_held(out)
-
-
-def test_nothing_of_others_is_removed_to_put_a_folder_back(tmp_path: Path) -> None:
-    out = make(tmp_path / "out", OURS)
-    taken = OpenFolder(out, KIND, force=True)
-    (out / "thesis.tex").write_text("years")
-    taken.close()
-    assert tree(out) == {"thesis.tex": "years"}
-    with pytest.raises(DsimError, match=r"out: holds thesis.tex, which is not of a thing"):
-        check_folder(out, KIND, force=True)
-    (out / "thesis.tex").unlink()
-    check_folder(out, KIND, force=True)
-    assert tree(out) == OURS
+    assert check_folder(out, KIND, force=False, add=True) == out
 
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:

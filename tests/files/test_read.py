@@ -6,7 +6,19 @@ from pathlib import Path
 import pytest
 
 from dsim.engine.errors import DsimError, MachineError, TraceError
-from dsim.files.read import cut, cut_words, fault, parsing, printable, read_bytes, read_json, read_lines, read_text
+from dsim.files.read import (
+    cut,
+    cut_words,
+    fault,
+    parsing,
+    printable,
+    read_bytes,
+    read_csv,
+    read_json,
+    read_lines,
+    read_text,
+)
+from dsim.files.write import csv_of
 
 
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
@@ -62,3 +74,10 @@ def test_another_path_mends_the_users_errors_and_not_the_machines() -> None:
 
 def test_a_name_that_is_no_text_is_shown_as_escapes() -> None:
     assert printable(os.fsdecode(b"a\xff.csv")) == "a\\xff.csv"
+
+
+def test_a_table_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    cells = ["ar", "=1+1", "'quoted'", "two\nlines"]
+    (tmp_path / "t.csv").write_text(csv_of([["a", "b", "c", "d"], cells]))
+    assert list(read_csv(tmp_path / "t.csv", ["a"])) == [(f"{tmp_path}/t.csv:2", dict(zip("abcd", cells, strict=True)))]
+    assert csv_of([["=1+1", "-2+3", "-3", -3, "a=b"]]) == "'=1+1,'-2+3,-3,-3,a=b\n"

@@ -25,7 +25,7 @@ def test_files_that_disagree_or_say_nonsense_are_one_line(tmp_path: Path) -> Non
     for name, count in (("two", "2"), ("three", "3"), ("none", "0"), ("word", '"two"')):
         (tmp_path / f"{name}.toml").write_text(f'policy = "ar"\nreplicas = {count}\n')
     for names, says in (
-        (["two", "three"], r"two.toml asks for 2 replicas and .*three.toml for 3, expected"),
+        (["two", "three"], r"two.toml asks for 2, .*three.toml asks for 3 replicas, expected"),
         (["none"], r"none.toml: replicas is 0, expected a whole number of at least 1"),
         (["word"], r"word.toml: replicas is 'two', expected a whole number of at least 1"),
     ):

@@ -120,7 +120,7 @@ def test_a_days_swing_is_no_queue_that_grows_and_a_bursty_overload_is() -> None:
     arrival = np.interp(trace.arrival, (at := np.arange(200.0)) - 0.7 * np.sin(day * at) / day, at)
     columns = single_server(0.5, 0) | {"arrival": arrival, "scheduled": arrival, "finish": arrival + 30}
     result: Any = SimpleNamespace(table=SimpleNamespace(columns=columns))
-    served: Any = SimpleNamespace(simulate_whole=lambda *_: result, missing_passes=True)
+    served: Any = SimpleNamespace(simulate_whole=lambda *_: result)
     assert measure(served, criteria("e2el=40s"), trace, 10.0)[0].holds
     # Waits of a day whose peak is over, though its last quarter waits longest.
     waits = 6 * np.clip(np.sin(np.pi * np.linspace(-1, 0.95, len(arrival))), 0, None)

