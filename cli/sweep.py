@@ -1,6 +1,6 @@
 """dsim sweep: run a grid or list of worlds once each, and tabulate them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,6 @@ from .declared import Opt, Question, Watch
 
 if TYPE_CHECKING:
     from ..planner.sweep import Sweep
-    from ..results.world import World
 
 
 @dataclass(frozen=True)
@@ -28,13 +27,10 @@ class SweepQuestion(q.Somewhere, q.Forced, q.Coded, Question["Sweep"]):
     config: A[str | Path | Mapping[str, Any], Opt("The fixed and the varied fields: docs/sweep.md.", "CONFIG.toml")]
     out: A[str | Path | None, q.out("Folder for results; finished cells in it are not run again.")] = None
     _: KW_ONLY
-    ensemble: A[int | None, q.ENSEMBLE] = None
     jobs: A[int | None, q.JOBS] = None
-    quality: "Callable[[World], float | None] | None" = None  # scores a world
 
     def answer(self, watch: Watch) -> "Answer[Sweep]":
         from ..planner.sweep import FILES, sweep
-        from ..report.ensemble import decided, sentences
 
         config = self.config
         if isinstance(config, Mapping):
@@ -46,8 +42,7 @@ class SweepQuestion(q.Somewhere, q.Forced, q.Coded, Question["Sweep"]):
         with watch.bar("sweep", "cells") as bar:
             done = sweep(
                 config, self.out, jobs=self.jobs, ray=self.ray, force=self.force, progress=bar.update,
-                command=watch.command(), allow_code=self.allow_code, ensemble=self.ensemble, quality=self.quality,
-                asking=lambda done, total: bar.update(done, total, "asking drawn profiles", unit="replays"),
+                command=watch.command(), allow_code=self.allow_code,
             )  # fmt: skip
         failed = [row for row in done.results if row["error"] is not None]
         watch.warn(f"cell {row['key']}: {row['error']}" for row in failed[:3])
@@ -61,7 +56,7 @@ class SweepQuestion(q.Somewhere, q.Forced, q.Coded, Question["Sweep"]):
         state = f"{len(done.results)} of {done.num_cells} cells are finished and kept; to go on: {watch.command()}"
         return Answer(
             value=done, json=done.to_json(),
-            lines=[decided(_account(done), done.ensemble), *(sentences(done.ensemble) if done.ensemble else [])],
+            lines=[_account(done)],
             out=self.folder, files=FILES, failure=failure,
             interrupted=f"Interrupted: {state} -o {self.out}" * done.interrupted,
         )  # fmt: skip

@@ -16,36 +16,35 @@ from .declared import Opt, Question, Watch, words_of
 if TYPE_CHECKING:
     from ..planner.tuned import Tuned
     from ..results.world import World
-    from .objects import PolicyLike
+    from .objects import PolicyLike, ProfileLike
 
-PASSED_ON = ("space", "trials", "min_quality", "quality_table", "gpu_hour", "currency", "gpus", "jobs", "ray")
-# Of the traffic and its fleet, for the command that replays the answer.
-SEARCHED = ("trace", "policy", "ensemble", "replicas", "pools", "links", "decider", "fleet")
+PASSED_ON = ("objective", "space", "trials", "min_quality", "quality_table", "gpu_hour", "currency", "jobs", "ray")
+# Not of the traffic, for the command that replays the answer.
+SEARCHED = ("trace", "policy", "replicas")
 
 
 @dataclass(frozen=True)
-class TuneQuestion(q.OnFleet, q.Paced, q.Somewhere, q.Priced, q.Forced, Question["Tuned"]):
+class TuneQuestion(q.OfTrace, q.Paced, q.Somewhere, q.Priced, q.Forced, Question["Tuned"]):
     """Search for the settings that serve a trace best, and confirm them on traffic that the search did not use.
 
     dsim tune azure-conv --replicas 2 --slo ttft=2s --slo norm_latency=30ms -o runs/tuned
     dsim tune mine.jsonl --policy lmdeploy-bd32 --space space.toml --trials 200 --jobs 4
-    dsim tune azure-conv --rate 9 --fleet examples/fleet/fleet.toml --slo ttft=2s -o runs/tuned
     """
 
     COMMON: ClassVar = (
-        "policy", "profile", "slos", "rate", "lengths", "replicas", "objectives", "trials", "space", "min_quality",
+        "policy", "profile", "slos", "rate", "lengths", "replicas", "objective", "trials", "space", "min_quality",
         "num_requests", "jobs", "seed", "out",
     )  # fmt: skip
 
     _: KW_ONLY
     slos: A[Sequence[str], q.SLO] = ()
     eos: A[bool | None, q.EOS] = None
-    objectives: A[
-        Sequence[str],
-        Opt(
-            f"One of: {', '.join(choices.OBJECTIVES)}; repeat for a Pareto front.", "O", "Search", ("--objective",),
-        ),
-    ] = ()  # fmt: skip
+    frontend: A[float | None, q.FRONTEND] = None
+    yields: A[str | None, q.YIELD] = None
+    profile: A["ProfileLike", q.PROFILE] = choices.PROFILE
+    replicas: A[int | None, q.REPLICAS] = None
+    router: A[str, q.ROUTER] = "round-robin"
+    objective: A[str, Opt(f"One of: {', '.join(choices.OBJECTIVES)}.", "O", "Search")] = "goodput"
     trials: A[int, Opt("Settings to try, including those of the folder.", "N", "Search")] = 60
     policy: A[
         "PolicyLike | None",
@@ -60,22 +59,16 @@ class TuneQuestion(q.OnFleet, q.Paced, q.Somewhere, q.Priced, q.Forced, Question
     min_quality: A[float | str | None, q.MIN_QUALITY] = None
     quality_table: A[str | Path | None, q.QUALITY_TABLE] = None
     gpu_hour: A[float | None, q.GPU_HOUR] = None
-    gpus: A[
-        int | None,
-        Opt("GPUs that the pools may have together; by default their current number.", "N", "Fleet and price"),
-    ] = None
     jobs: A[int, Opt("Replays at once; affects the search's result.", "N", "Execution")] = 1
-    out: A[str | Path | None, q.out("Write policy.toml or fleet.toml, the trials and report.html.")] = None
+    out: A[str | Path | None, q.out("Write policy.toml, the trials and report.html.")] = None
 
     def resolve(self) -> "World":
         """The world that the search varies; its policy stands for those that are tried."""
-        from ..results.world import World, on_fleet, replicas_of
+        from ..results.world import World, replicas_of
 
         policies = [] if self.policy is None else [q.name_of(self.policy)]
-        words = self.fleet_words(policies or None)
         replicas = replicas_of(policies, self.replicas)
-        worlds = q.worlds_of(self, World.policy, self.profile, candidates=policies, replicas=replicas)
-        [world] = on_fleet(worlds, words, trusted=self.fleet is None, searched=True)
+        [world] = q.worlds_of(self, World.policy, self.profile, candidates=policies, replicas=replicas)
         return world
 
     def answer(self, watch: Watch) -> "Answer[Tuned]":
@@ -87,15 +80,13 @@ class TuneQuestion(q.OnFleet, q.Paced, q.Somewhere, q.Priced, q.Forced, Question
         policy = None if self.policy is None else spec_of(self.policy)
         world = self.resolve()
         folder = StoreFolder(self.folder, TUNE, force=self.force)
-        dropped = (*SEARCHED, "router") if world.pools else SEARCHED
-        traffic = [field.name for field in fields(World) if field.name not in dropped]
+        traffic = [field.name for field in fields(World) if field.name not in SEARCHED]
         named_profile = replace(self, profile=profile_name(self.profile))
         try:
             with folder, watch.bar("searching", note="starting") as bar:
                 warn(watch, world)
                 tuned = tune(
-                    world, objectives=self.objectives or ("goodput",), policy=policy, num_draws=self.ensemble,
-                    folder=folder, command=watch.command("--ray"),
+                    world, policy=policy, folder=folder, command=watch.command("--ray"),
                     traffic_words=words_of(named_profile, [*traffic, "missing_fails"]),
                     progress=lambda doing, done, total, best: bar.update(done, total, doing, best),
                     **{name: getattr(self, name) for name in PASSED_ON},
@@ -103,8 +94,4 @@ class TuneQuestion(q.OnFleet, q.Paced, q.Somewhere, q.Priced, q.Forced, Question
         except KeyboardInterrupt:
             raise stopped(self.out) from None
         warn_of_yields(watch, *tuned.compared)
-        first, *fronts = tuned.files
-        return Answer(
-            value=tuned, explained=folder.memo.sentence(), out=self.folder,
-            files=[first, *FILES, *fronts],
-        )  # fmt: skip
+        return Answer(value=tuned, explained=folder.memo.sentence(), out=self.folder, files=FILES)

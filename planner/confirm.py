@@ -14,17 +14,32 @@ from .tuned import Finalist
 
 REPLICATIONS = 10  # replays of the held-out part
 NUM_RERANKED, NUM_RERANKS = 4, 4  # settings, and replays of each
-NUM_CONFIRMED = 8  # of a Pareto front
 
 
 def chosen(search: Search) -> list[Candidate]:
-    """Settings to confirm, best first: the best two, or spread over the front."""
-    if len(search.objectives) == 1:
-        return _rerank(search)
-    front = search.front()
-    if len(front) <= NUM_CONFIRMED:
-        return front
-    return [front[round(i)] for i in np.linspace(0, len(front) - 1, NUM_CONFIRMED)]
+    """The best two under fresh luck, on the search's part of the trace; of equals the nearest to the default.
+
+    Among the best setting and others of the best, those first that are as good and nearer to the engine's default. A
+    setting beyond the engine's tested range must be a tenth better.
+    """
+    first, *rivals = sorted(search.feasible(), key=lambda c: -search.worth(c, search.outcomes[c]))  # stable
+    equal = nearest_first(search.equals(first, rivals), lambda c: c.num_changes(search.default))
+    few = [first, *equal, *(c for c in rivals if c not in equal)][:NUM_RERANKED]
+    if len(few) < 2:
+        return few
+    costs: dict[Candidate, list[float]] = {c: [] for c in few}
+    missed: dict[Candidate, int] = dict.fromkeys(few, 0)
+    for index in range(NUM_RERANKS):
+        search.progress("ranking", index, NUM_RERANKS, search.best_text())
+        outcomes = search.measure(few, Part("rerank", index))
+        for c, outcome in zip(few, outcomes, strict=True):
+            costs[c].append(-search.worth(c, outcome))
+            missed[c] += outcome.violation > 0
+    order = sorted(few, key=lambda c: (2 * missed[c] > NUM_RERANKS, sum(costs[c])))
+    feasible = [c for c in order if 2 * missed[c] <= NUM_RERANKS] or order
+    equals = [feasible[i] for i in best_of([costs[c] for c in feasible])]
+    best = nearest_first(equals, lambda c: c.num_changes(search.default), lambda c: float(np.mean(costs[c])))[0]
+    return [best, *(c for c in order if c != best)][:2]
 
 
 def confirm(search: Search, candidates: Sequence[Candidate]) -> dict[Candidate, Finalist]:
@@ -41,23 +56,15 @@ def confirm(search: Search, candidates: Sequence[Candidate]) -> dict[Candidate, 
         [search.outcomes[search.default]] = search.measure([search.default], Part("search"))
     finalists = {}
     for c, replays in outcomes.items():
-        values: dict[str, Interval] = {}
-        gains: dict[str, Interval | None] = {}
-        for i, (name, sign) in enumerate(zip(search.objectives, search.signs, strict=True)):
-            measured, base = ([outcome.values[i] for outcome in outcomes[setting]] for setting in (c, search.default))
-            values[name], gains[name] = estimate(measured), gain(measured, base, sign)
+        measured, base = ([outcome.value for outcome in outcomes[setting]] for setting in (c, search.default))
         attainment = float(np.mean([outcome.attainment for outcome in replays]))
         finalists[c] = Finalist(
-            policy=c.spec,
-            replicas=c.replicas,
-            pools=c.world.pools,
-            links=c.world.links,
-            decider=c.world.decider,
+            policy=c.world.policy,
+            replicas=c.world.replicas,
             untested=c.untested,
             quality=search.judge(c),
-            searched=dict(zip(search.objectives, search.outcomes[c].values, strict=True)),
-            values=values,
-            gains=gains,
+            value=estimate(measured),
+            gain=gain(measured, base, search.sign),
             meets_run_slos=float(np.mean([outcome.violation <= 0 for outcome in replays])),
             attainment=None if math.isnan(attainment) else attainment,
         )
@@ -69,7 +76,7 @@ def verdict(
 ) -> tuple[bool, list[str]]:
     """Whether to recommend the winner; notes."""
     notes = []
-    gain = winner.gains[objective]
+    gain = winner.gain
     usable = default.meets_run_slos >= 0.5
     if min_quality is not None:
         relative = default.quality.relative
@@ -116,29 +123,3 @@ def gain(values: Sequence[float], base: Sequence[float], sign: float) -> Interva
     spread = estimate(list(sign * (of_setting - ratio * of_default)), mean)
     value = sign * (ratio - 1)
     return Interval(value, value + spread.low, value + spread.high)
-
-
-def _rerank(search: Search) -> list[Candidate]:
-    """The best two under fresh luck, on the search's part of the trace; of equals the nearest to the default.
-
-    Among the best setting and others of the best, those first that are as good and nearer to the engine's default. A
-    setting beyond the engine's tested range must be a tenth better.
-    """
-    first, *rivals = sorted(search.feasible(), key=lambda c: -search.worth(c, search.outcomes[c]))  # stable
-    equal = nearest_first(search.equals(first, rivals), lambda c: c.num_changes(search.default))
-    few = [first, *equal, *(c for c in rivals if c not in equal)][:NUM_RERANKED]
-    if len(few) < 2:
-        return few
-    costs: dict[Candidate, list[float]] = {c: [] for c in few}
-    missed: dict[Candidate, int] = dict.fromkeys(few, 0)
-    for index in range(NUM_RERANKS):
-        search.progress("ranking", index, NUM_RERANKS, search.best_text())
-        outcomes = search.measure(few, Part("rerank", index))
-        for c, outcome in zip(few, outcomes, strict=True):
-            costs[c].append(-search.worth(c, outcome))
-            missed[c] += outcome.violation > 0
-    order = sorted(few, key=lambda c: (2 * missed[c] > NUM_RERANKS, sum(costs[c])))
-    feasible = [c for c in order if 2 * missed[c] <= NUM_RERANKS] or order
-    equals = [feasible[i] for i in best_of([costs[c] for c in feasible])]
-    best = nearest_first(equals, lambda c: c.num_changes(search.default), lambda c: float(np.mean(costs[c])))[0]
-    return [best, *(c for c in order if c != best)][:2]

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -32,7 +32,6 @@ MAX_DRAWS = 1000
 LEVEL = 0.9
 EOS = "ends at an EOS"  # the world's, not its profile's
 CAPACITY = "capacity (req/s)"
-A_REPLICA = "goodput of a replica (req/s)"  # the inverse of the cost of good requests
 ROUGH = 0.05  # precision of a drawn capacity
 # Reported of every run.
 TOLD = ("output_throughput", "ttft_ms.p50", "ttft_ms.p90", "e2el_ms.p90", "norm_latency_ms.p90", "slo_attainment")
@@ -74,33 +73,23 @@ def moved(world: World, scores: Scores) -> World:
     return replace(world, variation=of_profile, eos=world.ends_at_eos or dict(scores).get(EOS, 0.0) > 0)
 
 
-def ensemble(
-    worlds: Sequence[World] | Mapping[str, World],
-    requests: Trace | None,
-    num: int,
-    *,
-    judged: tuple[str, bool] | None = None,
-    recommended: bool = False,
-    **options: Any,
-) -> Uncertain:
+def ensemble(worlds: Sequence[World], requests: Trace, num: int, **options: Any) -> Uncertain:
     """Replay each world under `num` drawn profiles, and with each cause at ±1 standard deviation.
 
-    Worlds differ in policy and replicas only, or have names; they share each draw's luck and profile. requests: by
-    default each world's own. judged: the deciding metric, and whether more is better; default: `deciding`.
-    recommended: ask whether the first world stays best, not the predicted best. options: pool, progress and memo of
-    `ask`. Ctrl-C passes through.
+    Worlds differ in policy and replicas only; they share each draw's luck and profile. options: pool, progress and memo
+    of `ask`. Ctrl-C passes through.
     """
-    by_name = worlds if isinstance(worlds, Mapping) else _by_name(worlds)
-    metric, higher = judged or deciding(next(iter(by_name.values())))
+    by_name = _by_name(worlds)
+    metric, higher = deciding(worlds[0])
     uncertain, values = ask(partial(_replay, requests, metric), by_name, num, (metric, higher), **options)
     if len(by_name) == 1:
         return uncertain
     ranked = [_ranked({name: v[i][metric] for name, v in values.items()}, higher) for i in range(num + 1)]
-    best = next(iter(values)) if recommended else ranked[0][0]
-    answer = f"{best}{', the recommendation,' if recommended else ''} is the best by {metric}"
+    best = ranked[0][0]
     ratios = {policy: paired(values[best], values[policy]) for policy in ranked[0] if policy != best}
     winners = [names[0] for names in ranked]
-    return replace(uncertain, answer=answer, survives=winners[1:].count(best) / num, best=best, ratios=ratios)
+    survives = winners[1:].count(best) / num
+    return replace(uncertain, answer=f"{best} is the best by {metric}", survives=survives, best=best, ratios=ratios)
 
 
 def capacities(
@@ -184,7 +173,7 @@ def ask(
     return uncertain, values
 
 
-def check_num(num: int | None, worlds: Iterable[World] = ()) -> None:
+def check_num(num: int | None, worlds: Sequence[World] = ()) -> None:
     """DsimError unless the worlds can have an ensemble of `num` draws."""
     if num is not None and not 2 <= num <= MAX_DRAWS:
         raise DsimError(f"ensemble is {num}, expected 2 to {MAX_DRAWS} draws")
@@ -228,27 +217,18 @@ def deciding(world: World) -> tuple[str, bool]:
     return ("output_throughput", True) if world.concurrency is not None else ("norm_latency_ms.p90", False)
 
 
-def of_objective(objective: str) -> tuple[str, bool]:
-    """`deciding` for an objective of `tune`."""
-    return {
-        "goodput": ("goodput", True), "throughput": ("output_throughput", True), "cost": (A_REPLICA, True),
-        "latency": ("norm_latency_ms.p90", False),
-    }[objective]  # fmt: skip
-
-
-def _replay(requests: Trace | None, metric: str, memo: Memo, draw: Draw) -> Values:
-    """requests: by default the world's. At module level, for pickling."""
+def _replay(requests: Trace, metric: str, memo: Memo, draw: Draw) -> Values:
+    """At module level, for pickling."""
     world, _ = draw
     metrics = list(dict.fromkeys((metric, *TOLD)))
 
     def values() -> Values:
         summary = world.run(requests)
-        read = {name: attrgetter("goodput" if name == A_REPLICA else name)(summary) for name in metrics}
-        of_each = {name: math.nan if value is None else float(value) for name, value in read.items()}
-        return of_each | ({A_REPLICA: of_each[A_REPLICA] / world.replicas} if metric == A_REPLICA else {})
+        read = {name: attrgetter(name)(summary) for name in metrics}
+        return {name: math.nan if value is None else float(value) for name, value in read.items()}
 
     def asked() -> Json:
-        return asked_of(world, of=metrics, requests=None if requests is None else contents_of_requests(requests))
+        return asked_of(world, of=metrics, requests=contents_of_requests(requests))
 
     return dict(memo.replay(asked, values))
 

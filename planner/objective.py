@@ -32,14 +32,13 @@ class Part:
 
     kind: str  # search; rerank: same part, other luck; confirm: held-out part
     index: int = 0  # replication
-    share: float = 1.0  # of requests, from the first
 
 
 @dataclass(frozen=True)
 class ReplayOutcome:
-    """The objectives' values, and by how much the worst SLO on the run was missed."""
+    """The objective's value, and by how much the worst SLO on the run was missed."""
 
-    values: tuple[float, ...]
+    value: float
     violation: float = 0.0  # relative to the bound; 0: all hold
     missed: str = ""  # the worst
     attainment: float = math.nan  # share of good arrivals
@@ -50,7 +49,7 @@ class ReplayOutcome:
 class Evaluator:
     """Replays a candidate on the search's part of the trace, or the held-out part, unless the memo has the outcome."""
 
-    objectives: tuple[str, ...]
+    objective: str
     gpu_hour: float | None
 
     def __call__(self, memo: Memo, cell: tuple[Candidate, Part]) -> ReplayOutcome:
@@ -61,38 +60,37 @@ class Evaluator:
             world = replace(world, seed=int(chance.key(world.seed, purpose, part.index)[0] >> np.uint64(2)))
 
         def inputs() -> Json:
-            return asked_of(world, held_out=held_out, share=part.share, of=self.objectives, gpu_hour=self.gpu_hour)
+            return asked_of(world, held_out=held_out, of=self.objective, gpu_hour=self.gpu_hour)
 
         def outcome() -> Json:
             requests = traffic(world, held_out)
-            if part.share < 1:
-                requests = requests.head(max(1, round(part.share * len(requests))))
             return asdict(self.outcome(world, world.run(requests), requests.rate))
 
-        stored = memo.replay(inputs, outcome)
-        return ReplayOutcome(**{**stored, "values": tuple(stored["values"])})
+        return ReplayOutcome(**memo.replay(inputs, outcome))
 
     def outcome(self, world: World, summary: Summary, offered: float) -> ReplayOutcome:
-        """Objectives and missed SLOs of a run; offered: req/s."""
+        """The objective and missed SLOs of a run; offered: req/s."""
         slos = map(Slo.parse, world.slos)
         misses = [(_miss(slo, verdict), str(slo)) for slo, verdict in zip(slos, summary.slos, strict=True)]
         violation, missed = max(misses, default=(0.0, ""))
-        values = tuple(self._value(name, world.num_gpus, summary, offered) for name in self.objectives)
+        value = self._value(world.num_gpus, summary, offered)
         latency = _number(summary.norm_latency_ms.p90, 1e9)
         attained = _number(summary.slo_attainment, math.nan)
-        return ReplayOutcome(values, violation, missed if violation > 0 else "", attained, latency)
+        return ReplayOutcome(
+            value=value, violation=violation, missed=missed * (violation > 0), attainment=attained, latency=latency
+        )
 
-    def _value(self, name: str, gpus: int, summary: Summary, offered: float) -> float:
+    def _value(self, gpus: int, summary: Summary, offered: float) -> float:
         # Per time of arrivals: per run time, a shorter tail alone would gain.
         rate = summary.request_throughput
         # Without SLOs on requests, completed ones are good; SLOs on the run are constraints.
         if summary.slo_attainment is not None and not math.isnan(offered):
             rate = summary.slo_attainment * offered
-        if name == "throughput":
+        if self.objective == "throughput":
             return _number(summary.output_throughput, 0.0)
-        if name == "goodput":
+        if self.objective == "goodput":
             return _number(rate, 0.0)
-        if name == "cost":
+        if self.objective == "cost":
             assert self.gpu_hour is not None
             # Without good requests, price half a request.
             least = 0.5 / summary.duration_s if summary.duration_s else 1e-9
@@ -103,7 +101,7 @@ class Evaluator:
 
 def traffic(world: World, held_out: bool) -> Trace:
     """Unchanged for the search; held out, redrawn by the seed."""
-    return _traffic(replace(world, policy="", replicas=1, pools=(), links=(), decider="always"), held_out)
+    return _traffic(replace(world, policy="", replicas=1), held_out)
 
 
 def split(trace: Trace) -> tuple[Trace, Trace]:

@@ -2,15 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..report.page import Page
 from ..report.result import NOT_STORED, Result
-from ..results.spread import Uncertain
 from ..results.world import Setup, World
 from .quality import Quality
 from .replicate import Interval
-from .space import Dimension
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,22 +18,17 @@ if TYPE_CHECKING:
 class Finalist:
     """A setting confirmed on fresh luck and held-out traffic, paired with the default."""
 
-    policy: str  # SPEC, or the pools with links and decider
-    replicas: int | str  # of pools: 1+3
-    pools: tuple[str, ...]
-    links: tuple[str, ...]
-    decider: str
+    policy: str  # SPEC
+    replicas: int
     untested: tuple[str, ...]  # fields beyond the engine's tested range, in words
     quality: Quality
-    searched: Mapping[str, float]  # objectives in the search: biased upward
-    values: Mapping[str, Interval]  # by objective
-    gains: Mapping[str, Interval | None]  # over the default, relative; above 0 is better; None: the default's is 0
+    value: Interval  # of the objective
+    gain: Interval | None  # over the default, relative; above 0 is better; None: the default's is 0
     meets_run_slos: float  # share of confirming replays that met every SLO on the run
     attainment: float | None  # mean share of good arrivals
 
     def __str__(self) -> str:
-        is_single = bool(self.pools) or self.replicas == 1
-        return self.policy if is_single else f"{self.policy} on {self.replicas} replicas"
+        return self.policy if self.replicas == 1 else f"{self.policy} on {self.replicas} replicas"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +37,9 @@ class Trial:
 
     trial: int
     policy: str
-    replicas: int | str
-    state: str  # complete, pruned or refused
-    values: Mapping[str, float]  # by objective; empty unless complete
+    replicas: int
+    state: str  # complete or refused
+    value: float | None  # of the objective; None: refused
     attainment: float | None
     violation: float | None  # relative to the bound of the worst SLO
     reason: str  # of a refusal, or the missed SLO
@@ -60,36 +53,30 @@ class Tuned(Result):
 
     schema: ClassVar[str] = "dsim-tune"
 
-    objectives: Mapping[str, str]  # with units
+    objective: str
+    unit: str
     confirmed: bool  # the winner's gain
     winner: Finalist
     runner_up: Finalist | None
     default: Finalist
-    front: tuple[Finalist, ...]  # Pareto front, with several objectives
     search_gain: float | None  # the winner's, relative: biased upward
     equal: int  # other settings as good in the search, within 1 %
     num_replays: int
     replications: int
-    space: Mapping[str, Dimension]
+    space: Mapping[str, tuple[Any, ...]]
     trials: tuple[Trial, ...]
     notes: tuple[str, ...]
     setup: Setup
     implementations: tuple[str, ...]  # that price the compared settings
     run: str  # the command that replays the recommendation
-    ensemble: Uncertain | None = None
     doubted: tuple[str, ...] = ()  # of the recommendation's steps, by its profiles
+    policy_toml: str = field(default="", metadata=NOT_STORED)  # the recommendation's file for `--policy`
     compared: tuple[World, ...] = field(default=(), metadata=NOT_STORED)  # recommended, winner, default
-    files: Mapping[str, str] = field(default_factory=dict, metadata=NOT_STORED)  # for `--policy` or `--fleet`, by name
 
     @property
     def recommended(self) -> Finalist:
         """The winner if its gain is confirmed, else the default."""
         return self.winner if self.confirmed else self.default
-
-    @property
-    def policy_toml(self) -> str:
-        """The recommendation's file for `--policy` or `--fleet`."""
-        return next(iter(self.files.values()))
 
     def page(self) -> Page:
         from ..report.search import tune_page
@@ -102,7 +89,6 @@ class Tuned(Result):
 
         rows = []
         for trial in self.trials:
-            row = {f.name: getattr(trial, f.name) for f in fields(trial) if f.name not in ("values", "fields")}
-            objectives = {name: trial.values.get(name) for name in self.objectives}
-            rows.append({**row, **objectives, **trial.fields})
+            row = {f.name: getattr(trial, f.name) for f in fields(trial) if f.name != "fields"}
+            rows.append({**row, **trial.fields})
         return pd.DataFrame(rows)

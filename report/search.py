@@ -1,7 +1,7 @@
 """The pages of `dsim tune` and `dsim sweep`: the best settings of a search, the best cell of a sweep."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,7 +9,6 @@ import numpy as np
 
 from ..results.metrics import METRICS, Metric, led_by, path
 from .chart import COLOURS, INK, LINES, Chart, colour, logarithmic
-from .ensemble import decided, of_ensemble
 from .page import Figure, Number, Page, Row, Section, Table, Words, estimate, numbers, priced_apart, table
 from .run import front_end
 from .table import counted, number, percent, plus_minus
@@ -32,12 +31,11 @@ DRAWN = {
     )
     for name in led_by("goodput")
     if (metric := METRICS[name]).title and name != "e2el"
-} | {"quality": Metric("score", "", better="high", title="Quality", axis="score")}
+}
 
 
 def tune_page(tuned: "Tuned") -> Page:
-    setup, first = tuned.setup, next(iter(tuned.objectives))
-    recommended = tuned.recommended
+    setup = tuned.setup
     cautions = [estimate(setup.profile)] if setup.estimated else []
     quality = tuned.winner.quality
     if quality.relative is None and not quality.same:
@@ -59,14 +57,13 @@ def tune_page(tuned: "Tuned") -> Page:
     return Page(
         name=f"dsim tune: {setup.trace}",
         question="Which settings serve this traffic best?",
-        answer=decided(_found(tuned, first), tuned.ensemble),
+        answer=_found(tuned),
         cautions=tuple(cautions),
-        numbers=_numbers_of(tuned, first, recommended),
+        numbers=_numbers_of(tuned, tuned.recommended),
         chart=chart,
         facts=tuple((name, value) for name, value in facts.items() if value),
         sections=(
             Section("Confirmed", (roles, _confirmed(tuned), Words((f"Run it: {tuned.run}",)))),
-            *of_ensemble(tuned.ensemble),
             Section("The search", tuple(figures)),
         ),
         notes=tuned.notes,
@@ -75,26 +72,22 @@ def tune_page(tuned: "Tuned") -> Page:
     )
 
 
-def _found(tuned: "Tuned", name: str) -> str:
+def _found(tuned: "Tuned") -> str:
     """The answer: what to run, its gain, and what the policy to beat misses."""
-    winner, default, recommended = tuned.winner, tuned.default, tuned.recommended
-    is_fleet = bool(default.pools)  # its name takes lines
-    today = "the fleet as given" if is_fleet else str(default)
-    gain = winner.gains[name]
+    name, winner, default, recommended = tuned.objective, tuned.winner, tuned.default, tuned.recommended
+    gain = winner.gain
     found_nothing = _same(winner, default)
     if found_nothing:
-        subject = "The fleet as given" if is_fleet else today
-        text = f"{subject}, the default, is the best of the {len(tuned.trials)} settings tried."
+        text = f"{default}, the default, is the best of the {len(tuned.trials)} settings tried."
     else:
-        gained = f"a gain in {name} of {gain_text(gain)} over {today}"
+        gained = f"a gain in {name} of {gain_text(gain)} over {default}"
         if gain is None:  # the default's value is zero
-            before, after = (f"{finalist.values[name].value:.4g}" for finalist in (default, winner))
-            gained = f"{name} {after} {_unit(tuned, name)} against {before} of {today}"
+            before, after = (f"{finalist.value.value:.4g}" for finalist in (default, winner))
+            gained = f"{name} {after} {_unit(tuned)} against {before} of {default}"
         gained += ", on traffic that the search never saw" + priced_apart(tuned.implementations)
         text = f"{winner}: {gained}."
         if not tuned.confirmed:
-            best = "the best found" if is_fleet else f"the best found, {winner},"
-            text = f"Keep {today}: {best} has {gained}."
+            text = f"Keep {default}: the best found, {winner}, has {gained}."
     text += "".join(f" {line}." for line in (*recommended.untested, *tuned.doubted))
     if tuned.equal:
         does = "does" if tuned.equal == 1 else "do"
@@ -106,7 +99,7 @@ def _found(tuned: "Tuned", name: str) -> str:
         text += f" The policy to beat misses an SLO on the run in {1 - default.meets_run_slos:.0%} of replays"
         if not found_nothing and winner.meets_run_slos >= 0.5:
             verb = "costs" if name == "cost" else "has"
-            text += f"; the best that meets them {verb} {winner.values[name].value:.4g} {_unit(tuned, name)}"
+            text += f"; the best that meets them {verb} {winner.value.value:.4g} {_unit(tuned)}"
         text += "."
     if default.attainment is not None:
         text += f" The policy to beat meets the SLOs for {_share(default.attainment)} of requests"
@@ -121,8 +114,8 @@ def gain_text(gain: "Interval | None") -> str:
     return f"{100 * gain.value:+.1f} % (95 %: {100 * gain.low:+.1f} to {100 * gain.high:+.1f})"
 
 
-def _unit(tuned: "Tuned", name: str) -> str:
-    return tuned.objectives[name].replace("$", tuned.setup.currency)
+def _unit(tuned: "Tuned") -> str:
+    return tuned.unit.replace("$", tuned.setup.currency)
 
 
 def _share(value: float | None) -> str:
@@ -142,27 +135,23 @@ def _same(finalist: "Finalist", other: "Finalist") -> bool:
 
 def _finalists(tuned: "Tuned") -> "list[tuple[str, Finalist]]":
     """With their roles."""
-    rows = [(f"front {i}", finalist) for i, finalist in enumerate(tuned.front, 1)]
-    if not rows:
-        rows = [("winner", tuned.winner)]
-        if tuned.runner_up is not None:
-            rows.append(("runner-up", tuned.runner_up))
+    rows = [("winner", tuned.winner)]
+    if tuned.runner_up is not None:
+        rows.append(("runner-up", tuned.runner_up))
     finalists = [(f"{role}, default" if _same(f, tuned.default) else role, f) for role, f in rows]
     return finalists if finalists != rows else [*rows, ("default", tuned.default)]
 
 
 def _confirmed(tuned: "Tuned") -> Table:
-    heads = ["", "quality"]
-    for name in tuned.objectives:
-        heads += [f"{name} ({_unit(tuned, name)})", "gain over the default"]
-    heads += ["requests that meet the SLOs"]
+    name = f"{tuned.objective} ({_unit(tuned)})"
+    heads = ["", "quality", name, "gain over the default", "requests that meet the SLOs"]
     rows = []
     for role, finalist in _finalists(tuned):
-        cells = [role, _quality(finalist)]
-        for name, value in finalist.values.items():
-            cells.append(plus_minus(value.value, (value.high - value.low) / 2))
-            cells.append("" if _same(finalist, tuned.default) else gain_text(finalist.gains[name]))
-        rows.append([*cells, "" if finalist.attainment is None else _share(finalist.attainment)])
+        value = finalist.value
+        gain = "" if _same(finalist, tuned.default) else gain_text(finalist.gain)
+        attained = "" if finalist.attainment is None else _share(finalist.attainment)
+        half = plus_minus(value.value, (value.high - value.low) / 2)
+        rows.append([role, _quality(finalist), half, gain, attained])
     filled = [i for i in range(len(heads)) if i == 0 or any(row[i] for row in rows)]
     caption = (
         "Means over new random draws on the part of the trace that the search did not use, with 95 % intervals. Gains "
@@ -171,93 +160,65 @@ def _confirmed(tuned: "Tuned") -> Table:
     return table([heads[i] for i in filled], [[row[i] for i in filled] for row in rows], caption=caption)
 
 
-def _numbers_of(tuned: "Tuned", name: str, best: "Finalist") -> tuple[Number, ...]:
-    gain = None if _same(tuned.winner, tuned.default) else tuned.winner.gains[name]
+def _numbers_of(tuned: "Tuned", best: "Finalist") -> tuple[Number, ...]:
+    name = tuned.objective
+    gain = None if _same(tuned.winner, tuned.default) else tuned.winner.gain
     gained = "none" if gain is None else f"{100 * gain.value:+.1f} %"
     rows = [
         (f"gain in {name}", gained, "over the default, on traffic that the search never saw"),
-        (name, f"{best.values[name].value:.4g}", f"{_unit(tuned, name)}, of the recommended setting"),
+        (name, f"{best.value.value:.4g}", f"{_unit(tuned)}, of the recommended setting"),
     ]
     if best.attainment is not None:
         about = f"the default: {_share(tuned.default.attainment)}"
         rows.append(("requests that meet the SLOs", _share(best.attainment), about))
-    rows.append(("replicas", f"{best.replicas}", "of each pool" if best.pools else "of the recommended setting"))
+    rows.append(("replicas", f"{best.replicas}", "of the recommended setting"))
     rows.append(("quality", _quality(best), "of answers, compared with the full cache"))
     return numbers(rows)
 
 
 def _figures(tuned: "Tuned") -> list[Figure]:
     """The answer's first."""
-    first, *secondary = tuned.objectives
-    trials = [trial for trial in tuned.trials if trial.state == "complete"]
-    about = f"In {first}, on held-out traffic, with 95 % intervals. {GAIN}"
-    figures = [Figure("gains", "Confirmed gain", about, _gains(tuned, first))]
-    if secondary:
-        about = "Each point is a setting; those on the line are not beaten in both objectives by any other."
-        figures.insert(0, Figure("front", "The front", about, _front(tuned, trials, first, secondary[0])))
-    grouped = "replicas of each pool" if tuned.default.pools else "policy"
+    name = tuned.objective
+    about = f"In {name}, on held-out traffic, with 95 % intervals. {GAIN}"
+    gains = Figure("gains", "Confirmed gain", about, _gains(tuned))
     about = (
-        f"{first} of each setting, in the colour of its {grouped}: ● meets every SLO with a statistic, ✕ misses one. "
+        f"{name} of each setting, in the colour of its policy: ● meets every SLO with a statistic, ✕ misses one. "
         "The line shows the best so far that meets them."
     )
-    return [*figures, Figure("history", "Trials", about, _history(tuned, trials, first))]
+    return [gains, Figure("history", "Trials", about, _history(tuned))]
 
 
-def _axis(tuned: "Tuned", name: str) -> str:
-    return f"{name} ({_unit(tuned, name)})"
-
-
-def _history(tuned: "Tuned", trials: "Sequence[Trial]", name: str) -> Chart:
-    chart = Chart("trial", _axis(tuned, name), legend=True, from_zero=False)
-    _add_trials(chart, tuned, trials, lambda trial: trial.trial, name)
-    better = max if name in ("goodput", "throughput") else min
+def _history(tuned: "Tuned") -> Chart:
+    """Points in the colour of their preset."""
+    chart = Chart("trial", f"{tuned.objective} ({_unit(tuned)})", legend=True, from_zero=False)
+    better = max if tuned.objective in ("goodput", "throughput") else min
+    trials = [(trial, trial.value) for trial in tuned.trials if trial.value is not None]
     best: list[float | None] = []
-    for trial in trials:
-        reached = [value for value in (*best[-1:], trial.values[name] if _meets(trial) else None) if value is not None]
+    groups: dict[str, list[tuple[Trial, float]]] = {}
+    for trial, value in trials:
+        reached = [v for v in (*best[-1:], value if _meets(trial) else None) if v is not None]
         best.append(better(reached, default=None))
-    chart.add("scatter", x=[trial.trial for trial in trials], y=best, mode="lines", name="best so far", line=STAIRS)
-    return chart
-
-
-def _add_trials(
-    chart: Chart, tuned: "Tuned", trials: "Sequence[Trial]", x: "Callable[[Trial], float]", objective: str
-) -> None:
-    """Points in the colour of their preset, or of a fleet's replicas."""
-    groups: dict[str, list[Trial]] = {}
-    for trial in trials:
-        name = str(trial.replicas) if tuned.default.pools else trial.policy.split(",")[0]
-        groups.setdefault(name, []).append(trial)
-    presets = getattr(tuned.space.get("policy"), "values", ())
-    names = list(map(str, presets)) if presets else sorted(groups)
-    shades = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
+        groups.setdefault(trial.policy.split(",")[0], []).append((trial, value))
+    shades = {str(preset): COLOURS[i % len(COLOURS)] for i, preset in enumerate(tuned.space["policy"])}
     for name, group in groups.items():
-        symbols = ["circle" if _meets(trial) else "x-thin-open" for trial in group]
+        symbols = ["circle" if _meets(trial) else "x-thin-open" for trial, _ in group]
         chart.add(
-            "scatter", x=list(map(x, group)), y=[trial.values[objective] for trial in group], mode="markers",
-            name=name, text=[trial.policy for trial in group],
+            "scatter", x=[trial.trial for trial, _ in group], y=[value for _, value in group], mode="markers",
+            name=name, text=[trial.policy for trial, _ in group],
             marker={"color": shades.get(name, INK), "symbol": symbols, "size": 7},
         )  # fmt: skip
+    x = [trial.trial for trial, _ in trials]
+    chart.add("scatter", x=x, y=best, mode="lines", name="best so far", line=STAIRS)
+    return chart
 
 
 def _meets(trial: "Trial") -> bool:
     return (trial.violation or 0.0) <= 0
 
 
-def _front(tuned: "Tuned", trials: "Sequence[Trial]", x: str, y: str) -> Chart:
-    chart = Chart(_axis(tuned, x), _axis(tuned, y), legend=True, from_zero=False)
-    _add_trials(chart, tuned, trials, lambda trial: trial.values[x], y)
-    points = sorted((f.searched[x], f.searched[y], str(f)) for f in tuned.front)
-    xs, ys, names = (list(column) for column in zip(*points, strict=True))
-    chart.add(
-        "scatter", x=xs, y=ys, text=names, mode="lines+markers", name="front", line=STAIRS,
-        marker={"size": 10, "symbol": "circle-open", "color": INK},
-    )  # fmt: skip
-    return chart
-
-
-def _gains(tuned: "Tuned", name: str) -> Chart:
+def _gains(tuned: "Tuned") -> Chart:
     chart = Chart("gain over the default", "", legend=True, from_zero=False)
-    finalists = [(role, f, f.gains[name]) for role, f in _finalists(tuned) if "default" not in role]
+    finalists = [(role, f, f.gain) for role, f in _finalists(tuned) if "default" not in role]
     with_gains = [(role, f, gain) for role, f, gain in finalists if gain is not None]
     chart.add(
         "scatter", x=[gain.value for _, _, gain in with_gains], y=[role for role, _, _ in with_gains], mode="markers",
@@ -319,7 +280,7 @@ def sweep_page(sweep: "Sweep") -> Page:
     return Page(
         name=f"dsim: {sweep.title}",
         question="Which of these scenarios serves best?",
-        answer=decided(answer + "".join(f" {line}." for line in sweep.doubted), sweep.ensemble),
+        answer=answer + "".join(f" {line}." for line in sweep.doubted),
         alarms=tuple(alarms),
         cautions=(estimate(", ".join(sweep.estimated), "cells"),) if sweep.estimated else (),
         numbers=numbers([*means[:3], ("cells", f"{num_rows} of {sweep.num_cells}", about)]),
@@ -328,7 +289,6 @@ def sweep_page(sweep: "Sweep") -> Page:
         sections=(
             *((Section(title, tuple(figures[1:])),) if figures[1:] else ()),
             Section("Cells", (_cells(sweep, metrics),)),
-            *of_ensemble(sweep.ensemble),
         ),
         notes=(
             "Cells with the same seed have the same requests and random draws, so that they compare like with like.",
@@ -433,7 +393,7 @@ def _cells(sweep: "Sweep", metrics: Mapping[str, Metric]) -> Table:
             cells.append(number(None if value is None else value * metric.scale))
         cells += ["✕ overloaded" if row.get("stable") is False else "" for _ in marks]
         rows.append(Row(tuple(cells)))
-    caption = "All metrics are in results.csv and results.parquet; dsim metrics prints every formula."
+    caption = "All metrics are in results.csv; dsim metrics prints every formula."
     if len(sweep.results) > MAX_ROWS:
         caption = f"The first {MAX_ROWS} of {len(sweep.results)} cells. {caption}"
     return Table(tuple(head), tuple(rows), caption=caption, left=frozenset())

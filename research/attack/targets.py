@@ -307,7 +307,7 @@ SPACE_FILE = """policy = ["optimus", "chunk"]
 chunk = [4, 16]
 max_batch = ["none", 32]
 [optimus]
-hysteresis = {low = 0.0, high = 0.1, step = 0.05}
+hysteresis = [0.0, 0.05, 0.1]
 """
 SCORES = [["optimus", "0.9", "99.5", "100"], ["lmdeploy-bd32", "0.9", "100", ""]]
 

@@ -130,8 +130,7 @@ def same(drawn: go.Figure, figure: Figure) -> bool:
 
 
 def test_a_sweeps_figures_are_its_reports(requests: pd.DataFrame) -> None:
-    swept = dsim.sweep({"base": {"trace": requests, "policy": "ar"}, "grid": {"rate": [1, 2]}}, ensemble=2)
-    assert swept.to_json()["ensemble"]["num"] == 2
+    swept = dsim.sweep({"base": {"trace": requests, "policy": "ar"}, "grid": {"rate": [1, 2]}})
     assert swept.plot("curve-output_throughput").data[0]["x"] == (1, 2)
     assert swept.to_frame()["rate"].tolist() == [1.0, 2.0]
 
