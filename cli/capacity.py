@@ -48,10 +48,6 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
         float, Opt("Half-width of the confidence interval, relative.", "X%", "Search", read=q.percent, text="2%")
     ] = 0.02
     jobs: A[int | None, q.JOBS] = None
-    measured: A[
-        Sequence[Path],
-        Opt("Draw a measured run (dsim import -o, dsim live -o) next to the curve; repeat.", "RUN", "Measurement"),
-    ] = ()
     curve: bool = True
     out: A[str | Path | None, q.out("Write capacity.json and report.html.")] = None
 
@@ -69,12 +65,10 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
         from ..planner.capacity import CAPACITY, FILES, sized
         from ..planner.contents import asked_of
         from ..planner.ensemble import capacities, check_num
-        from ..planner.measured import measured_runs
         from ..planner.memo import StoreFolder
         from ..planner.record import profile_notes
         from ..report.html import result_files
 
-        runs = measured_runs(self.measured, self.slos, self.attainment, not self.missing_fails)
         folder = StoreFolder(self.folder, CAPACITY, force=self.force)
         world = self.resolve()
         check_num(self.ensemble, [world])
@@ -91,7 +85,7 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
                     progress=partial(_progress, bar, self.precision),
                 )  # fmt: skip
                 notes = tuple(profile_notes(world.of_each_pool()))
-                capacity = replace(capacity, measured=tuple(runs), notes=notes)
+                capacity = replace(capacity, notes=notes)
                 if self.ensemble is not None:
                     fleet = replace(world, replicas=capacity.replicas)
                     with Pool(self.jobs, self.ray) as pool:

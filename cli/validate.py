@@ -100,7 +100,6 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         from ..engine.policy import parse
         from ..files.place import hold_folder, write_folder
         from ..files.write import write_whole
-        from ..planner.memo import STORE, Memo
         from ..report.html import result_files
         from ..results.world import World, named_code
         from .objects import profile_name, spec_of, trace_name
@@ -149,8 +148,6 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
                 yield lambda ended, now: report(f"{title}: {ended} requests, {now:,.1f} s")
 
             lock = hold_folder(out)  # earlier errors leave no folder
-            memo = Memo()
-            memo.open(out / STORE)
             if not is_profiled:
                 profile = self._measured(loaded, parsed, both_ways, lambda phase, _: report(f"profile: {phase}"))
                 save(profile, file)
@@ -163,12 +160,11 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
             validated = validate_cells(
                 out / "cells", base, live, policies=specs, loads=loads, seconds=self.seconds, bounds=bounds,
                 within=CELLS_SHARE * max(0.0, self.budget - elapsed() - compiling),
-                fits=lambda expected: elapsed() + expected / CELLS_SHARE < self.budget, watch=watch_cell, memo=memo,
+                fits=lambda expected: elapsed() + expected / CELLS_SHARE < self.budget, watch=watch_cell,
             )  # fmt: skip
         write_whole(out / "validation.json", validated.to_text())
         comparison = validated.comparison
         write_folder(out / "comparison", COMPARISON, result_files(comparison, watch.command()), force=True)
-        memo.close()
         lock.close()
         if "ttft" in str(self.bounds):
             watch.say(f"At least {FEWEST_OF_TTFT} requests a cell, as ttft is bounded")

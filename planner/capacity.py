@@ -6,9 +6,9 @@ Student's interval is narrow.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -32,10 +32,8 @@ from .contents import Json, asked_of
 from .crossing import Crossing, Slope, common_slope, find, never
 from .fewest import Fewest
 from .limits import PoolShares
-from .measured import MeasuredRun
 from .memo import FILES as STORE_FILES
 from .memo import STORE, Memo
-from .race import LIMIT
 from .replicate import CONFIDENCE, Criterion, Interval, Reading, criteria_of, interval, measure, replication
 
 if TYPE_CHECKING:
@@ -55,7 +53,6 @@ TO_LEARN = 2  # replications that give the others start and slope
 BY_FAR = 0.25  # of the precision, accepted by an early check; more would stop too early too often
 MOST = 64  # replications
 MAX_REPLICAS_TRIED = 64
-PILOT_DOUBT = 0.5  # relative, of a pilot's slope
 SHARPNESS = 0.5  # width of a capacity's bracket, by the precision or the spread
 IDLE = 1e-3  # of saturation
 BEYOND = 4.0  # times saturation: an SLO met there never binds
@@ -63,7 +60,6 @@ FLOOD = 1e9  # req/s, all at once
 PILOT, PILOT_GUESS, PILOT_WIDTH, PILOT_SHARPNESS = 2**20, 0.8, 0.2, 0.03  # index; of the flood's rate; log rates
 PILOT_SHARE, PILOT_FEWEST, PILOT_BLOCKS = 8, 500, 20  # share of requests, at least; blocks
 GRID = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1)  # of the capacity, for the curve
-SCALES = (0.9, 1.1)  # of the binding bound
 STABILITY = "stability"
 CLIENT_METRICS = ("ttft", "tpot_chunk")  # latencies at capacity
 
@@ -78,15 +74,6 @@ class Point:
     values: dict[str, float | None]
     stable: bool  # in every replication
     holds: bool  # in most replications
-
-
-@dataclass(frozen=True)
-class AtBound:
-    """The capacity with another bound, read from the curve's replays."""
-
-    slo: str
-    rate: float  # req/s
-    side: str  # "below" or "at least" at an end of the curve
 
 
 @dataclass(frozen=True)
@@ -110,7 +97,6 @@ class PoolPart:
     busy: float  # share of time spent in steps
     limited_by: str
     limiting_setting: str
-    one_less: Mapping[str, float | None] = field(default_factory=dict)  # criterion -> value with one replica less
 
 
 @dataclass(frozen=True, repr=False)
@@ -129,8 +115,6 @@ class Capacity(Result):
     setup: Setup  # its profile: those of all pools
     binding_share: float  # share of replications
     limiting_setting: str  # what sets a limiting pool's size
-    binds: str  # a limiting pool's largest part of memory, or bounding setting (limits.py)
-    memory: Mapping[str, int]  # bytes, by content
     shares: Mapping[str, float]  # of busy time at capacity (limits.py)
     bounds: dict[str, float]  # by criterion: ms, or share of arrivals
     share_criteria: tuple[str, ...]
@@ -141,13 +125,11 @@ class Capacity(Result):
     confidence: float
     rejected: float  # share of requests that never fit
     latency_ms: Latency  # at capacity, by percentile; None: no values
-    other_bounds: tuple[AtBound, ...] = ()  # the binding one 10 % tighter and looser; none without a curve
     cost: Cost | None = None
     target: float | None = None  # req/s to size replicas for
     one_fewer: Interval | None = None  # capacity with one replica less
     pools: tuple[PoolPart, ...] = ()  # shares and limits are the busiest pool's
     doubted: tuple[str, ...] = ()  # failed checks of profiles, and doubted steps that take much of the time
-    measured: tuple[MeasuredRun, ...] = ()
     ensemble: Uncertain | None = None
     notes: tuple[str, ...] = ()
 
@@ -180,25 +162,19 @@ class CapacitySearch:
             num = max(min(self.num_requests, PILOT_FEWEST), self.num_requests // PILOT_SHARE)
         return replace(self, num_requests=num, block=min(self.block, -(-num // PILOT_BLOCKS)))
 
-    def requests(self, index: int, memo: Memo) -> Callable[[float], Reading]:
+    def requests(self, index: int) -> Callable[[float], Reading]:
         """Replication `index` as a function of the rate."""
         drawn = cache(lambda: replication(self.world, index, self.num_requests, self.block))
 
-        def measured(rate: float) -> Json:
-            world, requests = drawn()
-            return vars(measure(world, self.criteria, requests, rate)[0])
-
         def read(rate: float) -> Reading:
-            return Reading(**memo.replay(lambda: self.inputs(index, rate, "a reading"), lambda: measured(rate)))
+            world, requests = drawn()
+            return measure(world, self.criteria, requests, rate)[0]
 
         return read
 
-    def inputs(self, index: int, rate: float, answer: str) -> Json:
-        """A replay's inputs; answer: its kind."""
-        return self._inputs | {"index": index, "at": rate, "answer": answer}
-
     @cached_property
-    def _inputs(self) -> Json:
+    def inputs(self) -> Json:
+        """What tells the answers of its replays."""
         texts = [criterion.text for criterion in self.criteria]
         return asked_of(self.world, criteria=texts, num=self.num_requests, block=self.block)
 
@@ -345,10 +321,9 @@ class Run:
     def start(self) -> Interval:
         """The capacity, as exactly as its side of the target needs."""
         self.report()
-        [pilot] = self.memo.map(self.pool, _pilot, [self.search])
-        slope = None if pilot.slope is None else Slope(pilot.slope, PILOT_DOUBT, pilot.binding)
         # Later replications start at earlier ones' capacity and slope: most take one replay.
-        self._replicate(TO_LEARN, pilot.rate, 2 * PILOT_SHARPNESS, self.precision, slope)
+        [pilot] = self.answers(_pilot, [None])
+        self._replicate(TO_LEARN, Crossing(**pilot).rate, 2 * PILOT_SHARPNESS, self.precision, None)
         self._extend(FIRST // 2)
         if self.interval.half_width > BY_FAR * self.precision:
             self._extend(FIRST)
@@ -367,34 +342,16 @@ class Run:
         # The criterion that binds in most replications; of ties, the first.
         bindings = sorted(Counter(crossing.binding for crossing in self.crossings).items())
         binding, num_bound = max(bindings, key=lambda item: item[1])
-        scaled: tuple[Criterion, ...] = ()
-        if self.curve and binding >= 0:
-            scaled = tuple(criteria[binding].times(factor) for factor in SCALES)
         # The first replay, at capacity, also gives the limit.
         cells: list[tuple[float, int | None]] = [(rate.value, None)]
         for share in GRID if self.curve else ():
             indices = range(CURVE_REPLICATIONS if share >= CURVE_NEAR else 1)
             cells += [(share * rate.value, index) for index in indices if (share, index) != (1.0, 0)]
-        answers: list[Any] = []
-        wide = replace(search, criteria=criteria + scaled)
-
-        def at_rate(memo: Memo, cell: tuple[float, int | None]) -> Any:
-            rate, index = cell
-            if index is not None:
-                return wide.requests(index, memo)(rate)
-            return memo.replay(lambda: wide.inputs(0, rate, "limits and reading"), lambda: _at_capacity(wide, rate))
-
-        for answer in self.memo.map(self.pool, at_rate, cells):
-            answers.append(answer)
-            self.report()
-        first, *readings = answers
+        first, *answers = self.answers(at_rate, cells)
+        readings = [Reading(**answer) for answer in (first["reading"], *answers)]
         curve: dict[float, list[Reading]] = {}  # in the order of rates
-        for reading in sorted([Reading(**first["reading"]), *readings], key=lambda reading: reading.rate):  # stable
+        for reading in sorted(readings, key=lambda reading: reading.rate):  # stable
             curve.setdefault(reading.rate, []).append(reading)
-        bounds = []
-        for index, criterion in enumerate(scaled, len(criteria)):
-            judged = {*range(len(criteria)), index} - {binding}
-            bounds.append(_at_bound(criterion.text, judged, curve))
         settings = list(self.world.each_pool())
         pools = []
         for facts, (spec, setting) in zip(first["pools"], settings, strict=False):  # none without pools
@@ -413,12 +370,10 @@ class Run:
             binding_share=num_bound / len(self.crossings),
             limited_by=first["limit"]["name"],
             limiting_setting=first["limit"]["setting"],
-            binds=first["limit"]["binds"],
-            memory=first["limit"]["memory"],
             shares=first["shares"],
             bounds={criterion.text: in_units(criterion, criterion.bound) for criterion in criteria},
             share_criteria=tuple(criterion.text for criterion in criteria if criterion.share is not None),
-            curve=tuple(_point(criteria, at_rate) for at_rate in curve.values()) if self.curve else (),
+            curve=tuple(_point(criteria, readings) for readings in curve.values()) * self.curve,
             replications=tuple(crossing.rate for crossing in self.crossings),
             num_replays=self.memo.num_replays,
             num_requests=search.num_requests,
@@ -433,7 +388,6 @@ class Run:
                 estimated=any(profile.is_estimate for profile in profiles.values()),
             ),
             latency_ms=first["latency"],
-            other_bounds=tuple(bounds),
             cost=cost,
             target=self.target,
             pools=tuple(pools),
@@ -463,26 +417,45 @@ class Run:
 
     def _replicate(self, num: int, centre: float, width: float, sharp: float, slope: Slope | None) -> None:
         """To `num` replications, or the most; arguments as of `find`."""
-        search, new = self.search, range(len(self.crossings), min(num, self.max_replications))
-
-        def crossing_of(memo: Memo, index: int) -> Crossing:
-            return find(search.requests(index, memo), search.criteria, centre, width, SHARPNESS * sharp, slope)
-
-        for crossing in self.memo.map(self.pool, crossing_of, new):
-            self.crossings.append(crossing)
+        new = range(len(self.crossings), min(num, self.max_replications))
+        cells = [(index, centre, width, SHARPNESS * sharp, slope) for index in new]
+        for answer in self.answers(_crossing, cells):
+            self.crossings.append(Crossing(**answer))
             self.report()
 
+    def answers(
+        self, work: Callable[[CapacitySearch, Any], Json], cells: Sequence[Any], search: CapacitySearch | None = None
+    ) -> Iterator[Json]:
+        """The work's answer for each cell, in order; search: by default the run's."""
+        search = search or self.search
 
-def _pilot(memo: Memo, search: CapacitySearch) -> Crossing:
+        def question(cell: Any) -> Json:
+            return {**search.inputs, "work": work.__name__, "cell": repr(cell)}
+
+        for answer in self.memo.map(self.pool, partial(work, search), cells, question):
+            self.memo.num_replays += answer.get("num_replays", 1)
+            self.report()
+            yield answer
+
+
+def _crossing(search: CapacitySearch, cell: tuple[int, float, float, float, Slope | None]) -> Json:
+    """cell: a replication, and arguments of `find`."""
+    index, centre, width, sharp, slope = cell
+    return asdict(find(search.requests(index), search.criteria, centre, width, sharp, slope))
+
+
+def _pilot(search: CapacitySearch, _: None) -> Json:
     """A rough capacity from short runs; DsimError if no rate is the capacity."""
-    read = search.shortened().requests(PILOT, memo)
+    read = search.shortened().requests(PILOT)
     flood = read(FLOOD).throughput
     idle = read(IDLE * flood)
     if not idle.holds:
         raise never(search.criteria, idle)
     crossing = find(read, search.criteria, PILOT_GUESS * flood, PILOT_WIDTH, PILOT_SHARPNESS)
+    num_replays = crossing.num_replays + 2
     if crossing.binding < 0:
-        overrun = search.requests(PILOT, memo)(BEYOND * crossing.rate)
+        num_replays += 1
+        overrun = search.requests(PILOT)(BEYOND * crossing.rate)
         if overrun.worst < 0:
             names = " and ".join(quoted(criterion.text) for criterion in search.criteria)
             subject = f"SLOs {names} are" if len(search.criteria) > 1 else f"SLO {names} is"
@@ -491,7 +464,13 @@ def _pilot(memo: Memo, search: CapacitySearch) -> Crossing:
                 f"{crossing.rate:.3g} req/s at which the queue of {search.num_requests} requests begins to grow "
                 "without end: expected a bound that can bind"
             )
-    return crossing
+    return asdict(replace(crossing, num_replays=num_replays))
+
+
+def at_rate(search: CapacitySearch, cell: tuple[float, int | None]) -> Json:
+    """A reading of a replication at a rate; without a replication `_at_capacity`."""
+    rate, index = cell
+    return _at_capacity(search, rate) if index is None else vars(search.requests(index)(rate))
 
 
 def _at_capacity(search: CapacitySearch, rate: float) -> Json:
@@ -526,7 +505,7 @@ def latency_ms(requests: Columns, metrics: Sequence[str]) -> Latency:
 
 
 def _point(criteria: Sequence[Criterion], readings: Sequence[Reading]) -> Point:
-    good = [reading for reading in readings if reading.stable and max(reading.severities[: len(criteria)]) <= 0]
+    good = [reading for reading in readings if reading.holds]
     return Point(
         rate=readings[0].rate,
         values=means(criteria, readings),
@@ -542,18 +521,6 @@ def means(criteria: Sequence[Criterion], readings: Sequence[Reading]) -> dict[st
         mean = sum(reading.values[i] for reading in readings) / len(readings)
         values[criterion.text] = None if math.isnan(mean) else in_units(criterion, mean)
     return values
-
-
-def _at_bound(slo: str, judged: Collection[int], readings: Mapping[float, Sequence[Reading]]) -> AtBound:
-    """Where the worst severity of the `judged` criteria passes 0, on lines in the log rate. Rates rise."""
-    severities = []
-    for at_rate in readings.values():
-        worst = [max(-LIMIT, *(r.severities[i] for i in judged)) if r.stable else np.inf for r in at_rate]
-        severities.append(np.mean(worst))
-    logs, rising = np.log([*readings]), np.maximum.accumulate(severities)
-    log_rate = np.interp(0.0, rising, logs)
-    side = "at least" if log_rate in logs else ""
-    return AtBound(slo, math.exp(log_rate), "below" if rising[0] > 0 else side)
 
 
 def in_units(criterion: Criterion, value: float) -> float:

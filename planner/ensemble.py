@@ -81,7 +81,10 @@ def ensemble(worlds: Sequence[World], requests: Trace, num: int, **options: Any)
     """
     by_name = _by_name(worlds)
     metric, higher = deciding(worlds[0])
-    uncertain, values = ask(partial(_replay, requests, metric), by_name, num, (metric, higher), **options)
+    metrics = list(dict.fromkeys((metric, *TOLD)))
+    question = {"of": metrics, "requests": contents_of_requests(requests)}
+    replay = partial(_replay, requests, metrics)
+    uncertain, values = ask(replay, by_name, num, (metric, higher), question=question, **options)
     if len(by_name) == 1:
         return uncertain
     ranked = [_ranked({name: v[i][metric] for name, v in values.items()}, higher) for i in range(num + 1)]
@@ -100,7 +103,8 @@ def capacities(
     0 if an SLO is met at no rate; if all are met until the queue grows, the rate at which it starts to.
     """
     replay = partial(_capacity, attainment, num_requests)
-    uncertain, values = ask(replay, _by_name([world]), num, (CAPACITY, True), **options)
+    question = {"of": CAPACITY, "attainment": attainment, "num_requests": num_requests}
+    uncertain, values = ask(replay, _by_name([world]), num, (CAPACITY, True), question=question, **options)
     if rate is None:
         return uncertain
     [draws] = values.values()
@@ -132,14 +136,21 @@ def _by_name(worlds: Sequence[World]) -> dict[str, World]:
 
 
 def ask(
-    evaluate: Callable[[Memo, Draw], Values], worlds: Mapping[str, World], num: int,
-    judged: tuple[str, bool], *, pool: Pool | None = None, memo: Memo | None = None,
-    progress: Callable[[int, int], object] = lambda done, total: None, moving: int | None = None,
-) -> tuple[Uncertain, dict[str, list[Values]]]:  # fmt: skip
+    evaluate: Callable[[Draw], Values],
+    worlds: Mapping[str, World],
+    num: int,
+    judged: tuple[str, bool],
+    *,
+    question: Json,
+    pool: Pool | None = None,
+    memo: Memo | None = None,
+    progress: Callable[[int, int], object] = lambda done, total: None,
+    moving: int | None = None,
+) -> tuple[Uncertain, dict[str, list[Values]]]:
     """The intervals and each cause's effect, without an answer; by policy, predicted and drawn values.
 
-    judged: the deciding metric, and whether more is better. moving: the number of worlds whose causes are moved one
-    by one, by default all.
+    judged: the deciding metric, and whether more is better. question: of `evaluate`, beside its draw. moving: the
+    number of worlds whose causes are moved one by one, by default all.
     """
     metric, higher = judged
     check_num(num)
@@ -154,13 +165,18 @@ def ask(
             for sign in (-1, 1):
                 work[f"{policy}|{cause.name}|{sign}"] = moved(world, ((cause.name, float(sign)),)), 0
     answers: dict[str, Values] = {}
-    with closing((memo or Memo()).run(pool or Pool(), evaluate, work)) as outcomes:
+
+    def asked(draw: Draw) -> Json:
+        return {**asked_of(draw[0]), **question, "draw": draw[1]}
+
+    with closing((memo or Memo()).run(pool or Pool(), evaluate, work, asked)) as outcomes:
         for outcome in outcomes:
             if outcome.error is not None:
                 raise DsimError(f"in the ensemble: {outcome.error}")
             answers[outcome.key] = outcome.result()
             progress(len(answers), len(work))
-    values, effects = {p: [answers[f"{p}|{i}"] for i in range(num + 1)] for p in worlds}, {}
+    values = {p: [answers[f"{p}|{i}"] for i in range(num + 1)] for p in worlds}
+    effects = {}
     for policy, causes_alone in varied.items():
         moves = []
         for c in causes_alone:
@@ -217,25 +233,15 @@ def deciding(world: World) -> tuple[str, bool]:
     return ("output_throughput", True) if world.concurrency is not None else ("norm_latency_ms.p90", False)
 
 
-def _replay(requests: Trace, metric: str, memo: Memo, draw: Draw) -> Values:
+def _replay(requests: Trace, metrics: Sequence[str], draw: Draw) -> Values:
     """At module level, for pickling."""
-    world, _ = draw
-    metrics = list(dict.fromkeys((metric, *TOLD)))
-
-    def values() -> Values:
-        summary = world.run(requests)
-        read = {name: attrgetter(name)(summary) for name in metrics}
-        return {name: math.nan if value is None else float(value) for name, value in read.items()}
-
-    def asked() -> Json:
-        return asked_of(world, of=metrics, requests=contents_of_requests(requests))
-
-    return dict(memo.replay(asked, values))
+    summary = draw[0].run(requests)
+    read = {name: attrgetter(name)(summary) for name in metrics}
+    return {name: math.nan if value is None else float(value) for name, value in read.items()}
 
 
-def _capacity(attainment: float, num_requests: int, memo: Memo, draw: Draw) -> Values:
-    options = {"attainment": attainment, "num_requests": num_requests, "max_replications": 2, "memo": memo}
-    return {CAPACITY: sustained(draw[0], **options)}
+def _capacity(attainment: float, num_requests: int, draw: Draw) -> Values:
+    return {CAPACITY: sustained(draw[0], attainment=attainment, num_requests=num_requests, max_replications=2)}
 
 
 def _ranked(values: dict[str, float], higher: bool) -> list[str]:

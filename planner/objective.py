@@ -14,7 +14,6 @@ from ..results.world import World
 from ..traces import Trace
 from .candidate import Candidate
 from .contents import Json, asked_of
-from .memo import Memo
 from .replicate import resample
 
 OBJECTIVES = {"goodput": "req/s", "throughput": "tok/s", "cost": "$ per 1000 good requests", "latency": "ms"}
@@ -33,6 +32,10 @@ class Part:
     kind: str  # search; rerank: same part, other luck; confirm: held-out part
     index: int = 0  # replication
 
+    @property
+    def held_out(self) -> bool:
+        return self.kind == "confirm"
+
 
 @dataclass(frozen=True)
 class ReplayOutcome:
@@ -47,26 +50,20 @@ class ReplayOutcome:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Replays a candidate on the search's part of the trace, or the held-out part, unless the memo has the outcome."""
+    """Replays a candidate on the search's part of the trace, or the held-out part."""
 
     objective: str
     gpu_hour: float | None
 
-    def __call__(self, memo: Memo, cell: tuple[Candidate, Part]) -> ReplayOutcome:
-        candidate, part = cell
-        world, held_out = candidate.world, part.kind == "confirm"
-        if part.kind != "search":  # other luck
-            purpose = CONFIRM if held_out else RERANK
-            world = replace(world, seed=int(chance.key(world.seed, purpose, part.index)[0] >> np.uint64(2)))
+    def __call__(self, cell: tuple[Candidate, Part]) -> Json:
+        """The fields of a ReplayOutcome."""
+        world = _lucky(cell)
+        requests = traffic(world, cell[1].held_out)
+        return asdict(self.outcome(world, world.run(requests), requests.rate))
 
-        def inputs() -> Json:
-            return asked_of(world, held_out=held_out, of=self.objective, gpu_hour=self.gpu_hour)
-
-        def outcome() -> Json:
-            requests = traffic(world, held_out)
-            return asdict(self.outcome(world, world.run(requests), requests.rate))
-
-        return ReplayOutcome(**memo.replay(inputs, outcome))
+    def question(self, cell: tuple[Candidate, Part]) -> Json:
+        held_out = cell[1].held_out
+        return asked_of(_lucky(cell), held_out=held_out, of=self.objective, gpu_hour=self.gpu_hour)
 
     def outcome(self, world: World, summary: Summary, offered: float) -> ReplayOutcome:
         """The objective and missed SLOs of a run; offered: req/s."""
@@ -97,6 +94,15 @@ class Evaluator:
             hourly = gpus * self.gpu_hour
             return 1000 * hourly / (3600 * max(_number(rate, 0.0), least))
         return _number(summary.norm_latency_ms.p90, 1e9)
+
+
+def _lucky(cell: tuple[Candidate, Part]) -> World:
+    """The candidate's world with the replay's luck."""
+    world, part = cell[0].world, cell[1]
+    if part.kind == "search":
+        return world
+    purpose = {"confirm": CONFIRM, "rerank": RERANK}[part.kind]
+    return replace(world, seed=int(chance.key(world.seed, purpose, part.index)[0] >> np.uint64(2)))
 
 
 def traffic(world: World, held_out: bool) -> Trace:

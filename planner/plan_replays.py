@@ -6,8 +6,6 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import numpy as np
-
 from ..results.metrics import attainment, of_class
 from .backend import Pool
 from .candidate import beyond_tested
@@ -55,7 +53,7 @@ class Entrant:
 class Task:
     """Work on an entrant: `setting_rate`, `pilot`, `fleet_replay` or `fleet_capacity`."""
 
-    work: Callable[[Memo, CapacitySearch, "Task"], Json]
+    work: Callable[[CapacitySearch, "Task"], Json]
     entrant: Entrant | None  # None: in a worker
     rate: float  # req/s
     replicas: int = 1
@@ -83,7 +81,7 @@ class Replays:
             assert task.entrant is not None
             search = task.entrant.whole if task.whole else task.entrant.search
             cells[str(i)] = search, replace(task, entrant=None)
-        with closing(self._memo.run(self._pool, _do, cells)) as outcomes:
+        with closing(self._memo.run(self._pool, _do, cells, _question)) as outcomes:
             for outcome in outcomes:
                 answer: Json = {"error": outcome.error} if outcome.refused else outcome.result()
                 self._answers[new[int(outcome.key)]] = answer
@@ -107,35 +105,36 @@ def fleet(search: CapacitySearch, replicas: int, slower: float = 1.0) -> Capacit
     return replace(search, world=world, num_requests=max(search.num_requests, PER_REPLICA * replicas))
 
 
-def _do(memo: Memo, cell: tuple[CapacitySearch, Task]) -> Json:
+def _do(cell: tuple[CapacitySearch, Task]) -> Json:
     search, task = cell
-    answer = task.work(memo, search, task)
-    return {**answer, "replays": memo.num_replays}
+    return task.work(search, task)
 
 
-def pilot(memo: Memo, search: CapacitySearch, task: Task) -> Json:
+def _question(cell: tuple[CapacitySearch, Task]) -> Json:
+    search, task = cell
+    asked = {name: value for name, value in vars(task).items() if name not in ("work", "entrant", "whole")}
+    return {**search.inputs, **asked, "work": task.work.__name__}
+
+
+def pilot(search: CapacitySearch, task: Task) -> Json:
     """Approximate replicas for the rate; null above `task.replicas`."""
-    value = math.nan
+    value, num_replays = math.nan, 0
     size = Fewest(limit=task.replicas, stride=2.0)
     while size.open:
         short = search.shortened(max(search.shortened().num_requests, PILOT_PER_REPLICA * size.trial))
         short = replace(short, world=replace(search.world, replicas=size.trial))
-        reading = short.requests(PILOT, memo)(task.rate)
-        value = reading.values[int(np.argmax(reading.severities))]
+        reading = short.requests(PILOT)(task.rate)
+        num_replays += 1
+        value = reading.values[reading.criterion]
         # A growing queue shows what one replica serves.
         growing = size.high is None and not reading.stable
         size.decide(reading.holds, math.ceil(size.trial * task.rate / reading.throughput) if growing else None)
-    return {"replicas": size.replicas, "value": None if math.isnan(value) else value}
+    return {"replicas": size.replicas, "value": None if math.isnan(value) else value, "replays": num_replays}
 
 
-def fleet_replay(memo: Memo, search: CapacitySearch, task: Task) -> Json:
+def fleet_replay(search: CapacitySearch, task: Task) -> Json:
     """A fleet's criteria, limit, and what clients see."""
-    sized = fleet(search, task.replicas, task.slower)
-    answer: Json = memo.replay(lambda: sized.inputs(task.index, task.rate, "a fleet"), lambda: _of_fleet(sized, task))
-    return answer
-
-
-def _of_fleet(search: CapacitySearch, task: Task) -> Json:
+    search = fleet(search, task.replicas, task.slower)
     world, requests = replication(search.world, task.index, search.num_requests, search.block)
     shares = PoolShares(world.fleet()) if task.index == 0 else None
     append = None if shares is None else shares.append
@@ -161,10 +160,10 @@ def _of_fleet(search: CapacitySearch, task: Task) -> Json:
     return answer
 
 
-def fleet_capacity(memo: Memo, search: CapacitySearch, task: Task) -> Json:
+def fleet_capacity(search: CapacitySearch, task: Task) -> Json:
     """The highest rate that meets the SLOs, and the criterion broken above it."""
     sized = fleet(search, task.replicas, task.slower)
-    replay, severity = sized.requests(task.index, memo), task.severity
+    replay, severity = sized.requests(task.index), task.severity
 
     def read(rate: float) -> Reading:
         if severity is not None and severity <= 0 and math.isclose(rate, task.rate, rel_tol=1e-9):
@@ -175,9 +174,10 @@ def fleet_capacity(memo: Memo, search: CapacitySearch, task: Task) -> Json:
 
     width = OWN_WIDTH if task.start is None else NEXT_WIDTH
     crossing = find(read, sized.criteria, task.start or task.rate, width, OWN_SHARPNESS)
-    return {"rate": crossing.rate, "binding": crossing.binding}
+    return {"rate": crossing.rate, "binding": crossing.binding, "replays": crossing.num_replays}
 
 
-def setting_rate(memo: Memo, search: CapacitySearch, task: Task) -> Json:
+def setting_rate(search: CapacitySearch, task: Task) -> Json:
     """The rate that a replica serves, on replays of the rung's length."""
-    return {"rate": score(search, task.index, task.start or task.rate, memo)}
+    rate, num_replays = score(search, task.index, task.start or task.rate)
+    return {"rate": rate, "replays": num_replays}

@@ -16,7 +16,7 @@ from ..engine.errors import DsimError
 from ..results.world import World
 from ..sim.fleet import PoolSpec
 from .backend import Pool
-from .capacity import MAX_REPLICAS_TRIED, PILOT, Capacity, CapacitySearch, Run, check_rate, means
+from .capacity import MAX_REPLICAS_TRIED, PILOT, Capacity, CapacitySearch, Run, at_rate, check_rate
 from .memo import Memo
 from .race import FIRST, LIMIT, MOST, verdict
 from .replicate import Reading
@@ -41,13 +41,7 @@ def fewest_of_each_pool(
         run_of = cache(lambda counts: Run(with_counts(world, counts), pool, target=rate, **options))
         fleets = FleetSearch(run_of, gpus, rate, max_replicas)
         counts = fleets.cheapest(tuple(min(spec.count, max_replicas) for spec in PoolSpec.parse_all(world.pools)))
-        chosen = run_of(counts)
-        capacity = chosen.finish()
-    pools = []
-    for k, pool_part in enumerate(capacity.pools):
-        readings = fleets.readings.get(_fewer(counts, k))
-        pools.append(replace(pool_part, one_less=means(chosen.search.criteria, readings) if readings else {}))
-    return replace(capacity, pools=tuple(pools))
+        return run_of(counts).finish()
 
 
 def with_counts(world: World, counts: Sequence[int]) -> World:
@@ -133,15 +127,8 @@ class FleetSearch:
         return high
 
     def _replay(self, counts: Counts, search: CapacitySearch, indices: Iterable[int]) -> Iterator[Reading]:
-        run, rate = self.run_of(counts), self.rate
-
-        def read(memo: Memo, index: int) -> Reading:
-            return search.requests(index, memo)(rate)
-
-        run.report()
-        for reading in run.memo.map(run.pool, read, indices):
-            run.report()
-            yield reading
+        for answer in self.run_of(counts).answers(at_rate, [(self.rate, index) for index in indices], search):
+            yield Reading(**answer)
 
     def _meets_shortly(self, counts: Counts) -> bool:
         """Whether a short replay meets the SLOs."""

@@ -39,11 +39,6 @@ class Criterion:
         """s, or share of arrivals."""
         return self.slos[0].bound if self.share is None else self.share
 
-    def times(self, factor: float) -> "Criterion":
-        """With all latency bounds times a factor."""
-        slos = [replace(slo, bound=factor * slo.bound, text="") for slo in self.slos]
-        return criteria_of(slos, self.share or 1.0)[0]
-
 
 @dataclass(frozen=True)
 class Reading:
@@ -60,6 +55,15 @@ class Reading:
     def holds(self) -> bool:
         """All criteria hold, and the queue stays bounded."""
         return self.stable and max(self.severities) <= 0
+
+    @property
+    def severity(self) -> float:
+        """Of the criterion nearest to its bound, or furthest beyond."""
+        return max(self.severities)
+
+    @property
+    def criterion(self) -> int:
+        return int(np.argmax(self.severities))
 
     @property
     def worst(self) -> int:

@@ -15,7 +15,7 @@ from ..engine import chance
 from .backend import Pool
 from .candidate import POLICY, Candidate, spelt
 from .memo import Memo
-from .objective import HIGHER, INFEASIBLE, OBJECTIVES, Part, ReplayOutcome
+from .objective import HIGHER, INFEASIBLE, OBJECTIVES, Evaluator, Part, ReplayOutcome
 from .quality import Quality
 from .settings import NEAR, UNTESTED
 from .space import Space
@@ -52,7 +52,7 @@ class Search:
     objective: str
     space: Space
     default: Candidate
-    evaluate: Callable[[Memo, tuple[Candidate, Part]], ReplayOutcome]
+    evaluate: Evaluator
     judge: Callable[[Candidate], Quality]
     pool: Pool
     memo: Memo
@@ -95,7 +95,8 @@ class Search:
         self.num_replays += len(candidates)
         # Workers may have another current folder.
         cells = [(replace(candidate, world=candidate.world.located()), part) for candidate in candidates]
-        return list(self.memo.map(self.pool, self.evaluate, cells))
+        answers = self.memo.map(self.pool, self.evaluate, cells, self.evaluate.question)
+        return [ReplayOutcome(**answer) for answer in answers]
 
     def ranked(self) -> list[tuple[Candidate, ReplayOutcome]]:
         """Settings by the objective, then latency, then trial."""

@@ -17,7 +17,6 @@ from ..profiler.profile import Profile
 from .candidate import changed_fields, grid, nearest_first, plain_spec, refusal, spelt, with_fields
 from .capacity import PILOT, CapacitySearch
 from .crossing import find
-from .memo import Memo
 from .space import fitted_at
 
 T = TypeVar("T")
@@ -128,11 +127,13 @@ def halve(settings: Sequence[T], untested: Collection[T] = ()) -> Halving[T]:
     return best, rates, sum(i != best and rate * NEAR >= worth[best] for i, rate in worth.items())
 
 
-def score(search: CapacitySearch, rung: int, start: float, memo: Memo) -> float:
-    """One replica's rate within the SLOs on the rung's replays; 0 if none or a request does not fit."""
+def score(search: CapacitySearch, rung: int, start: float) -> tuple[float, int]:
+    """One replica's rate within the SLOs on the rung's replays, and their number; 0 if none or a request does not
+    fit."""
     short = search.shortened(min(search.num_requests, RUNGS[rung]))
-    read = replace(short, world=replace(search.world, replicas=1)).requests(PILOT, memo)
+    read = replace(short, world=replace(search.world, replicas=1)).requests(PILOT)
     try:
-        return find(read, search.criteria, start, WIDTH, SHARPNESS).rate
+        crossing = find(read, search.criteria, start, WIDTH, SHARPNESS)
     except DsimError:
-        return 0.0
+        return 0.0, 0
+    return crossing.rate, crossing.num_replays

@@ -19,7 +19,7 @@ from .candidate import spelt
 from .contents import Json, asked_of
 from .grid import Plan, read_plan
 from .memo import FILES as STORE_FILES
-from .memo import STORE, Memo, StoreFolder
+from .memo import STORE, StoreFolder
 from .record import doubts_of, profile_notes
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def sweep(
         folder.begin()
         folder.write_files({"sweep.json": begun.to_text()})
         outcomes, interrupted = folder.finish(
-            pool, _run, cells, progress=lambda ended, total, _: progress and progress(ended, total)
+            pool, _run, cells, asked_of, progress=lambda ended, total, _: progress and progress(ended, total)
         )
         best = _best_cell(plan, outcomes)
         done = replace(
@@ -127,9 +127,8 @@ def sweep(
     return done
 
 
-def _run(memo: Memo, world: World) -> Json:
-    summary: Json = memo.replay(lambda: asked_of(world, of="summary"), lambda: world.run().to_json())
-    return summary
+def _run(world: World) -> Json:
+    return world.run().to_json()
 
 
 def _best_cell(plan: Plan, outcomes: Mapping[str, Outcome[Json]]) -> World | None:

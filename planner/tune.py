@@ -22,7 +22,7 @@ from .candidate import Candidate, policy_toml
 from .confirm import REPLICATIONS, chosen, confirm, verdict
 from .contents import asked_of, digest
 from .memo import FILES as STORE_FILES
-from .memo import STORE, KeptError, StoreFolder
+from .memo import STORE, StoreFolder
 from .objective import OBJECTIVES, Evaluator
 from .quality import Quality, load_table, parse_share, quality_factors, quality_of
 from .record import doubts_of, profile_notes
@@ -97,10 +97,10 @@ def tune(
         search.run(trials, _refusal(judge, least))
         ranked = search.ranked()
         if not ranked:
-            raise KeptError(f"none of {trials} trials could run; the first: {search.attempts[0].reason}")
+            raise DsimError(f"none of {trials} trials could run; the first: {search.attempts[0].reason}")
         closest, outcome = min(ranked, key=lambda pair: pair[1].violation)
         if outcome.violation > 0:
-            raise KeptError(
+            raise DsimError(
                 f"no setting of {trials} trials meets {outcome.missed}; the closest, {closest}, "
                 f"misses it by {100 * outcome.violation:.0f} %"
             )

@@ -13,7 +13,6 @@ from .candidates import PlanCandidate
 from .capacity import CapacitySearch, search_of
 from .ensemble import Draw, Values, ask, interval, paired
 from .fewest import Fewest
-from .memo import Memo
 from .plan import fleet_worlds
 from .plan_replays import PRECISION, fleet, whole_search
 from .plan_result import Fleet, Planned
@@ -72,7 +71,9 @@ def uncertain_fleets(
     unpaced = {name: replace(world.located(), rate=None) for name, world in fleets.items()}
     search = whole_search(search_of(unpaced[best], PRECISION, attainment, num_requests), attainment)
     judged = _metric(search.criteria[0]), False
-    drawn, values = ask(partial(sized, search, rate), unpaced, num, judged, moving=1, **options)
+    question = {**search.inputs, "rate": rate}
+    replay = partial(sized, search, rate)
+    drawn, values = ask(replay, unpaced, num, judged, question=question, moving=1, **options)
     costs = {
         name: [{cost: (draw[REPLICAS] + spare) * weight} for draw in values[name]]
         for name, weight in zip(fleets, weights, strict=True)
@@ -95,7 +96,7 @@ def _metric(criterion: Criterion) -> str:
     return f"requests that miss {' or '.join(map(str, criterion.slos))} (%)"
 
 
-def sized(model: CapacitySearch, rate: float, memo: Memo, draw: Draw) -> Values:
+def sized(model: CapacitySearch, rate: float, draw: Draw) -> Values:
     """The criteria on the planned fleet, and the fewest replicas that meet them; infinite: the search ended.
 
     model: a search of the same traffic. The draw's number is its replication; in 0 the size is the plan's.
@@ -104,7 +105,7 @@ def sized(model: CapacitySearch, rate: float, memo: Memo, draw: Draw) -> Values:
     search = replace(model, world=world, policy=world.policy)
 
     def read(replicas: int) -> Reading:
-        return fleet(search, replicas).requests(index, memo)(rate)
+        return fleet(search, replicas).requests(index)(rate)
 
     reading = read(world.replicas)
     values = [

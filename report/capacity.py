@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from ..results.metrics import ROUNDING
 from ..results.world import Setup
-from .chart import Chart, colour
+from .chart import Chart
 from .ensemble import decided, of_ensemble
 from .page import Figure, Number, Page, Section, Table, estimate, numbers, table
 from .run import front_end
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 CURVE_REPLICATIONS = 2  # a rate from CURVE_NEAR on; one below
 CURVE_NEAR = 0.9  # of the capacity
 MOST_SHOWN = 2.5  # times its bound
-CLIFF = 0.25  # of the capacity, which a bound of 10 % more or less moves at a cliff
 CLIENTS = {"ttft": "to the first token", "tpot_chunk": "a token after the first emission"}
 
 
@@ -83,12 +82,9 @@ def _facts(capacity: "Capacity") -> tuple[tuple[str, str], ...]:
     if binding == "stability":
         binding = "none: the queue grows without end first"
     facts["Binding SLO"] = f"{binding} (in {100 * capacity.binding_share:.0f}% of replications)"
-    facts["The bound stands at a cliff"] = _cliff(capacity)
     shares = ", ".join(f"{name} {100 * share:.0f}%" for name, share in capacity.shares.items() if share >= 0.005)
-    memory = ", ".join(f"{name} {size / 1e9:.3g} GB" for name, size in capacity.memory.items())
     limit = _limit(capacity.limited_by, capacity.limiting_setting)
     facts["Limited by"] = f"{limit} (of the busy time: {shares})"
-    facts["What binds"] = f"{capacity.binds or 'no pool'}; the memory of a replica is {memory}"
     percentiles = {name: ms for name, ms in capacity.latency_ms.items() if ms is not None}
     latencies = [
         f"median {name} {number(ms['p50'])} ms, p90 {number(ms['p90'])} ms" for name, ms in percentiles.items()
@@ -121,14 +117,6 @@ def _limit(name: str, setting: str) -> str:
     return f"{name}, {setting}" if setting else name
 
 
-def _cliff(capacity: "Capacity") -> str:
-    """The capacity at the bounds 10 % either side; empty if both are near it."""
-    either_side = capacity.other_bounds
-    if all(abs(other.rate / capacity.rate.value - 1) <= CLIFF for other in either_side):
-        return ""
-    return ", ".join(f"{other.side} {number(other.rate)} req/s at {other.slo}".strip() for other in either_side)
-
-
 def _numbers(capacity: "Capacity") -> tuple[Number, ...]:
     setup, cost = capacity.setup, capacity.cost
     value, _, ends = span(capacity.rate).partition(" (")
@@ -145,23 +133,15 @@ def _numbers(capacity: "Capacity") -> tuple[Number, ...]:
 
 
 def _pools(capacity: "Capacity") -> Table:
-    """Replicas, load, and the effect of one replica less."""
+    """Replicas and load."""
     rows = []
     for pool in capacity.pools:
-        less = [
-            f"{'' if name in capacity.share_criteria else name.partition('=')[0]} {_value(capacity, name, value)}"
-            for name, value in pool.one_less.items()
-        ]
-        rows.append([
-            pool.name, f"{pool.replicas:,}", f"{pool.gpus:,}", f"{100 * pool.busy:.0f}%",
-            _limit(pool.limited_by, pool.limiting_setting), ", ".join(less).strip() or "–", pool.policy, pool.profile,
-        ])  # fmt: skip
-    caption = (
-        "At the capacity. Busy: the share of time in which its replicas run steps. One less: what a fleet with one "
-        "replica less of the pool does at the rate asked for, the mean of its replays."
-    )
-    head = ["pool", "replicas", "GPUs", "busy", "limited by", "one less", "policy", "profile"]
-    return table(head, rows, caption=caption, left=frozenset({0, 4, 6, 7}), spare=("profile", "policy"))
+        limit = _limit(pool.limited_by, pool.limiting_setting)
+        size = [pool.name, f"{pool.replicas:,}", f"{pool.gpus:,}", f"{100 * pool.busy:.0f}%"]
+        rows.append([*size, limit, pool.policy, pool.profile])
+    caption = "At the capacity. Busy: the share of time in which its replicas run steps."
+    head = ["pool", "replicas", "GPUs", "busy", "limited by", "policy", "profile"]
+    return table(head, rows, caption=caption, left=frozenset({0, 4, 5, 6}), spare=("profile", "policy"))
 
 
 def _table(capacity: "Capacity") -> Table:
@@ -171,7 +151,6 @@ def _table(capacity: "Capacity") -> Table:
     rows = [
         [_rate(capacity.rate, point.rate), *cells(point.values), _verdict(capacity, point)] for point in capacity.curve
     ]
-    rows += [[number(run.rate), *cells(run.values), f"measured: {run.run}"] for run in capacity.measured]
     caption = (
         f"Means of {CURVE_REPLICATIONS} replications at rates from {100 * CURVE_NEAR:g}% of the capacity, and one "
         "replication below. "
@@ -217,14 +196,6 @@ def _distance(capacity: "Capacity") -> Figure:
             marker={"symbol": ["circle" if point.stable else "x" for point in points], "size": 8},
             hover=f"%{{y:.0%}} of {name} at %{{x:.3~g}} req/s<extra></extra>",
         )  # fmt: skip
-        runs = [run for run in capacity.measured if _used(capacity, name, run.values.get(name)) is not None]
-        if runs:
-            chart.line(
-                [run.rate for run in runs], [_used(capacity, name, run.values[name]) for run in runs],
-                f"{name}, measured", i, mode="markers", text=[run.run for run in runs],
-                marker={"symbol": "diamond", "size": 10, "color": colour(i)},
-                hover="%{y:.0%} at %{x:.3~g} req/s, %{text}",
-            )  # fmt: skip
     chart.hline(1.0, "the bound")
     chart.band(capacity.rate.low, capacity.rate.high)
     target, sides = capacity.target, ("center", "")
@@ -242,8 +213,6 @@ def _distance(capacity: "Capacity") -> Figure:
     )
     if capacity.binding_slo == "stability":
         caption += " The queue grows without end before an SLO binds."
-    if capacity.measured:
-        caption += " Diamonds: measured runs."
     if not all(point.stable for point in capacity.curve):
         caption += " ✕: the queue grows without end."
     return Figure("distance", "How near the SLOs are", caption, chart)

@@ -21,7 +21,7 @@ from ...planner.contents import asked_of
 from ...planner.ensemble import sustained
 from ...planner.grid import key_of
 from ...planner.memo import FILES as STORE_FILES
-from ...planner.memo import STORE, Memo, StoreFolder
+from ...planner.memo import STORE, StoreFolder
 from ...planner.replicate import student
 from .experiment import AT_LEAST, PREDICTED, Experiment, PlacedRun, Series
 from .machine import OnMachine
@@ -155,7 +155,7 @@ def reproduce(
     with StoreFolder(out, FOLDER, force=force) as folder, Pool(jobs, ray) as pool:
         folder.begin()
         outcomes, interrupted = folder.finish(
-            pool, _values, points,
+            pool, _values, points, _question,
             progress=lambda ended, of, key: progress and progress(ended, of, names.get(key, "")),
         )  # fmt: skip
         done = {key: _entry(outcome) for key, outcome in outcomes.items()}
@@ -204,24 +204,25 @@ def _entry(outcome: Outcome[dict[str, float]]) -> dict[str, Any]:
     return {"values": outcome.value} if outcome.error is None else {"error": outcome.error}
 
 
-def _values(memo: Memo, point: SeededRun) -> dict[str, float]:
+def _question(point: SeededRun) -> dict[str, Any]:
+    return asked_of(point.world, of=point.measures, code=point.run.memory)
+
+
+def _values(point: SeededRun) -> dict[str, float]:
     """In any process."""
     found: dict[str, float] = {}
     world = point.world
     replayed = [m for m in point.measures if m not in MEASURES or MEASURES[m].of is not None]
     if replayed:
-        found |= memo.replay(lambda: asked_of(world, of=replayed), lambda: _replayed(world, replayed))
+        found |= _replayed(world, replayed)
     if "capacity" in point.measures:
         found["capacity"] = sustained(
-            world, max_replications=CAPACITY_REPLICATIONS, num_requests=world.num_requests, memo=memo
+            world, max_replications=CAPACITY_REPLICATIONS, num_requests=world.num_requests
         )  # fmt: skip
     if "peak_memory" in point.measures:
         if point.run.memory is None:
             raise DsimError(f"{point.run.at}: peak_memory needs the key memory, which names the code")
-        code = point.run.memory
-        found["peak_memory"] = memo.replay(
-            lambda: asked_of(world, of=["peak_memory", code]), lambda: peak(code, _sizes(world)) / GIB
-        )
+        found["peak_memory"] = peak(point.run.memory, _sizes(world)) / GIB
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 

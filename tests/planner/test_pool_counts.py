@@ -12,9 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from dsim.planner.backend import Pool
 from dsim.planner.capacity import CapacitySearch, capacity, fewest_replicas
-from dsim.planner.memo import Memo
 from dsim.planner.pool_counts import Counts, FleetSearch, fewest_of_each_pool, with_counts
 from dsim.planner.replicate import Interval, Reading
 from dsim.results.world import World
@@ -37,7 +35,7 @@ class Known:
     block: int = 100
     shortened = CapacitySearch.shortened
 
-    def requests(self, index: int, memo: Memo) -> Callable[[float], Reading]:
+    def requests(self, index: int) -> Callable[[float], Reading]:
         enough = any(all(n >= m for n, m in zip(self.counts, least, strict=True)) for least in self.least)
         if self.short_errs and self.num_requests < 10_000:
             enough = enough and min(self.counts) > 1
@@ -54,7 +52,8 @@ def test_the_cheapest_fleet_is_found_whatever_the_first_guess_and_the_prices(see
 
     @cache
     def run_of(counts: Counts) -> Any:
-        run = Mock(pool=Pool(jobs=1), memo=Memo(), search=Known(counts, least, short_errs=draw.random() < 0.5))
+        run = Mock(search=Known(counts, least, short_errs=draw.random() < 0.5))
+        run.answers = lambda _, cells, search: [vars(search.requests(index)(rate)) for rate, index in cells]
         run.start.return_value = Interval(9.0, 9.0, 9.0)  # surely enough
         return run
 
@@ -108,8 +107,6 @@ def test_as_many_servers_are_needed_in_two_pools_as_in_one(queue: World) -> None
     assert found.replicas == single.replicas
     assert found.rate.low >= 3.2
     assert found.target == 3.2
-    less = [pool.one_less["mean:e2el=3s"] for pool in found.pools if pool.replicas > 1]
-    assert min(less) > 3000  # ms
 
 
 @pytest.mark.slow

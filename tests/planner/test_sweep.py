@@ -229,7 +229,7 @@ def test_an_unreachable_cluster_leaves_the_folder_as_it_was(tmp_path: Path) -> N
     sweep(config, tmp_path / "out", jobs=1)
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     for out, force in ((tmp_path / "out", True), (tmp_path / "new", False)):
-        with pytest.raises(DsimError, match=r"127.0.0.2:1: no Ray cluster answers there"):
+        with pytest.raises(DsimError, match=r"ray is 127.0.0.2:1, expected HOST:PORT of a running Ray cluster"):
             sweep(config, out, ray="127.0.0.2:1", force=force)
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
     assert not (tmp_path / "new").exists()

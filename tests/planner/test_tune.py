@@ -2,9 +2,8 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,7 +19,6 @@ from dsim.engine.policy import PRESETS, parse, settings_of
 from dsim.planner.candidate import Candidate
 from dsim.planner.candidates import candidates_of
 from dsim.planner.confirm import estimate, gain
-from dsim.planner.memo import Memo
 from dsim.planner.objective import Evaluator, Part, ReplayOutcome, split
 from dsim.planner.quality import load_table, quality_of
 from dsim.planner.replicate import Interval, resample
@@ -42,11 +40,17 @@ DEFAULT = Candidate.at(WORLD, {"policy": "chunk"})  # chunk=8
 Evaluate = Callable[[Candidate, Part], ReplayOutcome]
 
 
-@contextmanager
-def landscape_of(evaluate: Evaluate) -> Iterator[None]:
-    """Searches get their outcomes from a function in place of a replay."""
-    with mock.patch("dsim.planner.tune.Evaluator", return_value=lambda _, cell: evaluate(*cell)):
-        yield
+@dataclass
+class Landscape:
+    """Outcomes of a function in place of replays."""
+
+    evaluate: Evaluate
+
+    def __call__(self, cell: tuple[Candidate, Part]) -> dict[str, Any]:
+        return asdict(self.evaluate(*cell))
+
+    def question(self, cell: object) -> dict[str, Any]:
+        return {"cell": repr(cell)}
 
 
 def fields(candidate: Candidate | str) -> dict[str, Any]:
@@ -71,7 +75,7 @@ def smooth(candidate: Candidate | str) -> float:
 def found_by(evaluate: Evaluate, **more: Any) -> Any:
     options = {"space": SPACE, "policy": "chunk", "trials": 30, **more}
     world = replace(options.pop("world", WORLD), seed=options.pop("seed", 0))
-    with landscape_of(evaluate):
+    with mock.patch("dsim.planner.tune.Evaluator", return_value=Landscape(evaluate)):
         return tune(world, **options)
 
 
@@ -341,7 +345,7 @@ SMALL = World(
 
 
 def outcome_of(world: World, objective: str, gpu_hour: float | None = None) -> ReplayOutcome:
-    return Evaluator(objective, gpu_hour)(Memo(), (Candidate(world), Part("search")))
+    return ReplayOutcome(**Evaluator(objective, gpu_hour)((Candidate(world), Part("search"))))
 
 
 def test_an_overloaded_policy_scores_by_what_it_served_well() -> None:
