@@ -120,10 +120,10 @@ def test_a_plan_goes_on_from_what_it_has_and_gives_the_same_bytes() -> None:
 def test_ctrl_c_keeps_the_replays_and_ends_with_130() -> None:
     original, calls = plan_replays._do, iter(range(100))
 
-    def stopped(memo: Any, work: Any) -> Any:
+    def stopped(cell: Any) -> Any:
         if next(calls) >= 3:
             raise KeyboardInterrupt
-        return original(memo, work)
+        return original(cell)
 
     with mock.patch.object(plan_replays, "_do", stopped):
         ran = dsim(*QUEUE, "--jobs", 1, "-o", "out")
