@@ -111,18 +111,12 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
         ),
     ] = None
     horizon: A[float, Opt("With --growth: the years that are paid.", "YEARS", "Fleet and price")] = 1.0
-    buy_now: A[
-        bool, Opt("With --growth: buy what the end needs, instead of each quarter's.", "", "Fleet and price")
-    ] = False
     today: A[str | None, Opt("What runs today: replayed beside the answer.", "SPEC,replicas=N", "Fleet and price")] = (
         None
     )
     min_quality: A[float | str | None, q.MIN_QUALITY] = None
     quality_table: A[str | Path | None, q.QUALITY_TABLE] = None
     as_given: A[bool, Opt("Use the policies as given, without a search over engine settings.", "", "Search")] = False
-    change_answers: A[
-        bool, Opt("Also search block, threshold and canvas, which change the model's answers.", "", "Search")
-    ] = False
     research: A[bool, Opt("Also what a scheduler that no released engine has would save.", "", "Search")] = False
     router: A[str, q.ROUTER] = choices.UNROUTED
     num_requests: A[int | None, q.PER_REPLAY] = None
@@ -157,7 +151,7 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
         candidates, left_out = candidates_of(
             world, specs, profiles, prices(self.gpu_hour), min_quality=parse_share(self.min_quality),
             quality_table=load_table(self.quality_table, world.allow_code), as_given=self.as_given,
-            change_answers=self.change_answers, research=self.research,
+            research=self.research,
         )  # fmt: skip
         size = {name: getattr(self, name) for name in ("rate", "attainment", "max_replicas", "num_requests")}
         inputs = inputs_of(world, candidates, **size)
@@ -204,13 +198,9 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
             raise DsimError(
                 "--fail-on-slo is given and no --today, expected what runs today: a plan's own fleet meets the SLOs"
             )
-        if self.as_given and self.change_answers:
-            raise DsimError(
-                "as given and change answers are both true, expected at most one: the first searches nothing"
-            )
-        if self.growth is None and (self.horizon != 1 or self.buy_now):
-            raise DsimError("horizon or buy now is given and no growth, expected one such as 30%/year")
-        return None if self.growth is None else Horizon(self.growth, self.horizon, self.buy_now)
+        if self.growth is None and (self.horizon != 1):
+            raise DsimError("horizon is given and no growth, expected one such as 30%/year")
+        return None if self.growth is None else Horizon(self.growth, self.horizon)
 
     def _missed(self, planned: "Planned") -> list[str]:
         """The first SLO that today's fleet misses."""

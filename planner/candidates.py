@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import PRESETS, name_of, parse, preset_of
@@ -17,7 +16,7 @@ from .candidate import plain_spec, refusal
 from .deploy import engine_of_preset, engine_of_profile, not_served, times_another
 from .plan_result import Fleet
 from .quality import Quality, QualityTable, quality_of
-from .settings import changing_answers, settings_to_try
+from .settings import settings_to_try
 from .space import searchable
 
 Prices = Callable[[Profile], float | None]  # of a GPU per hour
@@ -35,8 +34,6 @@ class PlanCandidate:
     settings: dict[str, Quality] = field(default_factory=dict)  # SPECs to try, by rising number of changes
     original: str = ""  # the SPEC as named, where `policy` is one of `settings`
     refused: str = ""  # why `original` cannot run
-    changing: tuple[str, ...] = ()  # flags that change answers, left open by the SPEC
-    searches_changing: bool = False  # `settings` change answers
     is_research: bool = False  # of no released engine, and not named by the user
 
     def __str__(self) -> str:
@@ -77,7 +74,6 @@ def candidates_of(
     min_quality: float | None = None,
     quality_table: QualityTable | None = None,
     as_given: bool = False,
-    change_answers: bool = False,
     research: bool = False,
 ) -> tuple[list[PlanCandidate], list[Fleet]]:
     """Policies on the profiles that can run them, and policies left out, with reasons.
@@ -85,8 +81,7 @@ def candidates_of(
     POLICY@PROFILE runs on that profile only. profiles: by default one of the log's model, or the commands' default.
     Without policies: the shipped presets of a profile's family that a released engine has; with `research`, or if none
     of them can run, also those that no engine has. An engine's preset is left out on another engine's profile, unless
-    named and without a profile of its own engine. as_given: search no settings. change_answers: also search settings
-    that change answers. DsimError if no candidate remains.
+    named and without a profile of its own engine. as_given: search no settings. DsimError if no candidate remains.
     """
     if profiles is None and not name_their_profiles(policies):
         # A shipped profile of the one model that a log names; else the default.
@@ -110,12 +105,7 @@ def candidates_of(
         if elsewhere and engine_of_preset(preset) in engines:
             return None
         check = searchable(profile, world.workload, longest)
-        answers: dict[str, list[Any]] = {}
-        specs: list[str] = []
-        if not as_given:
-            answers = changing_answers(text, profile, world.workload, code)
-            changes = answers if change_answers else {}
-            specs = settings_to_try(text, profile, check, code, shared_prefixes, changes)
+        specs = [] if as_given else settings_to_try(text, profile, check, code, shared_prefixes)
         refused = str(refusal(check, policy) or "").removeprefix(f"{cut(policy.name)}: ")
         spec, model = plain_spec(text, code) if text.endswith(".toml") else text, profile.model.name
         quality = quality_of(policy, model, quality_table)
@@ -123,7 +113,7 @@ def candidates_of(
         settings = {setting: score for setting, score in qualities.items() if not score.shortfall(min_quality)}
         candidate = PlanCandidate(
             policy=spec, profile=profile, place=place, quality=quality, price=prices(profile),
-            changing=tuple(answers), searches_changing=change_answers, is_research=not (policies or preset.engine),
+            is_research=not (policies or preset.engine),
         )  # fmt: skip
         reason = not_served(preset, profile)
         if not reason and elsewhere and not policies:

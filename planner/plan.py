@@ -20,12 +20,11 @@ import numpy as np
 from scipy.special import betaincinv
 
 from ..engine.errors import DsimError
-from ..engine.policy import name_of
 from ..files.read import cut
 from ..profiler.canvas_law import mean_forwards
 from ..profiler.profile import Profile
 from ..profiler.uncertainty import common_error
-from ..report.table import counted, percent
+from ..report.table import counted
 from ..results.spread import Spread
 from ..results.world import MAX_REPLICAS, Setup, World, setup_of
 from . import plan_replays
@@ -179,7 +178,7 @@ class PlanSearch:
         recommended = ranking[0]
         self.spread = max(float(np.std(entrant.lane.settled, ddof=1)) for entrant in order[:2])
         today = None if self.today is None else self._today(best, *fleet_of_today(self.today))
-        laws, routed, risks = self._under_laws(best), self._with_router(best), self._risks(best, order[:2][-1])
+        laws, routed, risks = self._under_laws(best), self._with_router(best), self._risks(best)
         bought = (recommended.gpus or 0) // recommended.gpus_per_replica
         policy, code = best.candidate.policy, self.world.allow_code
         longest = self.world.longest()
@@ -206,7 +205,6 @@ class PlanSearch:
             setup=self._setup(),
             notes=(
                 *_missed(self.search, self.whole, min(2, len(order))),
-                *self._notes_on_answers(best.candidate),
                 *_notes_on_gpus([entrant.candidate for entrant in (*order, *self.chosen)], self.search),
                 *dict.fromkeys(refused),
             ),
@@ -443,34 +441,22 @@ class PlanSearch:
         answers = iter(self._answers(tasks))
         return {entrant: list(islice(answers, HEADROOM)) for entrant in entrants}
 
-    def _risks(self, first: Entrant, second: Entrant) -> tuple[Risk, ...]:
-        """More traffic, a lost replica and a slower profile, for the best two (perhaps the same)."""
+    def _risks(self, best: Entrant) -> tuple[Risk, ...]:
+        """More traffic, a lost replica and a slower profile."""
         self.phase = "risks"
-        replicas, cases = first.replicas, self.changes.values()
-        after = self._raced([(first, *case) for case in cases], [replicas] * len(cases))
-        costs = [{} if lane.replicas is None else {str(first.candidate): lane.cost(lane.replicas)} for lane in after]
-        # No change makes the runner-up cheaper, so it is replayed only where the recommendation then costs more.
-        dearer = [
-            (prices, case) for prices, case in zip(costs, cases, strict=True)
-            if second is not first and min(prices.values(), default=math.inf) > second.lane.cost(second.replicas)
-        ]  # fmt: skip
-        rivals = self._raced([(second, *case) for _, case in dearer], [second.replicas] * len(dearer))
-        for (prices, _), lane in zip(dearer, rivals, strict=True):
-            if lane.replicas is not None:
-                prices[str(second.candidate)] = lane.cost(lane.replicas)
+        replicas, cases = best.replicas, self.changes.values()
         risks = []
-        for (change, case), lane, prices in zip(self.changes.items(), after, costs, strict=True):
-            cheapest = min(prices, key=prices.__getitem__, default="")
-            risks.append(self._risk(change, lane, replicas, (first, *case), lane.replicas, cheapest))
-        remaining = replicas - (0 if self.spare else 1)
-        today, name = (first, self.rate, 1.0), str(first.candidate)
-        lost = self._risk("a replica lost", first.lane, remaining, today, replicas, name)
+        lanes = self._raced([(best, *case) for case in cases], [replicas] * len(cases))
+        for (change, case), lane in zip(self.changes.items(), lanes, strict=True):
+            risks.append(self._risk(change, lane, replicas, (best, *case), lane.replicas))
+        remaining, today = replicas - (0 if self.spare else 1), (best, self.rate, 1.0)
+        lost = self._risk("a replica lost", best.lane, remaining, today, replicas)
         if lost.verdict != MEETS:
             needs = None if replicas == self.max_replicas else replicas + 1
-            lost = self._risk("a replica lost", first.lane, remaining, today, needs, name)
+            lost = replace(lost, needs=needs, per_hour=self._charge(needs, best)["per_hour"])
         return risks[0], lost, risks[1]
 
-    def _risk(self, change: str, lane: Lane, replicas: int, case: Case, needs: int | None, best: str) -> Risk:
+    def _risk(self, change: str, lane: Lane, replicas: int, case: Case, needs: int | None) -> Risk:
         """What becomes of a lane's fleet of `replicas`. needs: what it takes then."""
         answers: list[Json] = []
         values: Values = {}
@@ -490,7 +476,6 @@ class PlanSearch:
             stable=2 * sum(answer["stable"] for answer in answers) > len(answers),
             needs=needs,
             per_hour=self._charge(needs, case[0])["per_hour"],
-            best=best,
         )
 
     # Rows of the result
@@ -540,21 +525,15 @@ class PlanSearch:
         dues = []
         lanes = [entrant.lane, *entrant.later]
         for years, growth, lane in zip(self.horizon.dates, self._growths, lanes, strict=True):
-            replicas = (lanes[-1] if self.horizon.buy_now else lane).replicas or 0
+            replicas = lane.replicas or 0
             charge = self._charge(replicas, entrant)
             dues.append(Due(years=years, rate=self.rate * growth, replicas=replicas, **charge))
         return tuple(dues)
 
     def _refusal(self, entrant: Entrant, answer: Json) -> str:
-        if "error" in answer:
-            return str(answer["error"])
         texts = " and ".join(f"'{criterion.text}'" for criterion in self.criteria)
-        value, observed, limit = answer["value"], "", self.max_replicas
-        if value is not None and len(self.criteria) == 1:
-            share = self.criteria[0].share
-            observed = f": {1e3 * value:.4g} ms" if share is None else f": {percent(value, share)} %"
-            observed += f" on {limit}"
-        return f"{entrant.candidate.policy} misses {texts} even on {limit} replicas{observed}"
+        missed = f"{entrant.candidate.policy} misses {texts} even on {self.max_replicas} replicas"
+        return str(answer.get("error", missed))
 
     # Costs, races and replays
 
@@ -621,22 +600,6 @@ class PlanSearch:
 
     def _report(self) -> None:
         self.progress(self.phase, self.replays.num_replays, None)
-
-    def _notes_on_answers(self, best: PlanCandidate) -> list[str]:
-        """Of settings that change answers: recommended, or not searched."""
-        notes = [
-            f"{name}={value} changes the model's answers, and replays do not judge their quality: compare answers first"
-            for name, value in changed_fields(best.policy, self.world.allow_code).items()
-            if name in best.changing
-        ]
-        policies: dict[tuple[str, ...], list[str]] = {}
-        for candidate in self.originals:
-            if candidate.changing and not candidate.searches_changing:
-                policies.setdefault(candidate.changing, []).append(name_of(candidate.policy))
-        for fields, names in policies.items():
-            of_policies = f"{' and '.join(fields)} of {', '.join(dict.fromkeys(names))}"
-            notes.append(f"settings that change the answers were not searched: {of_policies} (--change-answers)")
-        return notes
 
 
 def _with(model: Entrant, candidate: PlanCandidate, **changed: Any) -> Entrant:

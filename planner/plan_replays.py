@@ -118,18 +118,17 @@ def _question(cell: tuple[CapacitySearch, Task]) -> Json:
 
 def pilot(search: CapacitySearch, task: Task) -> Json:
     """Approximate replicas for the rate; null above `task.replicas`."""
-    value, num_replays = math.nan, 0
+    num_replays = 0
     size = Fewest(limit=task.replicas, stride=2.0)
     while size.open:
         short = search.shortened(max(search.shortened().num_requests, PILOT_PER_REPLICA * size.trial))
         short = replace(short, world=replace(search.world, replicas=size.trial))
         reading = short.requests(PILOT)(task.rate)
         num_replays += 1
-        value = reading.values[reading.criterion]
         # A growing queue shows what one replica serves.
         growing = size.high is None and not reading.stable
         size.decide(reading.holds, math.ceil(size.trial * task.rate / reading.throughput) if growing else None)
-    return {"replicas": size.replicas, "value": None if math.isnan(value) else value, "replays": num_replays}
+    return {"replicas": size.replicas, "replays": num_replays}
 
 
 def fleet_replay(search: CapacitySearch, task: Task) -> Json:

@@ -97,7 +97,6 @@ class Risk:
     stable: bool  # in most replays
     needs: int | None  # replicas; None: more than allowed
     per_hour: float | None
-    best: str  # cheaper one of the best two then
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +109,6 @@ class Growth:
     low: float  # years, by the headroom's low end
     high: float  # years, by its high end
     horizon: float  # years
-    buy_now: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,11 +17,10 @@ QUARTERS = 4  # of a horizon
 
 @dataclass(frozen=True)
 class Horizon:
-    """Traffic that grows, and when its GPUs are bought."""
+    """Traffic that grows; each quarter buys the GPUs that it needs."""
 
     growth: str  # 30%/year, or per month or week; compound
     years: float = 1.0
-    buy_now: bool = False  # what the end needs; else each quarter what it needs
 
     def __post_init__(self) -> None:
         parsed_growth(self.growth)
@@ -41,8 +40,6 @@ class Horizon:
 
     def mean(self, replicas: Sequence[int]) -> float:
         """Paid on average, by the replicas that each date needs; between two dates the mean of both."""
-        if self.buy_now:
-            return float(replicas[-1])
         return sum((a + b) / 2 for a, b in itertools.pairwise(replicas)) / QUARTERS
 
 
@@ -52,9 +49,7 @@ def growth_of(horizon: Horizon, fleet: Fleet) -> Growth:
     room = fleet.headroom
     assert room is not None
     low, high = (math.log(1 + max(end, 0.0)) / math.log(horizon.yearly) for end in (room.low, room.high))
-    return Growth(
-        text=horizon.growth, share=share, per=per, low=low, high=high, horizon=horizon.years, buy_now=horizon.buy_now
-    )
+    return Growth(text=horizon.growth, share=share, per=per, low=low, high=high, horizon=horizon.years)
 
 
 def parsed_growth(text: str) -> tuple[float, str]:

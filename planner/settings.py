@@ -4,9 +4,9 @@ All are tried on short replays, the best share on longer ones, with the same req
 to which one replica meets the SLOs.
 """
 
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,14 +17,12 @@ from ..profiler.profile import Profile
 from .candidate import changed_fields, grid, nearest_first, plain_spec, refusal, spelt, with_fields
 from .capacity import PILOT, CapacitySearch
 from .crossing import find
-from .space import fitted_at
 
 T = TypeVar("T")
 
 RUNGS = (400, 1600)  # requests of a replay, by rung
 GOES_ON = 0.25  # share that reaches the next rung
 PREFIX_CACHING = {"prefix_caching": [False, True]}
-CANVASES = {"canvas_length": [64, 128]}  # a law scales to narrower canvases
 MOST = 64  # settings of a policy
 GAIN = 1.02  # factor by which a setting must beat the given one
 NEAR = 1.01  # factor within which fewer changes win
@@ -50,25 +48,23 @@ def settings_to_try(
     check: Callable[[Policy], object],
     allow_code: AllowedCode = NO_CODE,
     shared_prefixes: bool = False,
-    answers: Mapping[str, Sequence[Any]] | None = None,
 ) -> list[str]:
     """The SPEC, if it can run, and its variations by flags of the policy's engine.
 
-    Fields that the SPEC sets stay, and fields that may change answers, except those in `answers` (`changing_answers`).
+    Fields that the SPEC sets stay, and fields that may change answers.
     Hiding the host's time is no choice where step times contain it. shared_prefixes: the trace names prefixes, so
     prefix caching is one. Empty if no setting passes the check.
     """
-    answers = answers or {}
     preset = preset_of(name_of(spec), spec, allow_code)
     base = plain_spec(spec, allow_code)
     policy = parse(base, allow_code)
     fixed = named_fields(spec, allow_code)
     values = settings_of(policy)
-    space = {**(preset.space or {}), **(PREFIX_CACHING if shared_prefixes else {}), **answers}
+    space = {**(preset.space or {}), **(PREFIX_CACHING if shared_prefixes else {})}
     free = {
         name: [values[name], *(v for v in choices if spelt(v) != spelt(values[name]))]
         for name, choices in space.items()
-        if preset.engine and name in preset.flags and name in (preset.policy.neutral | answers.keys()) - fixed
+        if preset.engine and name in preset.flags and name in preset.policy.neutral - fixed
     }
     changed = changed_fields(spec, allow_code)
     specs = [base]
@@ -86,17 +82,6 @@ def settings_to_try(
     if len(unique) > MOST:  # evenly over the grid, the SPEC first
         unique = [unique[i] for i in np.linspace(0, len(unique) - 1, MOST).round().astype(int)]
     return sorted(unique, key=lambda setting: setting.count(","))  # fewest changes first
-
-
-def changing_answers(
-    spec: str, profile: Profile, workload: str | None, allow_code: AllowedCode = NO_CODE
-) -> dict[str, list[Any]]:
-    """Flags that change answers, with values: fitted blocks and thresholds, narrower canvases. Fields of the SPEC
-    stay."""
-    preset = preset_of(name_of(spec), spec, allow_code)
-    choices = {**fitted_at(profile, workload), **(CANVASES if profile.family == "canvas" else {})}
-    free = preset.flags.keys() - named_fields(spec, allow_code) if preset.engine else ()
-    return {name: values for name, values in choices.items() if name in free}
 
 
 # Yields settings, a rung, and the first rate (None: the plan's); receives each setting's rate; returns the best

@@ -375,12 +375,9 @@ def _risks(planned: "Planned") -> Section | None:
             needs += f", {money(risk.per_hour, planned.setup)} an hour"
         rows.append({
             "with": risk.change, f"{best.policy} as planned": outcome, "it then needs": needs,
-            "cheapest then": risk.best or "neither of the best two",
         })  # fmt: skip
     without = ", without its spare (except for the lost replica)" if best.spare else ""
     caption = f"Of {best.policy} on {_fleet(best)}{without}."
-    if planned.runner_up is not None:
-        caption += " The last column compares it with the runner-up, by today's cost."
     return _section("What could change it", rows, caption, {name for row in rows for name in row})
 
 
@@ -478,10 +475,9 @@ def _over_time(planned: "Planned") -> Section | None:
             row["in all"] = money((fleet.mean_cost or 0.0) * HOURS * growth.horizon, setup)
             row["an hour for each req/s at the limit"] = money((fleet.per_hour or 0.0) / limit, setup)
         rows.append(row)
-    purchase = "all GPUs bought today" if growth.buy_now else "GPUs bought when they are needed"
     caption = (
         f"GPUs and cost an hour as traffic grows to {planned.recommended.due[-1].rate:.4g} req/s, each date by "
-        f"replays at its rate; the sum is with {purchase}. The last column is today's fleet at the most that it takes."
+        f"replays at its rate, and bought when they are needed. The last column is today's fleet at its limit."
     )
     return _section("As traffic grows", rows, caption, ("",))
 

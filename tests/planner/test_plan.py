@@ -139,14 +139,13 @@ def test_headroom_is_the_traffic_until_an_slo_breaks(found: Planned) -> None:
 
 
 def test_risks_are_of_more_traffic_a_replica_lost_and_a_slower_profile(found: Planned) -> None:
-    more, lost, slower = found.risks
+    more, lost, _ = found.risks
     assert [risk.change for risk in found.risks] == ["30% more traffic", "a replica lost", "a profile 20% slower"]
     # 4.16 req/s and steps of 1.2 s are more than one server of four rows takes within 3 s.
     assert more.verdict == "misses"
     assert more.needs == 2
     assert more.per_hour == 4.0
     assert (lost.verdict, lost.values, lost.needs) == ("misses", {}, 2)
-    assert more.best == slower.best == FOUR
 
 
 def test_the_answer_is_a_policy_file_with_its_replicas(found: Planned, tmp_path: Path) -> None:
@@ -338,20 +337,3 @@ def test_replays_that_are_shorter_than_the_trace_say_what_they_may_have_missed(n
     assert (whole is search) == (says is None)
     assert [line.startswith(says or "") for line in said] == [True] * (says is not None)
     assert says is None or "settled on the whole trace" in said[0]
-
-
-@pytest.mark.slow
-def test_a_setting_that_changes_the_answers_is_searched_where_asked_and_said() -> None:
-    gemma = load("h200x2-diffusiongemma-vllm")
-    # Answers that fit a canvas of 64.
-    world = World("azure-conv", arrival="poisson", lengths="fixed:500,60", slos=("ttft=4s",), workload="evaluation")
-    how: dict[str, Any] = {"rate": 6.0, "num_requests": 400, "jobs": 1}
-
-    def told(**asked: bool) -> str:
-        spec = "vllm-diffusion:16,max_num_batched_tokens=8192"
-        candidates, out = candidates_of(world, [spec], [gemma], lambda p: 2.0, **asked)
-        return " ".join(plan(world, candidates, out, **how).notes)
-
-    assert "were not searched: canvas_length of vllm-diffusion (--change-answers)" in told()
-    assert "canvas_length=64 changes the model's answers" in told(change_answers=True)
-    assert "answers" not in told(as_given=True)

@@ -30,7 +30,6 @@ def test_what_grows_is_paid_from_when_it_is_needed_or_at_once() -> None:
     horizon = Horizon("44%/year", 2.0)
     assert horizon.dates == [0.0, 0.5, 1.0, 1.5, 2.0]
     assert horizon.mean([2, 2, 3, 3, 4]) == (2 + 2.5 + 3 + 3.5) / 4
-    assert Horizon("44%/year", 2.0, buy_now=True).mean([2, 2, 3, 3, 4]) == 4
     with pytest.raises(DsimError, match="horizon is 11 years, expected above 0 and at most 10"):
         Horizon("44%/year", 11)
 

@@ -23,7 +23,7 @@ from .fabricate import setup
 
 MET = "99% meet ttft=2s and norm_latency=50ms"
 RISK = Risk(
-    change="30% more traffic", values={MET: Spread(0.982, None, None)}, best="optimus", judged=850, verdict="misses",
+    change="30% more traffic", values={MET: Spread(0.982, None, None)}, judged=850, verdict="misses",
     stable=True, needs=5, per_hour=10.0,
 )  # fmt: skip
 SETUP = setup(slos=("ttft=2s", "norm_latency=50ms"))
@@ -108,12 +108,12 @@ def test_the_slo_that_most_requests_miss_binds_first() -> None:
     [
         (
             {"verdict": "misses", "needs": 5, "per_hour": 10.0},
-            "98.2 %, misses them   5 GPUs, 10.00 USD an hour   optimus",
+            "98.2 %, misses them   5 GPUs, 10.00 USD an hour",
         ),
-        ({"verdict": "meets", "needs": 1, "per_hour": 2.0}, "98.2 %, meets them   1 GPU, 2.00 USD an hour   optimus"),
+        ({"verdict": "meets", "needs": 1, "per_hour": 2.0}, "98.2 %, meets them   1 GPU, 2.00 USD an hour"),
         (
             {"verdict": "misses", "needs": None, "per_hour": None},
-            "98.2 %, misses them   more than were allowed   optimus",
+            "98.2 %, misses them   more than were allowed",
         ),
     ],
 )
@@ -217,7 +217,7 @@ def test_a_spare_is_in_the_fleet_and_its_cost_and_the_slos_are_met_without_it() 
     ],
 )
 def test_growth_says_how_long_the_fleet_lasts_and_what_the_horizon_costs(low: float, high: float, says: str) -> None:
-    growth = Growth(text="30%/year", share=0.3, per="year", low=low, high=high, horizon=1.0, buy_now=False)
+    growth = Growth(text="30%/year", share=0.3, per="year", low=low, high=high, horizon=1.0)
     due = tuple(
         Due(years=k / 4, rate=12.0 + k, replicas=n, gpus=n, per_hour=2.0 * n) for k, n in enumerate((4, 4, 4, 5, 5))
     )
