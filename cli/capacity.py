@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Capacity"]):
+class CapacityQuestion(q.OnFleet, q.Somewhere, q.Forced, Question["Capacity"]):
     """Find the highest request rate at which every SLO holds, or the fewest replicas for a rate.
 
     dsim capacity azure-conv --policy optimus --slo p90:tpot_chunk=50ms
-    dsim capacity azure-conv --rate 12 --slo ttft=2s --gpu-hour 2 -o runs/capacity
+    dsim capacity azure-conv --rate 12 --slo ttft=2s -o runs/capacity
     dsim capacity azure-conv --fleet examples/fleet/fleet.toml --slo ttft=2s
     """
 
     COMMON: ClassVar = (
         "policy", "profile", "slos", "rate", "replicas", "arrival", "lengths", "fleet", "attainment",
-        "precision", "gpu_hour", "jobs", "out", "force",
+        "precision", "jobs", "out", "force",
     )  # fmt: skip
 
     slos: A[Sequence[str], q.SLO] = ()
@@ -42,7 +42,6 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
         None
     )
     num_requests: A[int | None, q.PER_REPLAY] = None
-    gpu_hour: A[float | None, q.GPU_HOUR] = None
     attainment: A[float, q.ATTAINMENT] = 0.99
     precision: A[
         float, Opt("Half-width of the confidence interval, relative.", "X%", "Search", read=q.percent, text="2%")
@@ -61,22 +60,19 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
         return world
 
     def answer(self, watch: Watch) -> "Answer[Capacity]":
-        from ..planner.backend import Pool
         from ..planner.capacity import CAPACITY, FILES, sized
         from ..planner.contents import asked_of
-        from ..planner.ensemble import capacities, check_num
         from ..planner.memo import StoreFolder
         from ..planner.record import profile_notes
         from ..report.html import result_files
 
         folder = StoreFolder(self.folder, CAPACITY, force=self.force)
         world = self.resolve()
-        check_num(self.ensemble, [world])
         warn(watch, world)
         warn_of_yields(watch, world)
         size = {name: getattr(self, name) for name in ("rate", "replicas", "max_replicas")}
         search = {name: getattr(self, name) for name in ("precision", "attainment", "num_requests")}
-        options = {name: getattr(self, name) for name in ("curve", "gpu_hour", "currency", "jobs", "ray")}
+        options = {name: getattr(self, name) for name in ("curve", "jobs", "ray")}
         try:
             with folder, watch.bar("capacity", "replays", note="starting") as bar:
                 folder.begin("capacity", asked_of(world, **size, **search))
@@ -86,15 +82,6 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
                 )  # fmt: skip
                 notes = tuple(profile_notes(world.of_each_pool()))
                 capacity = replace(capacity, notes=notes)
-                if self.ensemble is not None:
-                    fleet = replace(world, replicas=capacity.replicas)
-                    with Pool(self.jobs, self.ray) as pool:
-                        drawn = capacities(
-                            fleet, self.ensemble, attainment=self.attainment, num_requests=capacity.num_requests,
-                            rate=self.rate, pool=pool, memo=folder.memo,
-                            progress=lambda done, total: bar.update(done, total, "ensemble", "", unit="capacities"),
-                        )  # fmt: skip
-                    capacity = replace(capacity, ensemble=drawn)
                 folder.put(result_files(capacity))
         except KeyboardInterrupt:
             raise stopped(self.out) from None

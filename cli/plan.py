@@ -114,6 +114,7 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
     today: A[str | None, Opt("What runs today: replayed beside the answer.", "SPEC,replicas=N", "Fleet and price")] = (
         None
     )
+    ensemble: A[int | None, q.ENSEMBLE] = None
     min_quality: A[float | str | None, q.MIN_QUALITY] = None
     quality_table: A[str | Path | None, q.QUALITY_TABLE] = None
     as_given: A[bool, Opt("Use the policies as given, without a search over engine settings.", "", "Search")] = False

@@ -198,7 +198,6 @@ class InTwin(OfTrace):
         str | None,
         YIELD,
     ] = None
-    ensemble: A[int | None, ENSEMBLE] = None
 
 
 @dataclass(frozen=True, kw_only=True)

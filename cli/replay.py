@@ -37,6 +37,7 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["RunResult
 
     policy: A["PolicyLike | Sequence[PolicyLike]", q.MANY_POLICIES] = ()
     _: KW_ONLY
+    ensemble: A[int | None, q.ENSEMBLE] = None
     as_logged: A[
         bool,
         Opt("TRACE is a step log: replay its requests under the policy and settings that it names.", "", "What to do"),

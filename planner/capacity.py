@@ -21,7 +21,6 @@ from ..report.page import Page
 from ..report.result import Result, frame_of
 from ..results.metrics import STATS, Columns, latencies, statistic
 from ..results.slo import Slo
-from ..results.spread import Uncertain
 from ..results.world import MAX_REPLICAS, Setup, World, classes, replicas_of, setup_of
 from ..sim.scalers import FIXED
 from ..traces.trace import MAX_REQUESTS
@@ -77,15 +76,6 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """In the currency of the price."""
-
-    gpus: int
-    per_hour: float
-    per_million_tokens: float  # of answers, at the target rate, else at capacity
-
-
-@dataclass(frozen=True)
 class PoolPart:
     """A pool at the fleet's capacity."""
 
@@ -125,12 +115,10 @@ class Capacity(Result):
     confidence: float
     rejected: float  # share of requests that never fit
     latency_ms: Latency  # at capacity, by percentile; None: no values
-    cost: Cost | None = None
     target: float | None = None  # req/s to size replicas for
     one_fewer: Interval | None = None  # capacity with one replica less
     pools: tuple[PoolPart, ...] = ()  # shares and limits are the busiest pool's
     doubted: tuple[str, ...] = ()  # failed checks of profiles, and doubted steps that take much of the time
-    ensemble: Uncertain | None = None
     notes: tuple[str, ...] = ()
 
     def page(self) -> Page:
@@ -286,7 +274,7 @@ class Run:
     """A fleet's search: a pilot finds the range, replications the value.
 
     `target`: a rate; only find out on which side the capacity lies. SLOs of a class without a statistic must be met
-    together by a share `attainment` of arrivals. `num_requests` (per replay) has a default. `command`, `currency`: of
+    together by a share `attainment` of arrivals. `num_requests` (per replay) has a default. `command`: of
     the setup. `memo`: counts the replays.
     """
 
@@ -298,8 +286,6 @@ class Run:
     attainment: float = 0.99
     num_requests: int | None = None
     max_replications: int = MOST
-    gpu_hour: float | None = None
-    currency: str = "USD"
     curve: bool = True
     command: str = ""
     progress: Progress = lambda num_replays, interval, replicas: None
@@ -313,8 +299,6 @@ class Run:
             raise DsimError(f"attainment is {100 * self.attainment:g}%, expected above 0% and up to 100%")
         if self.max_replications < 2:
             raise DsimError(f"max replications is {self.max_replications}, expected at least 2")
-        if self.gpu_hour is not None and not 0 <= self.gpu_hour < math.inf:
-            raise DsimError(f"GPU hour is {self.gpu_hour}, expected a price of 0 or more")
         self.world.check_fits()
         self.search = search_of(self.world, self.precision, self.attainment, self.num_requests)
 
@@ -358,11 +342,6 @@ class Run:
             profile, gpus = setting.profile, spec.count * setting.profile.device.count
             pools.append(PoolPart(spec.name, spec.count, gpus, policy=spec.policy, profile=profile.name, **facts))
         profiles = {setting.profile.name: setting.profile for _, setting in settings}
-        cost = None
-        if self.gpu_hour is not None:
-            gpus = search.world.num_gpus
-            hourly = gpus * self.gpu_hour
-            cost = Cost(gpus, hourly, search.world.per_million_tokens(hourly, self.target or rate.value))
         return Capacity(
             rate=rate,
             replicas=search.world.num_replicas,
@@ -383,12 +362,11 @@ class Run:
             rejected=max(crossing.rejected for crossing in self.crossings),
             policy=search.policy,
             setup=replace(
-                setup_of(self.world, self.command, self.gpu_hour, self.currency),
+                setup_of(self.world, self.command, None, ""),
                 profile=", ".join(profiles),
                 estimated=any(profile.is_estimate for profile in profiles.values()),
             ),
             latency_ms=first["latency"],
-            cost=cost,
             target=self.target,
             pools=tuple(pools),
             doubted=tuple(first["doubted"]),

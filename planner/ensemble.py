@@ -1,7 +1,6 @@
 """A question under profiles drawn from a profile's uncertainty, and the causes that matter most."""
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -15,15 +14,12 @@ from scipy.special import ndtri
 from ..engine import chance
 from ..engine.errors import DsimError
 from ..profiler.uncertainty import FRONT_END, YIELD, Cause, causes
-from ..report.ensemble import ASKED_RATE
-from ..report.table import counted
 from ..results.slo import Slo
 from ..results.spread import Effect, Spread, Uncertain
 from ..results.world import World
 from ..sim.scalers import FIXED
 from ..traces import Trace
 from .backend import Pool
-from .capacity import capacity
 from .contents import Json, asked_of, contents_of_requests
 from .memo import Memo
 
@@ -31,8 +27,6 @@ DRAW = 213  # purpose of draws
 MAX_DRAWS = 1000
 LEVEL = 0.9
 EOS = "ends at an EOS"  # the world's, not its profile's
-CAPACITY = "capacity (req/s)"
-ROUGH = 0.05  # precision of a drawn capacity
 # Reported of every run.
 TOLD = ("output_throughput", "ttft_ms.p50", "ttft_ms.p90", "e2el_ms.p90", "norm_latency_ms.p90", "slo_attainment")
 
@@ -93,38 +87,6 @@ def ensemble(worlds: Sequence[World], requests: Trace, num: int, **options: Any)
     winners = [names[0] for names in ranked]
     survives = winners[1:].count(best) / num
     return replace(uncertain, answer=f"{best} is the best by {metric}", survives=survives, best=best, ratios=ratios)
-
-
-def capacities(
-    world: World, num: int, *, attainment: float, num_requests: int, rate: float | None = None, **options: Any
-) -> Uncertain:
-    """A fleet's capacity under drawn profiles, each within about 5 %; rate: req/s to sustain. options: see `ensemble`.
-
-    0 if an SLO is met at no rate; if all are met until the queue grows, the rate at which it starts to.
-    """
-    replay = partial(_capacity, attainment, num_requests)
-    question = {"of": CAPACITY, "attainment": attainment, "num_requests": num_requests}
-    uncertain, values = ask(replay, _by_name([world]), num, (CAPACITY, True), question=question, **options)
-    if rate is None:
-        return uncertain
-    [draws] = values.values()
-    fleet = counted(world.replicas, "replica")
-    answer = f"{fleet} sustain{'' if world.replicas > 1 else 's'} {rate:g} req/s"
-    survives = sum(v[CAPACITY] >= rate for v in draws[1:]) / num
-    ratios = {ASKED_RATE: paired(draws, [{CAPACITY: rate}] * len(draws))}
-    return replace(uncertain, answer=answer, survives=survives, best=fleet, ratios=ratios)
-
-
-def sustained(world: World, **options: Any) -> float:
-    """`capacities` of one world, in this process; options: of `capacity`."""
-    try:
-        return capacity(world, precision=ROUGH, jobs=1, curve=False, **options).rate.value
-    except DsimError as error:
-        # Pools pass on only an error's text.
-        never, grows = "holds at no rate" in str(error), re.search(r"the (\S+) req/s at which the queue", str(error))
-        if not never and grows is None:
-            raise
-        return 0.0 if grows is None else float(grows[1])
 
 
 def _by_name(worlds: Sequence[World]) -> dict[str, World]:
@@ -238,10 +200,6 @@ def _replay(requests: Trace, metrics: Sequence[str], draw: Draw) -> Values:
     summary = draw[0].run(requests)
     read = {name: attrgetter(name)(summary) for name in metrics}
     return {name: math.nan if value is None else float(value) for name, value in read.items()}
-
-
-def _capacity(attainment: float, num_requests: int, draw: Draw) -> Values:
-    return {CAPACITY: sustained(draw[0], attainment=attainment, num_requests=num_requests, max_replications=2)}
 
 
 def _ranked(values: dict[str, float], higher: bool) -> list[str]:

@@ -9,7 +9,6 @@ from .page import Block, Figure, Row, Section, Table, Words
 from .table import number, outward, places_of
 
 TITLE = "What the answer depends on"
-ASKED_RATE = "the rate asked for"  # of a capacity, in place of a rival
 MOST_NAMED = 2  # rivals in the answer
 # How to measure a cause, by prefix; the first match counts.
 COMMANDS = {
@@ -36,7 +35,7 @@ def decided(answer: str, ensemble: Uncertain | None) -> str:
         return answer
     rivals = list(ensemble.ratios.items())[:MOST_NAMED]
     metric = next(iter(rivals[0][1]))
-    parts = [f"{times(ratio[metric])} {name if name == ASKED_RATE else f'that of {name}'}" for name, ratio in rivals]
+    parts = [f"{times(ratio[metric])} that of {name}" for name, ratio in rivals]
     level = f"in {100 * ensemble.level:.0f} % of {ensemble.num} drawn profiles"
     comparison = f"The {metric} of {ensemble.best} is {' and '.join(parts)}, {level}."
     return f"{answer.removesuffix('.')}. {comparison}" if answer else comparison

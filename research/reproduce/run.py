@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -17,8 +18,8 @@ from ...files.place import FolderKind
 from ...files.read import quoted, read_csv
 from ...files.write import csv_of, write_whole
 from ...planner.backend import Outcome, Pool
+from ...planner.capacity import capacity
 from ...planner.contents import asked_of
-from ...planner.ensemble import sustained
 from ...planner.grid import key_of
 from ...planner.memo import FILES as STORE_FILES
 from ...planner.memo import STORE, StoreFolder
@@ -36,6 +37,7 @@ FOLDER = FolderKind(
 RECORDED = Path(__file__).parent / "recorded.csv"
 PLACE = ("experiment", "series", "at", "measure")
 CAPACITY_REPLICATIONS = 3
+ROUGH = 0.05  # precision of a capacity
 
 
 @dataclass(frozen=True)
@@ -224,6 +226,17 @@ def _values(point: SeededRun) -> dict[str, float]:
             raise DsimError(f"{point.run.at}: peak_memory needs the key memory, which names the code")
         found["peak_memory"] = peak(point.run.memory, _sizes(world)) / GIB
     return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def sustained(world: OnMachine, **options: Any) -> float:
+    """A capacity: 0 if an SLO is met at no rate, and where the queue starts to grow if all are met until then."""
+    try:
+        return capacity(world, precision=ROUGH, jobs=1, curve=False, **options).rate.value
+    except DsimError as error:
+        never, grows = "holds at no rate" in str(error), re.search(r"the (\S+) req/s at which the queue", str(error))
+        if not never and grows is None:
+            raise
+        return 0.0 if grows is None else float(grows[1])
 
 
 def _replayed(world: OnMachine, measures: Sequence[str]) -> dict[str, float]:

@@ -13,7 +13,6 @@ from dsim.engine.latency import Features
 from dsim.planner.backend import Pool
 from dsim.planner.ensemble import (
     EOS,
-    capacities,
     drawn,
     ensemble,
     interval,
@@ -296,29 +295,6 @@ def test_an_answer_that_hangs_on_nothing_survives_and_one_on_a_coin_does_not() -
     assert second.low <= second.value <= second.high
 
 
-@pytest.mark.parametrize(
-    "slo",
-    [
-        pytest.param("p90:norm_latency=50ms", marks=pytest.mark.slow),
-        pytest.param("p90:norm_latency=10s", marks=pytest.mark.slow),
-        "p90:norm_latency=46ms",
-    ],
-)
-def test_a_fleet_survives_where_its_capacity_stays_above_the_rate(slo: str) -> None:
-    # A bound that binds, one that never does, and one that a floor 10 % higher holds at no rate.
-    world = replace(ASKED, policy="ar", slos=(slo,), num_requests=None, rate=None)
-    found = capacities(world, 2, attainment=0.99, num_requests=200, rate=0.01, pool=Pool(jobs=1))
-    assert found.answer == "1 replica sustains 0.01 req/s"
-    [floor] = [e for e in found.effects["ar"] if e.cause == LAUNCH]
-    assert floor.low > floor.high >= 0.0
-    assert (floor.high == 0.0) == (slo == "p90:norm_latency=46ms")
-    drawn_values = found.intervals["ar"]["capacity (req/s)"]
-    assert found.ratios["the rate asked for"]["capacity (req/s)"].value == pytest.approx(100 * drawn_values.value)
-    assert drawn_values.value > 0.5
-    if floor.high > 0:
-        assert found.survives == 1.0
-
-
 def test_a_cause_that_a_profile_does_not_have_is_refused() -> None:
     with pytest.raises(ProfileError, match="is not uncertain of luck"):
         varied(SDAR, (("luck", 1.0),), MODEL)
@@ -326,7 +302,7 @@ def test_a_cause_that_a_profile_does_not_have_is_refused() -> None:
 
 @pytest.mark.parametrize("wrong", ["1", "1001"])
 def test_the_command_line_refuses_it_before_any_work(wrong: str) -> None:
-    for command in (("replay",), ("capacity", "--slo", "p90:ttft=1s")):
+    for command in (("replay",), ("plan", "--slo", "p90:ttft=1s")):
         said = dsim(command[0], "azure-conv", *command[1:], "--ensemble", wrong).refusal
         assert said == f"ensemble is {wrong}, expected 2 to 1000 draws"
 

@@ -127,7 +127,6 @@ def test_the_command_takes_a_fleets_file_and_names_its_pools(tmp_path: Path) -> 
     ("given", "message"),
     [
         (["--pool", "1@h100-sdar-8b,ar", "--replicas", "2"], "--pool is 1@h100-sdar-8b,ar and --replicas is 2"),
-        (["--pool", "1@h100-sdar-8b,ar", "--ensemble", "19"], "ensemble is 19 and the fleet has pools"),
     ],
 )
 def test_what_a_fleet_of_pools_cannot_be_asked_is_refused(given: list[str], message: str) -> None:
