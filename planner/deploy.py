@@ -1,4 +1,4 @@
-"""A fleet as an engine's launch command, compose file and Kubernetes manifest."""
+"""A fleet as an engine's launch command and Kubernetes manifest."""
 
 import json
 import math
@@ -22,8 +22,7 @@ IN_FILE, IN_JSON = "config:", "json:"  # flag prefixes: a key of the engine's fi
 CONFIG = "dllm.yaml"
 UNROUTED = "random"  # router of the written files: a Kubernetes Service draws a replica for each connection
 CLOSE = 0.04  # relative, of weights' bytes
-HOST_GPUS = 8  # of a compose file's host
-LAUNCH_FILES = ("launch.sh", "compose.yaml", "kubernetes.yaml")
+LAUNCH_FILES = ("launch.sh", "kubernetes.yaml")
 # Published checkpoints, by model and weights (precisions-and-cards.md 1.2).
 QUANTISED = {
     ("DiffusionGemma-26B-A4B", "fp8"): "RedHatAI/diffusiongemma-26B-A4B-it-FP8-dynamic",
@@ -116,14 +115,13 @@ class Deployment:
         return "".join(f"{name}: {_yaml(value)}\n" for name, value in self.config.items())
 
     def files(self) -> dict[str, str]:
-        """By name: script, compose file, manifest, and the engine's file, if any."""
+        """By name: script, manifest, and the engine's file, if any."""
         import jinja2  # only launch files and pages need it
 
-        on_host = max(1, min(self.replicas, HOST_GPUS // self.gpus))
         values = {
             "head": self._head(), "words": shlex.join([*self.command, self.port_flag]), "config": self.config_file,
             "command": [*self.command, *self.everywhere.split(), self.port_flag, "8000"], "image": self.image,
-            "gpus": self.gpus, "replicas": self.replicas, "on_host": on_host, "hosts": -(-self.replicas // on_host),
+            "gpus": self.gpus, "replicas": self.replicas,
             "product": self.product,
         }  # fmt: skip
         environment = jinja2.Environment(

@@ -204,7 +204,7 @@ class PlanSearch:
             block=self.search.block,
             setup=self._setup(),
             notes=(
-                *_missed(self.search, self.whole, min(2, len(order))),
+                *_missed(self.search, self.whole),
                 *_notes_on_gpus([entrant.candidate for entrant in (*order, *self.chosen)], self.search),
                 *dict.fromkeys(refused),
             ),
@@ -236,36 +236,28 @@ class PlanSearch:
     def _choose_settings(self) -> None:
         """Choose each policy's best setting."""
         self.phase = "settings"
-        halvings = {
-            k: halve(group, {entrant for entrant in group if entrant.untested})
-            for k, group in enumerate(self.groups) if len(group) > 1
-        }  # fmt: skip
-        rounds = {k: next(halving) for k, halving in halvings.items()}
-        while rounds:  # all policies at once, to fill the pool
-            tasks = [
-                Task(plan_replays.setting_rate, entrant, self.rate, index=rung, start=start)
-                for settings, rung, start in rounds.values() for entrant in settings
-            ]  # fmt: skip
-            scores = iter([float(answer.get("rate", 0.0)) for answer in self.replays(tasks)])
-            for k, (settings, _, _) in list(rounds.items()):
-                try:
-                    rounds[k] = halvings[k].send([next(scores) for _ in settings])
-                except StopIteration as done:
-                    del rounds[k]
-                    self._choose(k, *done.value)
 
-    def _choose(self, k: int, best: Entrant, rates: Mapping[Entrant, float], equal: int) -> None:
-        """rates: req/s that a replica serves, by setting."""
-        first = self.originals[k]
-        self.chosen[k] = best
-        best.tried = Tried(
-            num=len(self.groups[k]),
-            given=first.original if first.refused else first.policy,
-            given_rate=0.0 if first.refused else rates[self.groups[k][0]],
-            best=best.candidate.policy,
-            rate=rates[best],
-            equal=equal,
-        )
+        def rates_of(settings: Sequence[Entrant], rung: int, start: float | None) -> list[float]:
+            """Req/s that a replica serves."""
+            tasks = [Task(plan_replays.setting_rate, e, self.rate, index=rung, start=start) for e in settings]
+            return [float(answer.get("rate", 0.0)) for answer in self.replays(tasks)]
+
+        for k, group in enumerate(self.groups):
+            if len(group) < 2:
+                continue
+            best, rates, equal = halve(group, rates_of, {entrant for entrant in group if entrant.untested})
+            first = self.originals[k]
+            tried = Tried(
+                num=len(group),
+                given=first.policy,
+                given_rate=rates[group[0]],
+                best=best.candidate.policy,
+                rate=rates[best],
+                equal=equal,
+            )
+            if first.refused:
+                tried = replace(tried, given=first.original, given_rate=0.0)
+            best.tried, self.chosen[k] = tried, best
 
     def _research(self, entrants: Sequence[Entrant]) -> list[Fleet]:
         """The fleets of schedulers that no engine has, the cheapest first, as far as short replays tell."""
@@ -653,24 +645,16 @@ def _notes_on_gpus(candidates: Sequence[PlanCandidate], search: CapacitySearch) 
     return [common_error([*profiles.values()], search.world.setting().drawn)] if len(profiles) > 1 else []
 
 
-def _missed(search: CapacitySearch, whole: CapacitySearch, num_settled: int) -> tuple[str, ...]:
-    """Notes on the part of the trace that short replays miss."""
-    if search.world.arrival != "trace":
-        return ()
+def _missed(search: CapacitySearch, whole: CapacitySearch) -> tuple[str, ...]:
+    """A note on the part of the trace that short replays miss."""
     total = len(search.world.source())
     short, long = (min(total, len(range(s.num_requests)[judged(s.num_requests)])) for s in (search, whole))
-    if short == total:
+    if search.world.arrival != "trace" or short == total:
         return ()
-    sample = f"{short:,} of the trace's {total:,} requests, in {PARTS} stretches"
+    note = f"each replay judges {short:,} of the trace's {total:,} requests, in {PARTS} stretches"
     if search is whole:
-        return (f"each replay judges {sample}: a busier stretch between them is missed",)
-    settled = "the recommendation and the runner-up were" if num_settled > 1 else "the recommendation was"
-    scope = "the whole trace" if long >= total else f"replays that judge {long:,}"
-    return (
-        f"replays of {search.num_requests:,} requests judge {sample}. They sorted out the other policies; only "
-        f"{settled} settled on {scope}, with headroom and risks. Another policy may need fewer or more "
-        "replicas than is said here",
-    )
+        return (f"{note}: a busier stretch between them is missed",)
+    return (f"{note}; only the recommendation and the runner-up were settled on {long:,}, with headroom and risks",)
 
 
 def _slack(criterion: Criterion, spread: Spread) -> float:

@@ -4,7 +4,7 @@ All are tried on short replays, the best share on longer ones, with the same req
 to which one replica meets the SLOs.
 """
 
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -14,7 +14,7 @@ from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.errors import DsimError
 from ..engine.policy import Policy, name_of, named_fields, parse, preset_of, settings_of
 from ..profiler.profile import Profile
-from .candidate import changed_fields, grid, nearest_first, plain_spec, refusal, spelt, with_fields
+from .candidate import changed_fields, grid, plain_spec, refusal, spelt, with_fields
 from .capacity import PILOT, CapacitySearch
 from .crossing import find
 
@@ -84,29 +84,31 @@ def settings_to_try(
     return sorted(unique, key=lambda setting: setting.count(","))  # fewest changes first
 
 
-# Yields settings, a rung, and the first rate (None: the plan's); receives each setting's rate; returns the best
-# setting, the last rung's scores, and how many are as good.
-Halving = Generator[tuple[Sequence[T], int, float | None], Sequence[float], tuple[T, dict[T, float], int]]
+# The rates of settings on a rung's replays; the first rate to try (None: the plan's).
+Rates = Callable[[Sequence[T], int, float | None], Sequence[float]]
 
 
-def halve(settings: Sequence[T], untested: Collection[T] = ()) -> Halving[T]:
-    """The best setting; the first one is the policy as given. untested: beyond the engine's tested range."""
+def halve(settings: Sequence[T], rates_of: Rates[T], untested: Collection[T] = ()) -> tuple[T, dict[T, float], int]:
+    """The best setting, the last rung's rates, and how many settings are as good.
+
+    The first one is the policy as given. untested: beyond the engine's tested range.
+    """
     running = list(settings)
     start: float | None = None
     rates: dict[T, float] = {}
+    worth: dict[T, float] = {}
     for rung in range(len(RUNGS)):
-        first = yield running[:1], rung, start
+        first = rates_of(running[:1], rung, start)
         start = first[0] or start
-        remainder = yield running[1:], rung, start
-        rates = dict(zip(running, [*first, *remainder], strict=True))
-        worth = {i: rate / (UNTESTED if i in untested else 1.0) for i, rate in rates.items()}
+        rates = dict(zip(running, [*first, *rates_of(running[1:], rung, start)], strict=True))
+        worth = {i: rate / UNTESTED ** (i in untested) for i, rate in rates.items()}
         order = sorted(running[1:], key=lambda i: -worth[i])  # stable
         running = [running[0], *order[: max(1, round(GOES_ON * len(order)))]]
         start = max(rates.values()) or start
-    as_given = running[0]
-    highest = max((worth[i] for i in rates if i != as_given), default=0.0)
-    equals = [i for i in rates if i != as_given and worth[i] * NEAR >= highest]
-    best = nearest_first(equals, list(settings).index)[0] if equals else as_given
+    as_given, *others = rates
+    highest = max((worth[i] for i in others), default=0.0)
+    equals = [i for i in others if worth[i] * NEAR >= highest]
+    best = min(equals, key=list(settings).index, default=as_given)
     if worth[best] <= GAIN * worth[as_given]:
         best = as_given
     return best, rates, sum(i != best and rate * NEAR >= worth[best] for i, rate in worth.items())

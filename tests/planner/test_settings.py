@@ -83,14 +83,12 @@ def test_halving_ends_in_the_best_and_tries_few_of_them_for_long(
     scores: Sequence[float], untested: Sequence[int], best: int
 ) -> None:
     asked: list[tuple[int, int]] = []
-    halving = halve(range(len(scores)), untested)
-    settings, rung, _ = next(halving)
-    try:
-        while True:
-            asked.append((rung, len(settings)))
-            settings, rung, _ = halving.send([scores[i] for i in settings])
-    except StopIteration as done:
-        assert done.value[0] == best  # noqa: PT017  (the generator's result)
+
+    def rates_of(settings: Sequence[int], rung: int, start: float | None) -> list[float]:
+        asked.append((rung, len(settings)))
+        return [scores[i] for i in settings]
+
+    assert halve(range(len(scores)), rates_of, untested)[0] == best
     assert sum(n for rung, n in asked if rung == 0) == len(scores)
     assert sum(n for rung, n in asked if rung == 1) <= 1 + max(1, round(0.25 * (len(scores) - 1)))
 
