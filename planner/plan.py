@@ -4,14 +4,13 @@
 1. A pilot of short replays drops candidates that cost far too much.
 2. A race (race.py) finds the fewest replicas of the others.
 3. Fleets of equal cost are ranked by distance from the SLOs' bounds, paired by replication.
-4. If replays were shorter than the trace, the best two race again on the whole trace.
-5. The best one's headroom is its capacity, by bisection over the rate.
-6. The best two face more traffic and a slower profile.
+4. The best one's headroom is its capacity, by bisection over the rate.
+5. It faces more traffic and a slower profile.
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -35,7 +34,7 @@ from .capacity import PARTS, STABILITY, CapacitySearch, check_rate, search_of
 from .contents import Json, asked_of, digest
 from .deploy import UNROUTED, deployment_of
 from .memo import Memo
-from .plan_replays import PRECISION, Entrant, Replays, Task, whole_search
+from .plan_replays import PRECISION, Entrant, Replays, Task
 from .plan_result import MEETS, MISSES, UNSURE, Due, Fleet, Planned, Risk, Values, Variant
 from .purchase import Horizon, growth_of
 from .race import FIRST, LIMIT, MOST, Entry, Lane, best_of, race, verdict
@@ -151,11 +150,11 @@ class PlanSearch:
             group = []
             for setting in settings or [candidate]:
                 search = search_of(fleet_world(self.world, setting), PRECISION, self.attainment, self.num_requests)
-                group.append(Entrant(setting, search, whole_search(search, self.attainment)))
+                group.append(Entrant(setting, search))
             self.groups.append(group)
         self.originals = [group[0].candidate for group in self.groups]
         self.chosen = [group[0] for group in self.groups]  # each candidate's setting
-        self.search, self.whole = self.chosen[0].search, self.chosen[0].whole
+        self.search = self.chosen[0].search
         self.criteria = self.search.criteria
         self.replays = Replays(self.pool, self.memo, self._report)
         self.changes = {  # rate, and slow-down of the profile
@@ -166,7 +165,7 @@ class PlanSearch:
     def result(self, left_out: Sequence[Fleet]) -> Planned:
         self._choose_settings()
         entrants, dropped = self._settle([entrant for entrant in self.chosen if not entrant.candidate.is_research])
-        order, tied, failed = self._decide(entrants)
+        order, tied = self._rank(entrants)
         order = self._as_named_if_enough(order)
         research = self._research([entrant for entrant in self.chosen if entrant.candidate.is_research])
         best = order[0]
@@ -191,7 +190,7 @@ class PlanSearch:
         return Planned(
             rate=self.rate,
             ranking=tuple(ranking),
-            left_out=(*failed, *dropped, *left_out),
+            left_out=(*dropped, *left_out),
             tied=tuple(str(entrant.candidate) for entrant in tied),
             risks=risks,
             criteria=tuple(criterion.text for criterion in self.criteria),
@@ -204,7 +203,7 @@ class PlanSearch:
             block=self.search.block,
             setup=self._setup(),
             notes=(
-                *_missed(self.search, self.whole),
+                *_missed(self.search),
                 *_notes_on_gpus([entrant.candidate for entrant in (*order, *self.chosen)], self.search),
                 *dict.fromkeys(refused),
             ),
@@ -304,37 +303,11 @@ class PlanSearch:
                 size = counted(lane.low, "replica")
                 reason = f"more than {size}: costs more than two others" if lane.dropped else f"even {size}: not enough"
                 rows.append(self._row(entrant, least=lane.low + 1, dropped=reason))
-        return self._enough(guesses), rows
-
-    def _enough(self, entrants: Iterable[Entrant]) -> list[Entrant]:
-        enough = [entrant for entrant in entrants if entrant.replicas]
+        enough = [entrant for entrant in guesses if entrant.replicas]
         if not enough:
             limit = f"{self.max_replicas} replicas"
             raise _NoFleetError(f"no fleet of up to {limit} surely meets the SLOs at {self.rate:g} req/s")
-        return enough
-
-    def _decide(self, entrants: Sequence[Entrant]) -> tuple[list[Entrant], list[Entrant], list[Fleet]]:
-        """`_rank`, with the first two settled on the whole trace; also the rows that failed there."""
-        order, tied = self._rank(entrants)
-        if self.search is self.whole:
-            return order, tied, []
-        self.phase = "racing on the whole trace"
-        best: list[Entrant] = []
-        failed: list[Fleet] = []
-        while order and (len(best) < 2 or self._cost(order[0]) < max(map(self._cost, best))):
-            num = max(1, 2 - len(best))
-            head, order = order[:num], order[num:]
-            for entrant in head:
-                entrant.on_whole = True
-            self._race({entrant: entrant.replicas for entrant in head})
-            for entrant in head:
-                if entrant.replicas:
-                    best.append(entrant)
-                    continue
-                reason = f"even {counted(entrant.lane.low, 'replica')}: not enough on the whole trace"
-                failed.append(self._row(entrant, least=entrant.lane.low + 1, dropped=reason))
-        first, tied = self._rank(self._enough(best))
-        return first + order, tied, failed
+        return enough, rows
 
     def _as_named_if_enough(self, order: list[Entrant]) -> list[Entrant]:
         """The best policy as it was named, where that costs no more and the settings found do not surely gain.
@@ -345,7 +318,6 @@ class PlanSearch:
         original = next(group[0] for group in self.groups if best in group)
         if original is best:
             return order
-        original.on_whole = best.on_whole
         self._race({original: best.replicas}, best.replicas if self.horizon is None else None)
         if not original.replicas or self._cost(original) > self._cost(best):
             return order
@@ -578,9 +550,7 @@ class PlanSearch:
 
     def _replay(self, case: Case, replicas: int, index: int) -> Task:
         entrant, rate, slower = case
-        return Task(
-            plan_replays.fleet_replay, entrant, rate, replicas, slower=slower, index=index, whole=entrant.on_whole
-        )
+        return Task(plan_replays.fleet_replay, entrant, rate, replicas, slower=slower, index=index)
 
     def _answers(self, tasks: Sequence[Task], prefix: str = "") -> list[Json]:
         """DsimError for a refused task."""
@@ -596,8 +566,7 @@ class PlanSearch:
 
 def _with(model: Entrant, candidate: PlanCandidate, **changed: Any) -> Entrant:
     """A candidate that is replayed like another one, with a world's changed fields."""
-    search, whole = (replace(search, world=replace(search.world, **changed)) for search in (model.search, model.whole))
-    return Entrant(candidate, search, whole, model.on_whole)
+    return Entrant(candidate, replace(model.search, world=replace(model.search.world, **changed)))
 
 
 def _nearest(entrants: Sequence[Entrant]) -> list[Entrant]:
@@ -645,16 +614,14 @@ def _notes_on_gpus(candidates: Sequence[PlanCandidate], search: CapacitySearch) 
     return [common_error([*profiles.values()], search.world.setting().drawn)] if len(profiles) > 1 else []
 
 
-def _missed(search: CapacitySearch, whole: CapacitySearch) -> tuple[str, ...]:
+def _missed(search: CapacitySearch) -> tuple[str, ...]:
     """A note on the part of the trace that short replays miss."""
     total = len(search.world.source())
-    short, long = (min(total, len(range(s.num_requests)[judged(s.num_requests)])) for s in (search, whole))
-    if search.world.arrival != "trace" or short == total:
+    num = len(range(search.num_requests)[judged(search.num_requests)])
+    if search.world.arrival != "trace" or num >= total:
         return ()
-    note = f"each replay judges {short:,} of the trace's {total:,} requests, in {PARTS} stretches"
-    if search is whole:
-        return (f"{note}: a busier stretch between them is missed",)
-    return (f"{note}; only the recommendation and the runner-up were settled on {long:,}, with headroom and risks",)
+    sample = f"{num:,} of the trace's {total:,} requests, in {PARTS} stretches"
+    return (f"each replay judges {sample}: a busier stretch between them is missed",)
 
 
 def _slack(criterion: Criterion, spread: Spread) -> float:

@@ -10,7 +10,7 @@ from ..results.metrics import attainment, of_class
 from .backend import Pool
 from .candidate import beyond_tested
 from .candidates import PlanCandidate
-from .capacity import MANY, PER_REPLICA, PILOT, WHOLE, CapacitySearch, latency_ms, search_of
+from .capacity import PER_REPLICA, PILOT, CapacitySearch, latency_ms
 from .contents import Json
 from .crossing import find
 from .fewest import Fewest
@@ -18,7 +18,7 @@ from .limits import BEYOND, PoolShares
 from .memo import Memo
 from .pool_counts import PILOT_PER_REPLICA, severity_of
 from .race import Lane
-from .replicate import Reading, measure, replication, to_judge
+from .replicate import Reading, measure, replication
 from .settings import Tried, score
 
 PRECISION = 0.02  # of the searches, whose replays grow with it
@@ -33,8 +33,6 @@ class Entrant:
 
     candidate: PlanCandidate
     search: CapacitySearch
-    whole: CapacitySearch  # judges the whole trace, even if --num-requests is less
-    on_whole: bool = False  # replays the whole trace now
     tried: Tried | None = None  # settings, if this one was chosen among them
     lane: Lane = field(init=False)  # at the plan's rate
     later: list[Lane] = field(default_factory=list)  # after today, in the horizon
@@ -59,7 +57,6 @@ class Task:
     replicas: int = 1
     slower: float = 1.0
     index: int = 0  # replication; of a setting: rung
-    whole: bool = False
     severity: float | None = field(default=None, compare=False)  # at the rate, if already replayed
     start: float | None = field(default=None, compare=False)  # first rate of a search; None: the plan's
 
@@ -79,8 +76,7 @@ class Replays:
         cells: dict[str, tuple[CapacitySearch, Task]] = {}
         for i, task in enumerate(new):
             assert task.entrant is not None
-            search = task.entrant.whole if task.whole else task.entrant.search
-            cells[str(i)] = search, replace(task, entrant=None)
+            cells[str(i)] = task.entrant.search, replace(task, entrant=None)
         with closing(self._memo.run(self._pool, _do, cells, _question)) as outcomes:
             for outcome in outcomes:
                 answer: Json = {"error": outcome.error} if outcome.refused else outcome.result()
@@ -88,15 +84,6 @@ class Replays:
                 self.num_replays += answer.get("replays", 0)
                 self._on_progress()
         return [self._answers[task] for task in tasks]
-
-
-def whole_search(search: CapacitySearch, attainment: float) -> CapacitySearch:
-    """The search with replays that judge the whole trace, up to WHOLE requests."""
-    world = search.world
-    if world.arrival != "trace" and world.lengths is not None:
-        return search
-    num = min(to_judge(len(world.source())), WHOLE if world.arrival == "trace" else MANY)
-    return search if num <= search.num_requests else search_of(world, PRECISION, attainment, num)
 
 
 def fleet(search: CapacitySearch, replicas: int, slower: float = 1.0) -> CapacitySearch:
@@ -112,7 +99,7 @@ def _do(cell: tuple[CapacitySearch, Task]) -> Json:
 
 def _question(cell: tuple[CapacitySearch, Task]) -> Json:
     search, task = cell
-    asked = {name: value for name, value in vars(task).items() if name not in ("work", "entrant", "whole")}
+    asked = {name: value for name, value in vars(task).items() if name not in ("work", "entrant")}
     return {**search.inputs, **asked, "work": task.work.__name__}
 
 

@@ -14,7 +14,7 @@ from .capacity import CapacitySearch, search_of
 from .ensemble import Draw, Values, ask, interval, paired
 from .fewest import Fewest
 from .plan import fleet_worlds
-from .plan_replays import PRECISION, fleet, whole_search
+from .plan_replays import PRECISION, fleet
 from .plan_result import Fleet, Planned
 from .replicate import Criterion, Reading
 
@@ -69,7 +69,7 @@ def uncertain_fleets(
     best, *runners_up = fleets
     first, rate = fleets[best].replicas, fleets[best].rate or 0.0
     unpaced = {name: replace(world.located(), rate=None) for name, world in fleets.items()}
-    search = whole_search(search_of(unpaced[best], PRECISION, attainment, num_requests), attainment)
+    search = search_of(unpaced[best], PRECISION, attainment, num_requests)
     judged = _metric(search.criteria[0]), False
     question = {**search.inputs, "rate": rate}
     replay = partial(sized, search, rate)
