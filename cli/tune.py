@@ -14,7 +14,7 @@ from .cautions import warn, warn_of_yields
 from .declared import Opt, Question, Watch, words_of
 
 if TYPE_CHECKING:
-    from ..planner.tuned import Tuned
+    from ..planner.tune import Tuned
     from ..results.world import World
     from .objects import PolicyLike, ProfileLike
 

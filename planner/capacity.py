@@ -139,7 +139,6 @@ class CapacitySearch:
     """A search's picklable input."""
 
     world: World
-    policy: str  # as in the command
     criteria: tuple[Criterion, ...]
     num_requests: int
     block: int
@@ -195,9 +194,7 @@ def search_of(world: World, precision: float, attainment: float, num_requests: i
         num_requests = max(num_requests, PER_REPLICA * world.num_replicas, least)
     judged = replicate.judged(num_requests)
     block = -(-min(judged.stop - judged.start, len(source)) // PARTS)
-    return CapacitySearch(
-        world=world.located(), policy=world.label, criteria=criteria, num_requests=num_requests, block=block
-    )
+    return CapacitySearch(world=world.located(), criteria=criteria, num_requests=num_requests, block=block)
 
 
 def sized(world: World, rate: float | None, replicas: int | None, max_replicas: int | None, **options: Any) -> Capacity:
@@ -205,8 +202,6 @@ def sized(world: World, rate: float | None, replicas: int | None, max_replicas: 
 
     replicas: by default the policy file's, or 1. options: of Run.
     """
-    if world.pools and replicas is not None:
-        raise DsimError(f"pool is {world.pools[0]} and replicas is {replicas}, expected pools alone")
     if rate is None:
         if max_replicas is not None:
             raise DsimError(f"max replicas is {max_replicas}, expected a rate with it")
@@ -360,7 +355,7 @@ class Run:
             precision=self.precision,
             confidence=CONFIDENCE,
             rejected=max(crossing.rejected for crossing in self.crossings),
-            policy=search.policy,
+            policy=self.world.label,
             setup=replace(
                 setup_of(self.world, self.command, None, ""),
                 profile=", ".join(profiles),

@@ -2,18 +2,36 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from .candidate import Candidate, nearest_first
 from .objective import Part, ReplayOutcome
+from .quality import Quality
 from .race import best_of
 from .replicate import Interval, student
 from .search import Search
-from .tuned import Finalist
 
 REPLICATIONS = 10  # replays of the held-out part
 NUM_RERANKED, NUM_RERANKS = 4, 4  # settings, and replays of each
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finalist:
+    """A setting confirmed on fresh luck and held-out traffic, paired with the default."""
+
+    policy: str  # SPEC
+    replicas: int
+    untested: tuple[str, ...]  # fields beyond the engine's tested range, in words
+    quality: Quality
+    value: Interval  # of the objective
+    gain: Interval | None  # over the default, relative; above 0 is better; None: the default's is 0
+    meets_run_slos: float  # share of confirming replays that met every SLO on the run
+    attainment: float | None  # mean share of good arrivals
+
+    def __str__(self) -> str:
+        return self.policy if self.replicas == 1 else f"{self.policy} on {self.replicas} replicas"
 
 
 def chosen(search: Search) -> list[Candidate]:
@@ -94,12 +112,6 @@ def verdict(
     else:
         notes.append(f"the gain in {objective} over the default is not confirmed: the default is recommended")
         ok = False
-    quality = (winner if ok else default).quality
-    if quality.relative is None and not quality.same:
-        notes.append(f"the quality of the recommended policy is unknown: {quality.notes[0]}")
-    attained = min(default.attainment or 0.0, winner.attainment or 0.0)
-    if objective in ("goodput", "cost") and attained > 0.995:
-        notes.append("the default already serves nearly every request well: a higher --rate would tell settings apart")
     return ok, notes
 
 

@@ -70,10 +70,10 @@ def moved(world: World, scores: Scores) -> World:
 def ensemble(worlds: Sequence[World], requests: Trace, num: int, **options: Any) -> Uncertain:
     """Replay each world under `num` drawn profiles, and with each cause at ±1 standard deviation.
 
-    Worlds differ in policy and replicas only; they share each draw's luck and profile. options: pool, progress and memo
+    Worlds differ in policy only; they share each draw's luck and profile. options: pool, progress and memo
     of `ask`. Ctrl-C passes through.
     """
-    by_name = _by_name(worlds)
+    by_name = {world.policy: world for world in worlds}
     metric, higher = deciding(worlds[0])
     metrics = list(dict.fromkeys((metric, *TOLD)))
     question = {"of": metrics, "requests": contents_of_requests(requests)}
@@ -87,14 +87,6 @@ def ensemble(worlds: Sequence[World], requests: Trace, num: int, **options: Any)
     winners = [names[0] for names in ranked]
     survives = winners[1:].count(best) / num
     return replace(uncertain, answer=f"{best} is the best by {metric}", survives=survives, best=best, ratios=ratios)
-
-
-def _by_name(worlds: Sequence[World]) -> dict[str, World]:
-    """By policy, and by replicas if a policy occurs twice."""
-    policies = [s.policy for s in worlds]
-    return {
-        s.policy if policies.count(s.policy) == 1 else f"{s.policy}, replicas={s.replicas}": s for s in worlds
-    }  # fmt: skip
 
 
 def ask(

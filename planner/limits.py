@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..engine.latency import Features, LatencyModel, step_times
-from ..profiler.profile import gb
 from ..profiler.samples import KINDS_OF_STEPS, kinds_of
 from ..sim.fleet import Fleet
 from ..sim.setting import Setting
@@ -133,7 +132,7 @@ def limited_by(shares: Mapping[str, float], preemptions: float, setting: Setting
     if preemptions > THRASH or (pages > WAITED and pages >= max(rows, tokens)):
         return Limit(KV_MEMORY, f"num_pages={limits.num_pages}")
     if rows > WAITED and rows >= tokens:
-        return Limit(ACTIVATION, _rows_setting(setting))
+        return Limit(ACTIVATION, f"max_batch={limits.max_batch}")
     if tokens > WAITED:
         budget = limits.max_prefill_tokens or policy.batching.max_prefill_tokens
         return Limit(ACTIVATION, f"max_prefill_tokens={budget}")
@@ -157,23 +156,3 @@ def _features(steps: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[An
     features = {name: steps[name] for name in JOURNALED}
     after = {feature: steps[name] - steps[evicted] for feature, (name, evicted) in LEFT.items()}
     return features | after | {"prefill_tokens": np.where(steps["prefill"], steps["tokens"], 0)}
-
-
-def _rows_setting(setting: Setting) -> str:
-    """Where max_batch comes from."""
-    policy, profile, limits = setting.policy, setting.profile, setting.limits
-    batching = policy.batching
-    if batching.max_batch is not None:
-        return f"max_batch={limits.max_batch}"
-    if limits.max_batch == profile.default_max_batch:
-        return f"max_batch={limits.max_batch}, the profile's default"
-    usual = batching.batch_on(profile.device, profile.default_max_batch, policy.block_length)
-    if limits.max_batch < usual:
-        row = gb(setting.memory.workspace_bytes)
-        return f"max_batch={limits.max_batch}: {usual} rows of {row} would take more than half of the memory"
-    if usual * policy.block_length < batching.max_prefill_tokens:
-        return f"max_batch={limits.max_batch}, the engine's default"
-    return (
-        f"max_batch={limits.max_batch}, which is max_prefill_tokens={batching.max_prefill_tokens} "
-        f"over block_length={policy.block_length}"
-    )

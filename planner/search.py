@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +19,6 @@ from .objective import HIGHER, INFEASIBLE, OBJECTIVES, Evaluator, Part, ReplayOu
 from .quality import Quality
 from .settings import NEAR, UNTESTED
 from .space import Space
-from .tuned import Trial
 
 EXPLORE, EXHAUSTED = 3, 100  # batches without a new setting: then random proposals, then the end
 SAMPLER = 234  # purpose of draws
@@ -43,6 +42,22 @@ class Attempt:
         if self.state == "refused":
             return INFEASIBLE
         return 0.0 if self.outcome is None else self.outcome.violation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A row of trials.csv."""
+
+    trial: int
+    policy: str
+    replicas: int
+    state: str  # complete or refused
+    value: float | None  # of the objective; None: refused
+    attainment: float | None
+    violation: float | None  # relative to the bound of the worst SLO
+    reason: str  # of a refusal, or the missed SLO
+    quality: float | None
+    fields: Mapping[str, str]  # the point of the space
 
 
 @dataclass(kw_only=True)

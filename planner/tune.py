@@ -3,9 +3,9 @@
 import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..engine.errors import DsimError
 from ..engine.policies import BASELINES
@@ -15,22 +15,75 @@ from ..files.read import cut
 from ..files.write import csv_of
 from ..profiler.placed import placed
 from ..report.html import result_files
-from ..results.world import World, setup_of
+from ..report.page import Page
+from ..report.result import NOT_STORED, Result
+from ..results.world import Setup, World, setup_of
 from ..sim.scalers import FIXED
 from .backend import Pool
 from .candidate import Candidate, policy_toml
-from .confirm import REPLICATIONS, chosen, confirm, verdict
+from .confirm import REPLICATIONS, Finalist, chosen, confirm, verdict
 from .contents import asked_of, digest
 from .memo import FILES as STORE_FILES
 from .memo import STORE, StoreFolder
 from .objective import OBJECTIVES, Evaluator
 from .quality import Quality, load_table, parse_share, quality_factors, quality_of
 from .record import doubts_of, profile_notes
-from .search import Progress, Refuse, Search, quiet
+from .search import Progress, Refuse, Search, Trial, quiet
 from .space import searchable, space_of
-from .tuned import Tuned
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FILES = ("policy.toml", "tune.json", "trials.csv", "report.html")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Tuned(Result):
+    """A search's finding, and how sure it is."""
+
+    schema: ClassVar[str] = "dsim-tune"
+
+    objective: str
+    unit: str
+    confirmed: bool  # the winner's gain
+    winner: Finalist
+    runner_up: Finalist | None
+    default: Finalist
+    search_gain: float | None  # the winner's, relative: biased upward
+    equal: int  # other settings as good in the search, within 1 %
+    num_replays: int
+    replications: int
+    space: Mapping[str, tuple[Any, ...]]
+    trials: tuple[Trial, ...]
+    notes: tuple[str, ...]
+    setup: Setup
+    implementations: tuple[str, ...]  # that price the compared settings
+    run: str  # the command that replays the recommendation
+    doubted: tuple[str, ...] = ()  # of the recommendation's steps, by its profiles
+    policy_toml: str = field(default="", metadata=NOT_STORED)  # the recommendation's file for `--policy`
+    compared: tuple[World, ...] = field(default=(), metadata=NOT_STORED)  # recommended, winner, default
+
+    @property
+    def recommended(self) -> Finalist:
+        """The winner if its gain is confirmed, else the default."""
+        return self.winner if self.confirmed else self.default
+
+    def page(self) -> Page:
+        from ..report.search import tune_page
+
+        return tune_page(self)
+
+    def to_frame(self) -> "pd.DataFrame":
+        """trials.csv: one row per trial."""
+        import pandas as pd
+
+        rows = []
+        for trial in self.trials:
+            row = {f.name: getattr(trial, f.name) for f in fields(trial) if f.name != "fields"}
+            rows.append({**row, **trial.fields})
+        return pd.DataFrame(rows)
+
+
 TUNE = FolderKind("a search", (*FILES, *STORE_FILES), "tune.json", Tuned.schema, store=STORE)
 
 

@@ -37,12 +37,13 @@ def plan_ensemble(
 
 def rivals(planned: Planned) -> dict[str, Fleet]:
     """The recommendation, the runner-up, and the next GPU's cheapest fleet; dropped ones of an estimated size."""
-    best, *runners_up = planned.ranking
+    best, *others = planned.ranking
     dropped = [replace(row, replicas=row.about or row.least) for row in planned.left_out if row.about or row.least]
-    runners_up += sorted(dropped, key=lambda row: (row.replicas or 0) * replica_cost(planned, row))
-    another_gpu = [row for row in runners_up if row.device != best.device]
-    chosen = (best, *runners_up[:1], *another_gpu[:1])
-    return {f"{counted(row.replicas or 0, 'replica')} of {row.name}": row for row in chosen}
+    others += sorted(dropped, key=lambda row: (row.replicas or 0) * replica_cost(planned, row))
+    another_gpu = [row for row in others if row.device != best.device]
+    return {
+        f"{counted(row.replicas or 0, 'replica')} of {row.name}": row for row in (best, *others[:1], *another_gpu[:1])
+    }
 
 
 def replica_cost(planned: Planned, fleet: Fleet) -> float:
@@ -102,7 +103,7 @@ def sized(model: CapacitySearch, rate: float, draw: Draw) -> Values:
     model: a search of the same traffic. The draw's number is its replication; in 0 the size is the plan's.
     """
     world, index = draw
-    search = replace(model, world=world, policy=world.policy)
+    search = replace(model, world=world)
 
     def read(replicas: int) -> Reading:
         return fleet(search, replicas).requests(index)(rate)

@@ -9,7 +9,6 @@ from dsim.engine.errors import ProfileError
 from dsim.engine.journal import RequestTable
 from dsim.engine.policy import parse
 from dsim.engine.request import Request
-from dsim.planner.limits import limited_by
 from dsim.profiler.profile import load
 from dsim.sim.setting import Setting
 
@@ -36,10 +35,6 @@ def test_rows_that_nobody_bounds_take_half_of_the_memory_at_most() -> None:
     rows = Setting(parse("vllm-diffusion:none,max_num_batched_tokens=262144"), GEMMA).limits.max_batch
     assert rows == free // 2 // (5 * LOGITS) == 22
     assert Setting(parse("vllm-ar"), GEMMA).limits.max_batch == 1024  # no canvas, no bound
-    shares = dict.fromkeys(("decode", "prefill", "host", "waiting for pages", "cut prefills"), 0.0)
-    policy = parse("vllm-diffusion:none,max_num_batched_tokens=262144")
-    found = limited_by(shares | {"waiting for rows": 0.9}, 0.0, Setting(policy, GEMMA))
-    assert found.setting == "max_batch=22: 1024 rows of 1.34 GB would take more than half of the memory"
 
 
 def test_a_workspace_that_leaves_no_room_says_how_many_rows_there_is_room_for() -> None:

@@ -3,9 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
+from dsim.planner.confirm import Finalist
 from dsim.planner.quality import Quality
 from dsim.planner.replicate import Interval
-from dsim.planner.tuned import Finalist, Trial, Tuned
+from dsim.planner.search import Trial
+from dsim.planner.tune import Tuned
 from dsim.report.page import Table
 from dsim.report.search import gain_text, tune_page
 from dsim.results.world import World, setup_of
