@@ -79,76 +79,64 @@ def candidates_of(
     """Policies on the profiles that can run them, and policies left out, with reasons.
 
     POLICY@PROFILE runs on that profile only. profiles: by default one of the log's model, or the commands' default.
-    Without policies: the shipped presets of a profile's family that a released engine has; with `research`, or if none
-    of them can run, also those that no engine has. An engine's preset is left out on another engine's profile, unless
-    named and without a profile of its own engine. as_given: search no settings. DsimError if no candidate remains.
+    Without policies: the shipped presets of a profile's family that a released engine has; with `research`, or if
+    none of those can run, all. An engine's preset is left out on another engine's profile, unless named and without
+    a profile of its own engine. as_given: search no settings. DsimError if no candidate remains.
     """
     if profiles is None and not name_their_profiles(policies):
         # A shipped profile of the one model that a log names; else the default.
-        models = {known_model(name) for name in set(map(str, world.source().extras.get("model", ())))}
-        model = models.pop() if len(models) == 1 else None
-        profiles = [load([*(shipped_for(model.name) if model else []), World.profile][0])]
-    policies_by_profile = _on_profiles(policies, profiles or ())
+        names = [known_model(name) for name in set(map(str, world.source().extras.get("model", ())))]
+        shipped = [name for model in names[:1] if model and len(set(names)) == 1 for name in shipped_for(model.name)]
+        profiles = [load([*shipped, World.profile][0])]
+    policies_by_profile = _on_profiles(policies, profiles or (), research)
     devices = {profile.device.name for profile, _ in policies_by_profile}
     engines = {engine_of_profile(profile) for profile, _ in policies_by_profile}
     longest, code = world.longest(), world.allow_code
-    shared_prefixes = not as_given and world.lengths is None and num_named(world.source()) > 0
-
-    def considered(text: str, profile: Profile, place: str) -> tuple[PlanCandidate, str] | None:
-        """The candidate, and why it is left out; None if that is not worth a row."""
-        preset = preset_of(name_of(text), text, code)
-        if not (policies or research or preset.engine):
-            return None
-        policy = replace(world, policy=text).parsed_policy()
-        profile = heaviest_law_first(as_run_by(profile, policy))
-        elsewhere = times_another(profile, preset)
-        if elsewhere and engine_of_preset(preset) in engines:
-            return None
-        check = searchable(profile, world.workload, longest)
-        specs = [] if as_given else settings_to_try(text, profile, check, code, shared_prefixes)
-        refused = str(refusal(check, policy) or "").removeprefix(f"{cut(policy.name)}: ")
-        spec, model = plain_spec(text, code) if text.endswith(".toml") else text, profile.model.name
-        quality = quality_of(policy, model, quality_table)
-        qualities = {setting: quality_of(parse(setting, code), model, quality_table) for setting in specs}
-        settings = {setting: score for setting, score in qualities.items() if not score.shortfall(min_quality)}
-        candidate = PlanCandidate(
-            policy=spec, profile=profile, place=place, quality=quality, price=prices(profile),
-            is_research=not (policies or preset.engine),
-        )  # fmt: skip
-        reason = not_served(preset, profile)
-        if not reason and elsewhere and not policies:
-            reason = f"{profile.name} has the step times of {cut(profile.implementation)}"
-        if not reason and not specs:
-            reason = refused
-        if not reason and not settings and (specs or quality.shortfall(min_quality)):
-            observed = f"unknown: {quality.notes[0]}" if quality.relative is None else str(quality)
-            reason = f"quality {observed}, expected at least {100 * (min_quality or 0.0):g} %"
-        if not reason and (len(settings) > 1 or refused):
-            policy_of_best = next(iter(settings))
-            candidate = replace(candidate, policy=policy_of_best, settings=settings, original=spec, refused=refused)
-        return candidate, reason
-
-    def consider_all() -> tuple[list[PlanCandidate], list[Fleet]]:
-        candidates: list[PlanCandidate] = []
-        left_out: list[Fleet] = []
-        for profile, specs in policies_by_profile:
-            place = ""
-            if len(policies_by_profile) > 1:
-                place = profile.device.name if len(devices) == len(policies_by_profile) else profile.name
-            for text in specs:
-                match considered(text, profile, place):
-                    case (candidate, ""):
-                        candidates.append(candidate)
-                    case (candidate, reason):
-                        left_out.append(replace(candidate.row(), dropped=reason))
-        return candidates, left_out
-
-    candidates, left_out = consider_all()
-    if not (policies or research or candidates):
-        research = True
-        candidates, left_out = consider_all()
-    if all(candidate.is_research for candidate in candidates):
-        candidates = [replace(candidate, is_research=False) for candidate in candidates]
+    shared_prefixes = world.lengths is None and num_named(world.source()) > 0
+    candidates: list[PlanCandidate] = []
+    left_out: list[Fleet] = []
+    for file_profile, specs in policies_by_profile:
+        place = file_profile.name
+        if len(devices) == len(policies_by_profile):
+            place = file_profile.device.name * (len(devices) > 1)
+        family = [PRESETS[name] for name in _presets(file_profile)]
+        has_engine = any(preset.engine and not times_another(file_profile, preset) for preset in family)
+        for text in specs:
+            preset = preset_of(name_of(text), text, code)
+            policy = replace(world, policy=text).parsed_policy()
+            profile = heaviest_law_first(as_run_by(file_profile, policy))
+            elsewhere = times_another(profile, preset)
+            if elsewhere and engine_of_preset(preset) in engines:
+                continue
+            check = searchable(profile, world.workload, longest)
+            settings: dict[str, Quality] = {}
+            for spec in () if as_given else settings_to_try(text, profile, check, code, shared_prefixes):
+                settings[spec] = quality_of(parse(spec, code), profile.model.name, quality_table)
+            refused = str(refusal(check, policy) or "").removeprefix(f"{cut(policy.name)}: ")
+            quality = quality_of(policy, profile.model.name, quality_table)
+            good = {spec: score for spec, score in settings.items() if not score.shortfall(min_quality)}
+            candidate = PlanCandidate(
+                policy=plain_spec(text, code) if text.endswith(".toml") else text,
+                profile=profile,
+                place=place,
+                quality=quality,
+                price=prices(profile),
+                is_research=not (policies or preset.engine) and has_engine,
+            )
+            reason = not_served(preset, profile)
+            if elsewhere and not policies:
+                reason = reason or f"{profile.name} has the step times of {cut(profile.implementation)}"
+            if not settings:
+                reason = reason or refused
+            if not good and (settings or quality.shortfall(min_quality)):
+                reason = reason or f"quality {quality.shortfall(min_quality)}"
+            if reason:
+                left_out.append(replace(candidate.row(), dropped=reason))
+                continue
+            if len(good) > 1 or refused:
+                original, best = candidate.policy, next(iter(good))
+                candidate = replace(candidate, policy=best, settings=good, original=original, refused=refused)
+            candidates.append(candidate)
     if not candidates:
         reasons = dict.fromkeys(f"{row.name}: {row.dropped}" for row in left_out)
         raise DsimError("; ".join(reasons) or "no policy and no profile is given, expected one of each")
@@ -167,17 +155,28 @@ def name_their_profiles(policies: Sequence[str]) -> bool:
     return bool(policies) and all(placed(policy)[1] is not None for policy in policies)
 
 
-def _on_profiles(policies: Sequence[str], profiles: Sequence[Profile]) -> list[tuple[Profile, list[str]]]:
+def _presets(profile: Profile) -> list[str]:
+    return [name for name, preset in PRESETS.items() if preset.policy.family == profile.family]
+
+
+def _on_profiles(
+    policies: Sequence[str], profiles: Sequence[Profile], research: bool
+) -> list[tuple[Profile, list[str]]]:
     """Policies to try on each profile, including profiles named by policies."""
     by_name: dict[str, tuple[Profile, list[str]]] = {}
     for profile in profiles:
         if profile.name in by_name:
             raise DsimError(f"two profiles are named {profile.name}, expected a name of its own for each")
-        presets = [name for name, preset in PRESETS.items() if preset.policy.family == profile.family]
-        by_name[profile.name] = profile, [] if policies else presets
+        by_name[profile.name] = profile, []
+        if not policies:
+            presets = _presets(profile)
+            of_engines = [name for name in presets if PRESETS[name].engine]
+            if research or all(times_another(profile, PRESETS[name]) for name in of_engines):
+                of_engines = presets
+            by_name[profile.name] = profile, of_engines
     for policy in policies:
         spec, home = placed(policy)
-        for profile in profiles if home is None else [load(home)]:
+        for profile in [load(home)] if home else profiles:
             _, specs = by_name.setdefault(profile.name, (profile, []))
             if spec in specs:
                 raise PolicyError(f"policy {spec} is given twice on {profile.name}, expected once")
