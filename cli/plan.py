@@ -33,7 +33,7 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
     """
 
     COMMON: ClassVar = (
-        "slos", "rate", "policies", "gpu", "model", "profiles", "gpu_hour", "growth", "horizon", "today",
+        "slos", "rate", "policies", "gpu", "model", "profiles", "gpu_hour", "growth", "horizon",
         "research", "lengths", "jobs", "out",
     )  # fmt: skip
 
@@ -111,9 +111,6 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
         ),
     ] = None
     horizon: A[float, Opt("With --growth: the years that are paid.", "YEARS", "Fleet and price")] = 1.0
-    today: A[str | None, Opt("What runs today: replayed beside the answer.", "SPEC,replicas=N", "Fleet and price")] = (
-        None
-    )
     ensemble: A[int | None, q.ENSEMBLE] = None
     min_quality: A[float | str | None, q.MIN_QUALITY] = None
     quality_table: A[str | Path | None, q.QUALITY_TABLE] = None
@@ -122,7 +119,6 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
     router: A[str, q.ROUTER] = choices.UNROUTED
     num_requests: A[int | None, q.PER_REPLAY] = None
     jobs: A[int | None, q.JOBS] = None
-    fail_on_slo: A[bool, q.FAIL_ON_SLO] = False
     out: A[
         str | Path | None, q.out("Write plan.toml, plan.json, report.html and deploy/; reuses the replays in it.")
     ] = None
@@ -133,7 +129,7 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
         from ..planner.candidates import candidates_of
         from ..planner.ensemble import check_num
         from ..planner.memo import StoreFolder
-        from ..planner.plan import fleet_of_today, fleet_worlds, inputs_of, plan
+        from ..planner.plan import fleet_worlds, inputs_of, plan
         from ..planner.plan_result import PLAN
         from ..planner.prices import prices
         from ..planner.quality import load_table, parse_share
@@ -143,8 +139,6 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
         from .objects import spec_of
 
         horizon = self._horizon()
-        if self.today is not None:
-            fleet_of_today(self.today)
         check_num(self.ensemble)
         specs = different(list(map(spec_of, self.policies)))
         sheets, profiles = self._profiles(specs)
@@ -165,7 +159,7 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
                     bar.update(done, total, phase, "")
 
                 folder.begin("plan", inputs)
-                options = {name: getattr(self, name) for name in ("spare", "today", "currency", "jobs", "ray")}
+                options = {name: getattr(self, name) for name in ("spare", "currency", "jobs", "ray")}
                 planned = plan(
                     world, candidates, left_out, **size, **options, horizon=horizon, command=watch.command(),
                     memo=folder.memo, progress=progress,
@@ -187,7 +181,6 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
             raise stopped(self.out) from None
         return Answer(
             value=planned, explained=folder.memo.sentence(), out=self.folder, files=written,
-            missed=self._missed(planned) if self.fail_on_slo else (),
         )  # fmt: skip
 
     def _horizon(self) -> "Horizon | None":
@@ -195,21 +188,9 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
 
         if not self.slos:
             raise DsimError("no SLO is given, expected at least one, such as --slo ttft=2s --slo 100ms/token")
-        if self.fail_on_slo and self.today is None:
-            raise DsimError(
-                "--fail-on-slo is given and no --today, expected what runs today: a plan's own fleet meets the SLOs"
-            )
         if self.growth is None and (self.horizon != 1):
             raise DsimError("horizon is given and no growth, expected one such as 30%/year")
         return None if self.growth is None else Horizon(self.growth, self.horizon)
-
-    def _missed(self, planned: "Planned") -> list[str]:
-        """The first SLO that today's fleet misses."""
-        for text, spread in planned.today.values.items() if planned.today else ():
-            sign = -1 if text in planned.share_criteria else 1
-            if sign * ((spread.value or 0.0) - planned.bounds[text]) > 0:
-                return [f"{self.today} misses {text}"]
-        return []
 
     def _profiles(self, specs: list[str]) -> "tuple[list[Profile], list[Profile] | None]":
         """From data sheets, and all to compare (None if no option names one)."""

@@ -19,7 +19,6 @@ import numpy as np
 from scipy.special import betaincinv
 
 from ..engine.errors import DsimError
-from ..files.read import cut
 from ..profiler.canvas_law import mean_forwards
 from ..profiler.profile import Profile
 from ..profiler.uncertainty import common_error
@@ -37,7 +36,7 @@ from .memo import Memo
 from .plan_replays import PRECISION, Entrant, Replays, Task
 from .plan_result import MEETS, MISSES, UNSURE, Due, Fleet, Planned, Risk, Values, Variant
 from .purchase import Horizon, growth_of
-from .race import FIRST, LIMIT, MOST, Entry, Lane, best_of, race, verdict
+from .race import LIMIT, MOST, Entry, Lane, best_of, race, verdict
 from .replicate import CONFIDENCE, Criterion, Interval, interval, judged, student
 from .settings import Tried, halve
 
@@ -101,14 +100,6 @@ def fleet_world(world: World, candidate: PlanCandidate, replicas: int = 1) -> Wo
     return replace(world, policy=candidate.policy, replicas=replicas, profile_object=candidate.profile)
 
 
-def fleet_of_today(text: str) -> tuple[str, int]:
-    """SPEC and replicas of `SPEC,replicas=N`."""
-    policy, _, count = text.rpartition(",replicas=")
-    if not policy or not (count.isdigit() and 1 <= int(count) <= MAX_REPLICAS):
-        raise DsimError(f"today is {cut(text)}, expected SPEC,replicas=N such as vllm-diffusion:4,replicas=3")
-    return policy, int(count)
-
-
 class _NoFleetError(DsimError):
     """No fleet meets the SLOs."""
 
@@ -118,8 +109,8 @@ class PlanSearch:
     """A plan's steps, each a method.
 
     A share `attainment` of arrivals must meet SLOs without a statistic. `spare` standby replicas cost, but serve
-    nothing. With a `horizon` the cost is the mean over it. `today`: what runs now, as SPEC,replicas=N. `memo`
-    changes no result. `command`, `currency`: of the setup.
+    nothing. With a `horizon` the cost is the mean over it.
+    `memo` changes no result. `command`, `currency`: of the setup.
     """
 
     world: World
@@ -130,7 +121,6 @@ class PlanSearch:
     max_replicas: int = 64
     spare: int = 0
     horizon: Horizon | None = None
-    today: str | None = None
     attainment: float = 0.99
     num_requests: int | None = None
     command: str = ""
@@ -176,7 +166,6 @@ class PlanSearch:
         ranking = [self._fleet(entrant, capacities.get(entrant, ())) for entrant in order]
         recommended = ranking[0]
         self.spread = max(float(np.std(entrant.lane.settled, ddof=1)) for entrant in order[:2])
-        today = None if self.today is None else self._today(best, *fleet_of_today(self.today))
         laws, routed, risks = self._under_laws(best), self._with_router(best), self._risks(best)
         bought = (recommended.gpus or 0) // recommended.gpus_per_replica
         policy, code = best.candidate.policy, self.world.allow_code
@@ -210,7 +199,6 @@ class PlanSearch:
             growth=None if self.horizon is None else growth_of(self.horizon, recommended),
             routed=routed,
             laws=laws,
-            today=today,
             research=tuple(research),
             deployment=deployment,
         )
@@ -375,18 +363,6 @@ class PlanSearch:
         """Replicas that a policy needs where fields of its world are others; None: more than allowed."""
         [lane] = self._raced([(_with(best, best.candidate, **changed), self.rate, 1.0)], [best.replicas])
         return lane.replicas
-
-    def _today(self, best: Entrant, policy: str, replicas: int) -> Fleet:
-        """What runs today, on the recommended GPUs and under the plan's traffic."""
-        self.phase = "today's fleet"
-        today = _with(best, replace(best.candidate, policy=policy, settings={}), policy=policy)
-        today.lane = Lane(
-            candidate=0, price=today.candidate.weight, limit=replicas, trial=replicas, low=replicas - 1, high=replicas
-        )
-        tasks = [self._replay((today, self.rate, 1.0), replicas, index) for index in range(FIRST)]
-        answers = self._answers(tasks, f"today is {policy}: ")
-        today.lane.severities[replicas] = [float(answer["severity"]) for answer in answers]
-        return self._fleet(today)
 
     def _headroom(self, entrants: Sequence[Entrant]) -> dict[Entrant, list[Json]]:
         """Capacities in HEADROOM replications, each with the criterion that breaks above it."""

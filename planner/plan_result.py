@@ -147,7 +147,6 @@ class Planned(Result):
     notes: tuple[str, ...] = ()
     growth: Growth | None = None  # None: traffic is constant
     research: tuple[Fleet, ...] = ()  # of schedulers that no released engine has, the cheapest first
-    today: Fleet | None = None  # what runs now, replayed
     laws: tuple[Variant, ...] = ()  # the default one first; empty: the workload or yield is given, or no canvases
     routed: Variant | None = None  # None: a router is named, or one replica is enough
     deployment: Deployment | None = None  # None: no released engine is known to serve it

@@ -303,26 +303,18 @@ def _left_out(planned: "Planned") -> Section | None:
 
 
 def _clients(planned: "Planned") -> Section | None:
-    """Percentiles of the recommended fleet, of what runs today, and of the log."""
-    best, today, log = planned.recommended, planned.today, planned.measured
+    """Percentiles of the recommended fleet, and of the log."""
+    best, log = planned.recommended, planned.measured
     latencies = {f"{best.policy} on {_fleet(best)}": dict(best.latency_ms)}
-    attained = [_met(planned, best)]
-    if today is not None:
-        latencies[f"today, {today.policy} on {_fleet(today)}"] = dict(today.latency_ms)
-        attained.append(_met(planned, today))
     if log is not None:
         latencies["measured in the log"] = {name: vars(getattr(log.summary, f"{name}_ms")) for name in TIMES}
-        attained.append("–")
     rows = []
     for metric in TIMES:
         for stat in ("p50", "p95", "p99") if best.latency_ms.get(metric) else ():
             times = [(latency.get(metric) or {}).get(stat) for latency in latencies.values()]
             rows.append([f"{metric} {stat}", *("–" if time is None else f"{number(time)} ms" for time in times)])
-    if today is not None:
-        rows.append(["meet the SLOs", *attained])
-    about = "One replay each, at the plan's rate; what runs today is replayed on the recommended GPUs."
     records = [dict(zip(["", *latencies], row, strict=True)) for row in rows]
-    return _section("What clients see", records, about, ("",))
+    return _section("What clients see", records, "One replay, at the plan's rate.", ("",))
 
 
 def _research(planned: "Planned") -> Section | None:

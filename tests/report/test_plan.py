@@ -228,19 +228,18 @@ def test_growth_says_how_long_the_fleet_lasts_and_what_the_horizon_costs(low: fl
     assert "optimus 4: 8.00 USD 4: 8.00 USD 4: 8.00 USD 5: 10.00 USD 5: 10.00 USD 76,702.50 USD 0.57 USD" in rows
 
 
-def test_clients_percentiles_stand_beside_today_s_and_the_log_s() -> None:
+def test_clients_percentiles_stand_beside_the_log_s() -> None:
     def times(first: float) -> dict[str, Any]:
         return {m: {"p50": first, "p90": 0.0, "p95": 2 * first, "p99": 3 * first} for m in ("ttft", "e2el")}
 
     best = fleet("vllm-diffusion", 4, 0.994, latency_ms=times(100.0))
-    data = info(best, today=fleet("vllm-diffusion:4", 5, 0.981, latency_ms=times(200.0)))
+    data = info(best)
     rows = [" ".join(line.split()) for line in text(data)]
-    assert "ttft p95 200 ms 400 ms" in rows
-    assert "meet the SLOs 99.4 % (99.3 to 99.5) 98.1 % (98.0 to 98.2)" in rows
+    assert "ttft p95 200 ms" in rows
     waits = Distribution(p50=900.0, p95=950.0, p99=990.0)
     summary: Any = SimpleNamespace(ttft_ms=waits, e2el_ms=waits, slo_attainment=0.9)
     log = MeasuredLog(num_timed=8, num_requests=9, num_failed=1, rate=3.0, summary=summary)
-    assert "e2el p99 300 ms 600 ms 990 ms" in [" ".join(line.split()) for line in text(replace(data, measured=log))]
+    assert "e2el p99 300 ms 990 ms" in [" ".join(line.split()) for line in text(replace(data, measured=log))]
 
 
 def test_the_answer_says_where_it_rests_on_an_assumed_price_or_leaves_what_was_tested() -> None:
