@@ -8,49 +8,27 @@ from typing import Any, TypeVar
 from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import name_of, parse, preset_of, settings_of, to_toml
-from ..files.read import cut, did_you_mean, quoted
+from ..files.read import cut
 from ..results.world import World
-from ..sim.fleet import MAX_REPLICAS, PoolSpec
 
 T = TypeVar("T")
-Point = Mapping[str, Any]  # `rate`, `policy.chunk`, `replicas`, `decode.max_batch` ...
+Point = Mapping[str, Any]  # `rate`, `policy.chunk`, `replicas` ...
 
 POLICY, REPLICAS = "policy", "replicas"
 FAR = 100  # changes that another preset counts
 
 
 def world_at(world: World, point: Point) -> World:
-    """The world with a point's values.
-
-    `policy.FIELD` is appended to the SPEC; with pools `POOL.FIELD` to the pool's. DsimError for a part that the world
-    lacks.
-    """
-    parts: dict[str, dict[str, Any]] = {}
-    plain: dict[str, Any] = {}
-    for name, value in point.items():
-        owner, dot, setting = name.partition(".")
-        if dot:
-            parts.setdefault(owner, {})[setting] = value
-        else:
-            plain[name] = value
-    if not world.pools:
-        plain[POLICY] = with_fields(plain.get(POLICY, world.policy), parts.pop(POLICY, {}))
-    specs = PoolSpec.parse_all(world.pools)
-    pools = []
-    for spec in specs:
-        values = parts.pop(spec.name, {})
-        count = values.pop(REPLICAS, spec.count)
-        if not (type(count) is int and 1 <= count <= MAX_REPLICAS):
-            raise DsimError(f"{spec.name}.{REPLICAS} is {quoted(count)}, expected whole numbers of at least 1")
-        pools.append(str(replace(spec, count=count, policy=with_fields(spec.policy, values))))
-    for owner, values in parts.items():
-        name, value = next(iter(values.items()))
-        if not specs:
-            raise DsimError(f"{owner}.{name} is {cut(value)} and there is no fleet, expected a file with its pools")
-        names = [spec.name for spec in specs]
-        hint = did_you_mean(owner, names)
-        raise DsimError(f"{owner}.{name} is {quoted(value)}{hint}, expected a field of {', '.join(names)}")
-    return replace(world, pools=tuple(pools), **plain)
+    """The world with a point's values; `policy.FIELD` is appended to the SPEC. DsimError for another dotted field."""
+    fields = {name: value for name, value in point.items() if "." in name}
+    plain = {name: value for name, value in point.items() if "." not in name}
+    for name, value in fields.items():
+        if not name.startswith(f"{POLICY}.") or world.pools:
+            raise DsimError(f"{name} is {cut(value)}, expected fields of {POLICY} only, and none with a fleet's file")
+    if fields:
+        of_policy = {name.removeprefix(f"{POLICY}."): value for name, value in fields.items()}
+        plain[POLICY] = with_fields(plain.get(POLICY, world.policy), of_policy)
+    return replace(world, **plain)
 
 
 def grid(choices: Mapping[str, Iterable[Any]]) -> list[dict[str, Any]]:
@@ -69,7 +47,9 @@ def spelt(value: Any) -> str:
         return "none"
     if isinstance(value, tuple | list):
         return "/".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
 
 
 def changed_fields(spec: str, allow_code: AllowedCode = NO_CODE) -> dict[str, str]:
@@ -99,7 +79,7 @@ def policy_toml(spec: str, replicas: int, allow_code: AllowedCode = NO_CODE) -> 
 def beyond_tested(spec: str, allow_code: AllowedCode = NO_CODE) -> tuple[str, ...]:
     """The fields of a SPEC above what its engine's makers tested, in words."""
     preset = preset_of(name_of(spec), spec, allow_code)
-    values = settings_of(parse(spec, allow_code)) if preset.tested else {}
+    values = settings_of(parse(spec, allow_code))
     return tuple(
         f"{name}={values[name]} is beyond {largest}, the most that its engine is tested with ({source})"
         for name, (largest, source) in preset.tested.items()
@@ -156,4 +136,4 @@ class Candidate:
 
     def __str__(self) -> str:
         world = self.world
-        return world.policy if world.replicas == 1 else f"{world.policy} on {world.replicas} replicas"
+        return world.policy + f" on {world.replicas} replicas" * (world.replicas > 1)

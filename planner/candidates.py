@@ -37,7 +37,7 @@ class PlanCandidate:
     is_research: bool = False  # of no released engine, and not named by the user
 
     def __str__(self) -> str:
-        return f"{self.policy} on {self.place}" if self.place else self.policy
+        return " on ".join(filter(None, (self.policy, self.place)))
 
     @property
     def gpus(self) -> int:

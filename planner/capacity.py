@@ -205,16 +205,18 @@ def sized(world: World, rate: float | None, replicas: int | None, max_replicas: 
     if rate is None:
         if max_replicas is not None:
             raise DsimError(f"max replicas is {max_replicas}, expected a rate with it")
-        count = 1 if world.pools else replicas_of([world.policy], replicas)
-        return capacity(replace(world, replicas=count), **options)
+        if not world.pools:
+            world = replace(world, replicas=replicas_of([world.policy], replicas))
+        return capacity(world, **options)
     if replicas is not None:
         raise DsimError(f"rate is {rate:g} and replicas is {replicas}, expected one: a rate asks for the replicas")
-    limit = MAX_REPLICAS_TRIED if max_replicas is None else max_replicas
+    if max_replicas is None:
+        max_replicas = MAX_REPLICAS_TRIED
     if world.pools:
         from .pool_counts import fewest_of_each_pool  # it imports this module
 
-        return fewest_of_each_pool(world, rate, max_replicas=limit, **options)
-    return fewest_replicas(world, rate, max_replicas=limit, **options)
+        return fewest_of_each_pool(world, rate, max_replicas=max_replicas, **options)
+    return fewest_replicas(world, rate, max_replicas=max_replicas, **options)
 
 
 def capacity(world: World, *, jobs: int | None = None, ray: str | None = None, **options: Any) -> Capacity:
@@ -323,7 +325,7 @@ class Run:
         binding, num_bound = max(bindings, key=lambda item: item[1])
         # The first replay, at capacity, also gives the limit.
         cells: list[tuple[float, int | None]] = [(rate.value, None)]
-        for share in GRID if self.curve else ():
+        for share in GRID * self.curve:
             indices = range(CURVE_REPLICATIONS if share >= CURVE_NEAR else 1)
             cells += [(share * rate.value, index) for index in indices if (share, index) != (1.0, 0)]
         first, *answers = self.answers(at_rate, cells)
@@ -340,7 +342,7 @@ class Run:
         return Capacity(
             rate=rate,
             replicas=search.world.num_replicas,
-            binding_slo=STABILITY if binding < 0 else criteria[binding].text,
+            binding_slo=[*(criterion.text for criterion in criteria), STABILITY][binding],  # -1: the queue grows
             binding_share=num_bound / len(self.crossings),
             limited_by=first["limit"]["name"],
             limiting_setting=first["limit"]["setting"],
@@ -368,7 +370,9 @@ class Run:
         )
 
     def report(self) -> None:
-        rates = self.interval if len(self.crossings) > 1 else None
+        rates = None
+        if len(self.crossings) > 1:
+            rates = self.interval
         self.progress(self.memo.num_replays, rates, self.search.world.num_replicas)
 
     def _sharpen(self, target: float | None) -> None:
@@ -431,9 +435,8 @@ def _pilot(search: CapacitySearch, _: None) -> Json:
         overrun = search.requests(PILOT)(BEYOND * crossing.rate)
         if overrun.worst < 0:
             names = " and ".join(quoted(criterion.text) for criterion in search.criteria)
-            subject = f"SLOs {names} are" if len(search.criteria) > 1 else f"SLO {names} is"
             raise DsimError(
-                f"{subject} met at every rate, even at {overrun.rate:.3g} req/s, {BEYOND:g} times the "
+                f"every rate meets {names}, even {overrun.rate:.3g} req/s, {BEYOND:g} times the "
                 f"{crossing.rate:.3g} req/s at which the queue of {search.num_requests} requests begins to grow "
                 "without end: expected a bound that can bind"
             )
@@ -443,7 +446,9 @@ def _pilot(search: CapacitySearch, _: None) -> Json:
 def at_rate(search: CapacitySearch, cell: tuple[float, int | None]) -> Json:
     """A reading of a replication at a rate; without a replication `_at_capacity`."""
     rate, index = cell
-    return _at_capacity(search, rate) if index is None else vars(search.requests(index)(rate))
+    if index is None:
+        return _at_capacity(search, rate)
+    return vars(search.requests(index)(rate))
 
 
 def _at_capacity(search: CapacitySearch, rate: float) -> Json:
@@ -489,13 +494,16 @@ def _point(criteria: Sequence[Criterion], readings: Sequence[Reading]) -> Point:
 
 def means(criteria: Sequence[Criterion], readings: Sequence[Reading]) -> dict[str, float | None]:
     """By criterion, in ms or share of arrivals; None: no request has the metric."""
-    values: dict[str, float | None] = {}
+    values: dict[str, float | None] = dict.fromkeys(criterion.text for criterion in criteria)
     for i, criterion in enumerate(criteria):
         mean = sum(reading.values[i] for reading in readings) / len(readings)
-        values[criterion.text] = None if math.isnan(mean) else in_units(criterion, mean)
+        if not math.isnan(mean):
+            values[criterion.text] = in_units(criterion, mean)
     return values
 
 
 def in_units(criterion: Criterion, value: float) -> float:
     """In ms; a share unchanged."""
-    return value if criterion.share is not None else 1e3 * value
+    if criterion.share is None:
+        value *= 1e3
+    return value

@@ -31,7 +31,7 @@ class Finalist:
     attainment: float | None  # mean share of good arrivals
 
     def __str__(self) -> str:
-        return self.policy if self.replicas == 1 else f"{self.policy} on {self.replicas} replicas"
+        return self.policy + f" on {self.replicas} replicas" * (self.replicas > 1)
 
 
 def chosen(search: Search) -> list[Candidate]:

@@ -67,14 +67,17 @@ def find(
                 root = _between(below, above, readings)
                 return _crossing(root, readings[above].worst, readings)
         if line is None:
-            line = _line(below, above, readings) if bracketed else _line(before, log_rate, readings)
+            ends = [(before, log_rate), (below, above)][bracketed]
+            line = _line(*ends, readings)
             reach = sharp / 2 * math.isfinite(above)  # only a known slope leads above all readings
         root = _root(log_rate, reading, line)
         if reading.stable and below <= root <= above and abs(root - log_rate) <= reach:
             return _crossing(root, reading.criterion, readings)
         if bracketed:
             edge = max(0.1 * gap, 0.4 * sharp)
-            middle = _between(below, above, readings) if gap <= last / 2 else (below + above) / 2
+            middle = (below + above) / 2
+            if gap <= last / 2:
+                middle = _between(below, above, readings)
             log_rate = min(max(middle, below + edge), above - edge)
             continue
         if math.log(centre) - above > LOWEST:
@@ -83,7 +86,9 @@ def find(
         if not math.isnan(root):
             step = min(max(abs(root - log_rate) + sharp / 4, sharp / 2), 2 * width)  # slightly beyond, for a bracket
         width *= 2
-        log_rate = max(log_rate + (step if reading.holds else -step), math.log(centre) - 1.01 * LOWEST)
+        if not reading.holds:
+            step = -step
+        log_rate = max(log_rate + step, math.log(centre) - 1.01 * LOWEST)
 
 
 def never(criteria: Sequence[Criterion], idle: Reading) -> DsimError:

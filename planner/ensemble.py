@@ -46,20 +46,19 @@ def drawn(unknowns: Sequence[Cause], index: int, seed: int) -> Scores:
 def known_causes(world: World) -> tuple[Cause, ...]:
     """Unknowns of world and profile that the policy depends on."""
     setting = world.setting()
-    stated = {FRONT_END} if world.frontend is not None else set()
     # What a cache or an eviction approximates changes the yield: each is a reading of its own.
     parts = f"{type(setting.policy.cache).__name__} {type(setting.policy.eviction).__name__}"
-    unknowns = tuple(
-        replace(c, owner=f"{c.owner} {parts}") if c.name == YIELD else c
-        for c in causes(setting.profile, setting.drawn)
-        if c.name not in stated
-    )
-    if world.ends_at_eos or setting.policy.family == "full-sequence":
-        return unknowns
-    return (
-        *unknowns,
-        Cause(EOS, "unknown: half of the draws end answers where the scheduler does not foresee it", True),
-    )
+    unknowns = []
+    for cause in causes(setting.profile, setting.drawn):
+        if cause.name == YIELD:
+            cause = replace(cause, owner=f"{cause.owner} {parts}")
+        if cause.name != FRONT_END or world.frontend is None:
+            unknowns.append(cause)
+    if not world.ends_at_eos and setting.policy.family != "full-sequence":
+        unknowns.append(
+            Cause(EOS, "unknown: half of the draws end answers where the scheduler does not foresee it", True)
+        )
+    return tuple(unknowns)
 
 
 def moved(world: World, scores: Scores) -> World:
@@ -166,7 +165,9 @@ def interval(values: Sequence[float]) -> Spread:
 
 
 def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
+    if not math.isfinite(value):
+        return None
+    return float(value)
 
 
 def paired(values: Sequence[Values], rival: Sequence[Values]) -> dict[str, Spread]:
@@ -184,16 +185,22 @@ def deciding(world: World) -> tuple[str, bool]:
             return f"{slo.metric}_ms.{slo.stat}", False
     if slos:
         return "slo_attainment", True
-    return ("output_throughput", True) if world.concurrency is not None else ("norm_latency_ms.p90", False)
+    if world.concurrency is not None:
+        return "output_throughput", True
+    return "norm_latency_ms.p90", False
 
 
 def _replay(requests: Trace, metrics: Sequence[str], draw: Draw) -> Values:
     """At module level, for pickling."""
     summary = draw[0].run(requests)
-    read = {name: attrgetter(name)(summary) for name in metrics}
-    return {name: math.nan if value is None else float(value) for name, value in read.items()}
+    values = dict.fromkeys(metrics, math.nan)
+    for name in metrics:
+        if (value := attrgetter(name)(summary)) is not None:
+            values[name] = float(value)
+    return values
 
 
 def _ranked(values: dict[str, float], higher: bool) -> list[str]:
     """The best first; ties in order, NaN last."""
-    return sorted(values, key=lambda p: math.inf if math.isnan(values[p]) else -values[p] if higher else values[p])
+    sign = 1 - 2 * higher
+    return sorted(values, key=lambda p: (math.isnan(values[p]), sign * values[p]))

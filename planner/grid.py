@@ -58,25 +58,22 @@ def read_plan(config: str | Path | Mapping[str, Any], allow_code: AllowedCode = 
     else:
         title, source, folder = Path(config).stem, str(config), Path(config).absolute().parent
         content = read_toml(config)
-    file = FileObject(source, "", content, (), optional={"title": title, "base": {}, "grid": {}, "list": []})
-    base = _values(file.section("base"), f"{source}: base.")
+    file = FileObject(source, "", content, (), optional={"title": title, "base": {}, "grid": {}})
+    base = {name: value_of(f"{source}: base.{name}", name, v) for name, v in _flat(file.section("base")).items()}
     choices: dict[str, list[Any]] = {}
     for name, values in _flat(file.section("grid")).items():
         place = f"{source}: grid.{name}"
         if not isinstance(values, list) or not values:
             raise DsimError(f"{place} is {quoted(values)}, expected a list of values; a single one belongs in [base]")
         choices[name] = [value_of(place, name, value) for value in values]
-    listed = [_values(cell, f"{source}: list {i}, ") for i, cell in enumerate(file.sections("list"), 1)]
-    if not choices and not listed:
-        raise DsimError(f"{source}: there is nothing to vary, expected fields in [grid] or cells in [[list]]")
-    num_cells = math.prod(map(len, choices.values())) + len(listed)
+    if not choices:
+        raise DsimError(f"{source}: there is nothing to vary, expected fields in [grid]")
+    num_cells = math.prod(map(len, choices.values()))
     if num_cells > MOST_CELLS:
         raise DsimError(f"{source}: asks for {num_cells} cells, expected at most {MOST_CELLS}")
-    points = [*grid(choices), *listed] if choices else listed
-    varied = tuple(dict.fromkeys([*choices, *(name for point in listed for name in point)]))
     cells: dict[str, Cell] = {}
     services: dict[tuple[Any, ...], World] = {}
-    for i, point in enumerate((base | point for point in points), 1):  # all are checked before any runs
+    for i, point in enumerate((base | point for point in grid(choices)), 1):  # all are checked before any runs
         try:
             world = world_of(folder, point, allow_code)
             for _, setting in world.each_pool():
@@ -85,31 +82,27 @@ def read_plan(config: str | Path | Mapping[str, Any], allow_code: AllowedCode = 
             world.requests()
             key = key_of(world)
         except DsimError as error:
-            summary = ", ".join(f"{name}={cut(_shown(point[name]))}" for name in varied if name in point)
+            summary = ", ".join(f"{name}={cut(_shown(point[name]))}" for name in choices)
             raise type(error)(f"{source}: cell {i} ({summary}): {error}") from None
         services.setdefault((world.trace, world.label, world.profile, world.workload, world.links), world)
         settings = {f"{POLICY}{name}": value for name, value in settings_of(world.parsed_policy()).items()}
         values = {**vars(world), **settings, **point}
         # A policy's own field as parsed: `candidates=2/8`.
-        labels = {name: _shown(settings.get(name, values.get(name))) for name in varied}
+        labels = {name: _shown(settings.get(name, values.get(name))) for name in choices}
         cells.setdefault(key, Cell(key, labels, world))  # equal cells run once
-    return Plan(file.text("title"), varied, tuple(cells.values()), content, tuple(services.values()))
+    return Plan(file.text("title"), tuple(choices), tuple(cells.values()), content, tuple(services.values()))
 
 
 def key_of(world: World) -> str:
     return digest(asked_of(world))[:24]
 
 
-def _values(table: FileObject, place: str) -> Json:
-    return {name: value_of(f"{place}{name}", name, value) for name, value in _flat(table).items()}
-
-
 def _flat(table: FileObject) -> Json:
-    """`policy.chunk = 4` without quotes is a TOML table, as is `decode.chunk = 4`."""
+    """`policy.chunk = 4` without quotes is a TOML table."""
     flat: Json = {}
     for name, value in table.values.items():
-        if isinstance(value, Mapping) and (name == "policy" or name not in TYPES):
-            flat |= {f"{name}.{field}": setting for field, setting in value.items()}
+        if isinstance(value, Mapping) and name == "policy":
+            flat |= {f"{POLICY}{field}": setting for field, setting in value.items()}
         else:
             flat[name] = value
     return flat
@@ -147,7 +140,7 @@ def value_of(place: str, name: str, value: Any) -> Any:
 def world_of(folder: Path, values: Point, allow_code: AllowedCode = NO_CODE) -> World:
     """The world at a point of a configuration; files get absolute paths."""
     if "trace" not in values:
-        raise DsimError("there is no trace, expected one in [base], [grid] or [[list]]")
+        raise DsimError("there is no trace, expected one in [base] or [grid]")
     point = {name: _near(folder, value) if name in FILES and value else value for name, value in values.items()}
     world = World(point.pop("trace"), allow_code=allow_code)
     if (fleet := point.pop(FLEET, None)) is not None:

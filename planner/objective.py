@@ -90,9 +90,8 @@ class Evaluator:
         if self.objective == "cost":
             assert self.gpu_hour is not None
             # Without good requests, price half a request.
-            least = 0.5 / summary.duration_s if summary.duration_s else 1e-9
-            hourly = gpus * self.gpu_hour
-            return 1000 * hourly / (3600 * max(_number(rate, 0.0), least))
+            least = 0.5 / (summary.duration_s or 5e8)
+            return gpus * self.gpu_hour / (3.6 * max(_number(rate, 0.0), least))
         return _number(summary.norm_latency_ms.p90, 1e9)
 
 
@@ -113,13 +112,13 @@ def traffic(world: World, held_out: bool) -> Trace:
 def split(trace: Trace) -> tuple[Trace, Trace]:
     """The first part by time, and the rest."""
     cut = int(np.searchsorted(trace.arrival, TRAIN * trace.duration, side="right"))
-    parts = trace.take(np.arange(cut)), trace.take(np.arange(cut, len(trace))) if cut < len(trace) else None
-    for requests, purpose in zip(parts, ("the search", "confirmation"), strict=True):
-        if requests is None or len(requests) < MIN_REQUESTS:
-            num = 0 if requests is None else len(requests)
-            raise TraceError(f"{trace.name} leaves {num} requests for {purpose}, expected at least {MIN_REQUESTS}")
-    assert parts[1] is not None
-    return parts[0], parts[1]
+    rows = np.arange(len(trace))
+    for part, purpose in ((rows[:cut], "the search"), (rows[cut:], "confirmation")):
+        if len(part) < MIN_REQUESTS:
+            raise TraceError(
+                f"{trace.name} leaves {len(part)} requests for {purpose}, expected at least {MIN_REQUESTS}"
+            )
+    return trace.take(rows[:cut]), trace.take(rows[cut:])
 
 
 def _miss(slo: Slo, verdict: SloVerdict) -> float:
@@ -127,8 +126,7 @@ def _miss(slo: Slo, verdict: SloVerdict) -> float:
     if verdict.met is None or verdict.met:
         return 0.0
     if slo.share is not None:
-        attained = verdict.attainment
-        return INFEASIBLE if attained is None else max((slo.share - attained) / slo.share, 1e-9)
+        return max(1 - (verdict.attainment or 0.0) / slo.share, 1e-9)
     if verdict.observed_ms is None:
         return INFEASIBLE
     return max(verdict.observed_ms / (1e3 * slo.bound) - 1, 1e-9)
@@ -145,4 +143,6 @@ def _traffic(world: World, held_out: bool) -> Trace:
 
 
 def _number(value: float | None, missing: float) -> float:
-    return missing if value is None or math.isnan(value) else value
+    if value is None or math.isnan(value):
+        return missing
+    return value

@@ -1,12 +1,4 @@
-"""A plan: which policy on which GPUs, how many, at what cost, and how sure that is.
-
-0. Search settings that an engine has flags for (settings.py).
-1. A pilot of short replays drops candidates that cost far too much.
-2. A race (race.py) finds the fewest replicas of the others.
-3. Fleets of equal cost are ranked by distance from the SLOs' bounds, paired by replication.
-4. The best one's headroom is its capacity, by bisection over the rate.
-5. It faces more traffic and a slower profile.
-"""
+"""A plan: which policy on which GPUs, how many, at what cost, and how sure that is (docs/plan-method.md)."""
 
 import math
 from collections import Counter
@@ -174,7 +166,7 @@ class PlanSearch:
             policy, best.candidate.profile, bought, router=self.world.router, allow_code=code, spare=self.spare,
             untested=best.untested, context=int((longest.input_length + longest.limit).max()),
         )  # fmt: skip
-        note = f"# The SLOs are met without the spare: {self.spare} of the replicas.\n" if self.spare else ""
+        note = f"# The SLOs are met without the spare: {self.spare} of the replicas.\n" * bool(self.spare)
         refused = (f"{c.original} cannot run as it is: {c.refused}" for c in self.originals if c.refused)
         return Planned(
             rate=self.rate,
@@ -289,7 +281,9 @@ class PlanSearch:
             lane = entrant.lane
             if lane.replicas is None:
                 size = counted(lane.low, "replica")
-                reason = f"more than {size}: costs more than two others" if lane.dropped else f"even {size}: not enough"
+                reason = f"even {size}: not enough"
+                if lane.dropped:
+                    reason = f"more than {size}: costs more than two others"
                 rows.append(self._row(entrant, least=lane.low + 1, dropped=reason))
         enough = [entrant for entrant in guesses if entrant.replicas]
         if not enough:
@@ -310,7 +304,9 @@ class PlanSearch:
         if not original.replicas or self._cost(original) > self._cost(best):
             return order
         original.tried = best.tried
-        return [original if best.untested else self._rank([original, best])[0][0], *order[1:]]
+        if not best.untested:
+            original = self._rank([original, best])[0][0]
+        return [original, *order[1:]]
 
     def _rank(self, entrants: Sequence[Entrant]) -> tuple[list[Entrant], list[Entrant]]:
         """By cost, known quality and distance from the SLOs' bounds; and those tied with the best."""
@@ -353,8 +349,9 @@ class PlanSearch:
         self.phase = "another law"
         variants = []
         for law in laws:
-            is_default = law is profile.canvas_laws[0]
-            needed = best.replicas if is_default else self._needed(best, workload=law.workload)
+            needed: int | None = best.replicas
+            if law is not profile.canvas_laws[0]:
+                needed = self._needed(best, workload=law.workload)
             charge, forwards = self._charge(needed, best), mean_forwards(law)
             variants.append(Variant(name=law.workload, replicas=needed, **charge, forwards=forwards, source=law.source))
         return tuple(variants)
@@ -367,17 +364,14 @@ class PlanSearch:
     def _headroom(self, entrants: Sequence[Entrant]) -> dict[Entrant, list[Json]]:
         """Capacities in HEADROOM replications, each with the criterion that breaks above it."""
         self.phase = "headroom"
-
-        def capacity(entrant: Entrant, index: int, start: float | None) -> Task:
-            task, settled = self._replay((entrant, self.rate, 1.0), entrant.replicas, index), entrant.lane.settled
-            severity = settled[index] if index < len(settled) else None
-            return replace(task, work=plan_replays.fleet_capacity, severity=severity, start=start)
-
-        # The first rates are the others' starts; the risks fill the pool meanwhile.
-        first = [capacity(entrant, 0, None) for entrant in entrants]
-        risks = [self._replay((e, *case), e.replicas, 0) for e in entrants for case in self.changes.values()]
-        starts = [answer.get("rate") for answer in self.replays([*first, *risks])]
-        tasks = [capacity(e, i, start) for e, start in zip(entrants, starts, strict=False) for i in range(HEADROOM)]
+        replays = [self._replay((entrant, self.rate, 1.0), entrant.replicas, 0) for entrant in entrants]
+        firsts = [replace(task, work=plan_replays.fleet_capacity) for task in replays]
+        starts = [answer.get("rate") for answer in self.replays(firsts)]  # of the other replications
+        tasks = [
+            replace(task, index=i, start=start)
+            for task, start in zip(firsts, starts, strict=True)
+            for i in range(HEADROOM)
+        ]
         answers = iter(self._answers(tasks))
         return {entrant: list(islice(answers, HEADROOM)) for entrant in entrants}
 
@@ -389,11 +383,12 @@ class PlanSearch:
         lanes = self._raced([(best, *case) for case in cases], [replicas] * len(cases))
         for (change, case), lane in zip(self.changes.items(), lanes, strict=True):
             risks.append(self._risk(change, lane, replicas, (best, *case), lane.replicas))
-        remaining, today = replicas - (0 if self.spare else 1), (best, self.rate, 1.0)
-        lost = self._risk("a replica lost", best.lane, remaining, today, replicas)
-        if lost.verdict != MEETS:
-            needs = None if replicas == self.max_replicas else replicas + 1
-            lost = replace(lost, needs=needs, per_hour=self._charge(needs, best)["per_hour"])
+        remaining = replicas - (not self.spare)
+        lost = self._risk("a replica lost", best.lane, remaining, (best, self.rate, 1.0), replicas)
+        if lost.verdict != MEETS and replicas < self.max_replicas:
+            lost = replace(lost, needs=replicas + 1, per_hour=self._charge(replicas + 1, best)["per_hour"])
+        elif lost.verdict != MEETS:
+            lost = replace(lost, needs=None, per_hour=None)
         return risks[0], lost, risks[1]
 
     def _risk(self, change: str, lane: Lane, replicas: int, case: Case, needs: int | None) -> Risk:
@@ -407,7 +402,10 @@ class PlanSearch:
             meet = all(_slack(c, values[c.text]) >= 0 for c in self.criteria if c.text in values)
             sure = verdict(severities, len(severities) + 1, self.spread)
             # The mean of logarithms and the printed mean may lie on different sides of a bound.
-            outcome = MISSES if sure is False else MEETS if sure and meet else UNSURE
+            if sure is not False:
+                outcome = UNSURE
+            if sure and meet:
+                outcome = MEETS
         return Risk(
             change=change,
             values=values,
@@ -425,20 +423,22 @@ class PlanSearch:
 
     def _fleet(self, entrant: Entrant, capacities: Sequence[Json] = ()) -> Fleet:
         """capacities: the fleet's, where they were searched."""
-        due, replicas = self._dues(entrant), entrant.replicas
-        charge = self._charge(due[0].replicas if due else replicas, entrant)
+        due, replicas, mean_cost = self._dues(entrant), entrant.replicas, None
+        if due:
+            mean_cost = self._cost(entrant)
+        charge = self._charge(replicas, entrant)
         tokens = None
         if charge["per_hour"] is not None:
             tokens = entrant.search.world.per_million_tokens(charge["per_hour"], self.rate)
         answers = self._raced_answers((entrant, self.rate, 1.0), entrant.lane, replicas)
         first, values = answers[0], _values(self.criteria, answers)
-        slacks = {c.text: _slack(c, values[c.text]) if c.text in values else math.inf for c in self.criteria}
-        room, breaks_first = None, min(slacks, key=lambda text: slacks[text])
+        slacks = {c.text: _slack(c, values[c.text]) for c in self.criteria if c.text in values}
+        room, breaks_first = None, min(slacks, key=lambda text: slacks[text], default=self.criteria[0].text)
         if capacities:
             rate = interval([capacity["rate"] / self.rate for capacity in capacities])
             room = Interval(rate.value - 1, rate.low - 1, rate.high - 1)
             binding = Counter(capacity["binding"] for capacity in capacities).most_common(1)[0][0]
-            breaks_first = STABILITY if binding < 0 else self.criteria[binding].text
+            breaks_first = [*(c.text for c in self.criteria), STABILITY][binding]  # -1: the queue grows
         shares = {slo: [answer["attained"].get(slo, 1.0) for answer in answers] for slo in first["attained"]}
         return self._row(
             entrant,
@@ -454,7 +454,7 @@ class PlanSearch:
             breaks_first=breaks_first,
             doubted=tuple(first["doubted"]),
             due=due,
-            mean_cost=self._cost(entrant) if due else None,
+            mean_cost=mean_cost,
             untested=entrant.untested,
             **{name: first[name] for name in ("limited_by", "limiting_setting", "assumed", "latency_ms")},
         )
@@ -482,7 +482,7 @@ class PlanSearch:
         if replicas is None:
             return {"gpus": None, "per_hour": None}
         gpus, price = (replicas + self.spare) * entrant.candidate.gpus, entrant.candidate.price
-        return {"gpus": gpus, "per_hour": None if price is None else gpus * price}
+        return {"gpus": gpus, "per_hour": price and gpus * price}
 
     def _cost(self, entrant: Entrant) -> float:
         return self._mean_cost(entrant, [lane.replicas or 0 for lane in (entrant.lane, *entrant.later)])
@@ -587,7 +587,9 @@ def _notes_on_gpus(candidates: Sequence[PlanCandidate], search: CapacitySearch) 
     profiles: dict[str, Profile] = {}
     for candidate in candidates:
         profiles.setdefault(candidate.profile.device.name, candidate.profile)
-    return [common_error([*profiles.values()], search.world.setting().drawn)] if len(profiles) > 1 else []
+    if len(profiles) < 2:
+        return []
+    return [common_error([*profiles.values()], search.world.setting().drawn)]
 
 
 def _missed(search: CapacitySearch) -> tuple[str, ...]:
@@ -603,7 +605,9 @@ def _missed(search: CapacitySearch) -> tuple[str, ...]:
 def _slack(criterion: Criterion, spread: Spread) -> float:
     """A value's relative distance from its bound; above 0 is good."""
     excess = (spread.value or 0.0) - criterion.bound
-    return (excess if criterion.share is not None else -excess) / criterion.bound
+    if criterion.share is None:
+        excess = -excess
+    return excess / criterion.bound
 
 
 def _of_count(share: float, num: int) -> tuple[float, float]:

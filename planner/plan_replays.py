@@ -18,7 +18,7 @@ from .limits import BEYOND, PoolShares
 from .memo import Memo
 from .pool_counts import PILOT_PER_REPLICA, severity_of
 from .race import Lane
-from .replicate import Reading, measure, replication
+from .replicate import measure, replication
 from .settings import Tried, score
 
 PRECISION = 0.02  # of the searches, whose replays grow with it
@@ -57,7 +57,6 @@ class Task:
     replicas: int = 1
     slower: float = 1.0
     index: int = 0  # replication; of a setting: rung
-    severity: float | None = field(default=None, compare=False)  # at the rate, if already replayed
     start: float | None = field(default=None, compare=False)  # first rate of a search; None: the plan's
 
 
@@ -79,7 +78,9 @@ class Replays:
             cells[str(i)] = task.entrant.search, replace(task, entrant=None)
         with closing(self._memo.run(self._pool, _do, cells, _question)) as outcomes:
             for outcome in outcomes:
-                answer: Json = {"error": outcome.error} if outcome.refused else outcome.result()
+                answer: Json = {"error": outcome.error}
+                if not outcome.refused:
+                    answer = outcome.result()
                 self._answers[new[int(outcome.key)]] = answer
                 self.num_replays += answer.get("replays", 0)
                 self._on_progress()
@@ -112,9 +113,10 @@ def pilot(search: CapacitySearch, task: Task) -> Json:
         short = replace(short, world=replace(search.world, replicas=size.trial))
         reading = short.requests(PILOT)(task.rate)
         num_replays += 1
-        # A growing queue shows what one replica serves.
-        growing = size.high is None and not reading.stable
-        size.decide(reading.holds, math.ceil(size.trial * task.rate / reading.throughput) if growing else None)
+        guess = None
+        if size.high is None and not reading.stable:  # a growing queue shows what one replica serves
+            guess = math.ceil(size.trial * task.rate / reading.throughput)
+        size.decide(reading.holds, guess)
     return {"replicas": size.replicas, "replays": num_replays}
 
 
@@ -122,8 +124,8 @@ def fleet_replay(search: CapacitySearch, task: Task) -> Json:
     """A fleet's criteria, limit, and what clients see."""
     search = fleet(search, task.replicas, task.slower)
     world, requests = replication(search.world, task.index, search.num_requests, search.block)
-    shares = PoolShares(world.fleet()) if task.index == 0 else None
-    append = None if shares is None else shares.append
+    shares = PoolShares(world.fleet())
+    append = {0: shares.append}.get(task.index)  # the first replication shows the limit
     reading, records, window = measure(world, search.criteria, requests, task.rate, append)
     attained = {}
     for slo in (slo for criterion in search.criteria for slo in criterion.slos if slo.stat is None):
@@ -139,7 +141,7 @@ def fleet_replay(search: CapacitySearch, task: Task) -> Json:
         "rejected": reading.rejected,
         "replays": 1,
     }
-    if shares is not None:
+    if task.index == 0:
         [limit], [of_fleet] = shares.limits(records.totals.preemptions / len(requests)), shares.by_pool
         answer |= {"limited_by": limit.name, "limiting_setting": limit.setting, "assumed": of_fleet.shares()[BEYOND]}
         answer |= {"doubted": shares.doubted(), "latency_ms": latency_ms(window, CLIENT_METRICS)}
@@ -149,16 +151,10 @@ def fleet_replay(search: CapacitySearch, task: Task) -> Json:
 def fleet_capacity(search: CapacitySearch, task: Task) -> Json:
     """The highest rate that meets the SLOs, and the criterion broken above it."""
     sized = fleet(search, task.replicas, task.slower)
-    replay, severity = sized.requests(task.index), task.severity
-
-    def read(rate: float) -> Reading:
-        if severity is not None and severity <= 0 and math.isclose(rate, task.rate, rel_tol=1e-9):
-            return Reading(
-                rate=rate, values=(math.nan,), severities=(severity,), stable=True, throughput=rate, rejected=0.0
-            )
-        return replay(rate)
-
-    width = OWN_WIDTH if task.start is None else NEXT_WIDTH
+    width = OWN_WIDTH
+    if task.start is not None:
+        width = NEXT_WIDTH
+    read = sized.requests(task.index)
     crossing = find(read, sized.criteria, task.start or task.rate, width, OWN_SHARPNESS)
     return {"rate": crossing.rate, "binding": crossing.binding, "replays": crossing.num_replays}
 

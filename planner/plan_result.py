@@ -83,7 +83,7 @@ class Fleet:
 
     @property
     def name(self) -> str:
-        return f"{self.policy} on {self.place}" if self.place else self.policy
+        return " on ".join(filter(None, (self.policy, self.place)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,9 @@ class Quality:
     same: bool = False  # the answers are those of the policy to beat
 
     def __str__(self) -> str:
-        return "unknown" if self.relative is None else f"{100 * self.relative:.1f} %"
+        if self.relative is None:
+            return "unknown"
+        return f"{100 * self.relative:.1f} %"
 
     def shortfall(self, least: float | None) -> str:
         """Why it is not enough; empty: it is."""
@@ -113,7 +115,7 @@ def quality_of(policy: Policy, model: str, table: QualityTable | None = None) ->
     if policy.rows.commits == "tokens":
         return Quality(None, "", ("an autoregressive model is another checkpoint, and no score compares the two",))
     table = table or published()
-    place = PUBLISHED if table.name == PUBLISHED else f"in {table.name}"
+    place = f"in {table.name}".replace(f"in {PUBLISHED}", PUBLISHED)
     points = [
         p for p in _points(table, model) if set(p.factors) <= set(factors) and p.factors["family"] == factors["family"]
     ]
@@ -151,7 +153,8 @@ def parse_share(text: str | float | None) -> float | None:
     if text is None:
         return None
     text_of_share = str(text).strip()
-    share = float_of(text_of_share.removesuffix("%")) / (100 if text_of_share.endswith("%") else 1)
+    percent = text_of_share.endswith("%")
+    share = float_of(text_of_share.removesuffix("%")) / (1 + 99 * percent)
     if not 0 < share <= 1.5:
         raise DsimError(f"quality {cut(text)} is not a share of the full cache's, expected such as 98% or 0.98")
     return share

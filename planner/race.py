@@ -113,8 +113,12 @@ def verdict(severities: Sequence[float], limit: int, spread: float | None = None
 
 def half_width(severities: Sequence[float], spread: float | None = None) -> float:
     """Student's, or the normal one of a known spread if narrower."""
-    half = student(np.array(severities)) if len(severities) >= FIRST else math.inf
-    return half if spread is None else min(half, NORMAL * spread / math.sqrt(len(severities)))
+    half = math.inf
+    if len(severities) >= FIRST:
+        half = student(np.array(severities))
+    if spread is not None:
+        half = min(half, NORMAL * spread / math.sqrt(len(severities)))
+    return half
 
 
 def best_of(severities: Sequence[Sequence[float]]) -> list[int]:
@@ -129,4 +133,4 @@ def best_of(severities: Sequence[Sequence[float]]) -> list[int]:
 def _second_price(lanes: Sequence[Lane]) -> float:
     """The second cheapest cost known to be enough; infinite if there is none."""
     costs = sorted(lane.cost(lane.high) for lane in lanes if lane.high is not None)
-    return costs[1] if len(costs) > 1 else math.inf
+    return [*costs, math.inf, math.inf][1]

@@ -68,8 +68,9 @@ class Reading:
     @property
     def worst(self) -> int:
         """The criterion furthest beyond its bound; -1 if none is violated."""
-        i = int(np.argmax(self.severities))
-        return i if self.severities[i] > 0 else -1
+        if self.severity <= 0:
+            return -1
+        return self.criterion
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,9 @@ def _judge(criterion: Criterion, requests: Columns, result: RunRecords, missing_
     assert slo.stat is not None
     if slo.metric == "itl":
         gaps = result.totals.itl
-        value = gaps.mean() if slo.stat == "mean" else gaps.quantile(int(slo.stat[1:]) / 100)
+        value = gaps.mean()
+        if slo.stat != "mean":
+            value = gaps.quantile(int(slo.stat[1:]) / 100)
     else:
         value = statistic(latencies(requests)[slo.metric], slo.stat)
     if math.isnan(value):

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import optuna
-from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial
 
 from ..engine import chance
@@ -39,9 +38,9 @@ class Attempt:
 
     @property
     def violation(self) -> float:
-        if self.state == "refused":
-            return INFEASIBLE
-        return 0.0 if self.outcome is None else self.outcome.violation
+        if self.outcome is None:  # refused, or under way
+            return INFEASIBLE * (self.state == "refused")
+        return self.outcome.violation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,12 +77,12 @@ class Search:
     attempts: list[Attempt] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.sign = 1.0 if self.objective in HIGHER else -1.0
-        direction = StudyDirection.MAXIMIZE if self.sign > 0 else StudyDirection.MINIMIZE
-        self.study = optuna.create_study(direction=direction)
+        self.sign = 2.0 * (self.objective in HIGHER) - 1
+        self.study = optuna.create_study(direction=("minimize", "maximize")[self.sign > 0])
         for preset in self.space.presets:
-            start = self.default if self.default.preset == preset else self.space.candidate(preset, {})
-            fields = start.fields()
+            fields = self.space.candidate(preset, {}).fields()
+            if self.default.preset == preset:
+                fields = self.default.fields()
             places = {POLICY: self.space.presets.index(preset)}
             for name, values in self.space.of(preset).items():
                 texts = [spelt(value) for value in values]
@@ -103,7 +102,9 @@ class Search:
                 batch.append(Attempt(trial, self._suggest(trial)))
             self.attempts += batch
             self._try(batch, refuse)
-            idle = 0 if self._num_tried() > done else idle + 1
+            idle += 1
+            if self._num_tried() > done:
+                idle = 0
         self.progress("searching", trials, trials, self.best_text())
 
     def measure(self, candidates: Sequence[Candidate], part: Part) -> list[ReplayOutcome]:
@@ -126,7 +127,9 @@ class Search:
     def worth(self, candidate: Candidate, outcome: ReplayOutcome) -> float:
         """By the objective, more is better; beyond the engine's tested range a tenth less."""
         value = self.sign * outcome.value
-        return value - (UNTESTED - 1) * abs(value) if candidate.untested else value
+        if candidate.untested:
+            value -= (UNTESTED - 1) * abs(value)
+        return value
 
     def equals(self, best: Candidate, rivals: Sequence[Candidate]) -> list[Candidate]:
         """The settings that are as good in the search, within NEAR."""
@@ -187,7 +190,7 @@ class Search:
             attempt.outcome = outcome = self.outcomes[attempt.candidate]
             attempt.reason = outcome.missed
             is_new = new.get(attempt.candidate) is attempt
-            self._tell(attempt, "complete" if is_new else "repeated", outcome.value)
+            self._tell(attempt, ("repeated", "complete")[is_new], outcome.value)
 
     def _tell(self, attempt: Attempt, state: str, value: float) -> None:
         attempt.state = state

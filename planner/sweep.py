@@ -135,10 +135,11 @@ def _best_cell(plan: Plan, outcomes: Mapping[str, Outcome[Json]]) -> World | Non
     """The stable cell with the highest goodput, or output throughput without SLOs."""
     summaries = {key: outcome.value or {} for key, outcome in outcomes.items()}
     has_goodput = any(summary.get("goodput") for summary in summaries.values())
-    metric = "goodput" if has_goodput else "output_throughput"
+    metric = ("output_throughput", "goodput")[has_goodput]
     stable = [cell for cell in plan.cells if summaries.get(cell.key, {}).get("stable")]
-    best = max(stable, key=lambda cell: summaries[cell.key].get(metric) or 0.0, default=None)
-    return None if best is None else best.world
+    if not stable:
+        return None
+    return max(stable, key=lambda cell: summaries[cell.key].get(metric) or 0.0).world
 
 
 def _rows(plan: Plan, outcomes: Mapping[str, Outcome[Json]]) -> tuple[Json, ...]:

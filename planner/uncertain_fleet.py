@@ -48,7 +48,9 @@ def rivals(planned: Planned) -> dict[str, Fleet]:
 
 def replica_cost(planned: Planned, fleet: Fleet) -> float:
     """Of an hour, or in GPUs without prices."""
-    return fleet.gpus_per_replica * ((fleet.price or 0.0) if planned.priced else 1.0)
+    if not planned.priced:
+        return fleet.gpus_per_replica
+    return fleet.gpus_per_replica * (fleet.price or 0.0)
 
 
 def uncertain_fleets(
@@ -83,7 +85,7 @@ def uncertain_fleets(
         drawn.intervals[name][cost] = interval([draw[cost] for draw in draws])
     return replace(
         drawn,
-        answer=f"{best} {'meets' if first == 1 else 'meet'} the SLOs at {rate:g} req/s",
+        answer=f"{best} {('meet', 'meets')[first == 1]} the SLOs at {rate:g} req/s",
         survives=sum(draw[REPLICAS] <= first for draw in values[best][1:]) / num,
         best=best,
         ratios={name: paired(costs[best], costs[name]) for name in runners_up},
@@ -109,13 +111,16 @@ def sized(model: CapacitySearch, rate: float, draw: Draw) -> Values:
         return fleet(search, replicas).requests(index)(rate)
 
     reading = read(world.replicas)
-    values = [
-        math.nan if math.isnan(value) else 1e3 * value if criterion.share is None else 100 * (1 - value)
-        for criterion, value in zip(search.criteria, reading.values, strict=True)
-    ]
+    values = {}
+    for criterion, value in zip(search.criteria, reading.values, strict=True):
+        values[_metric(criterion)] = 1e3 * value
+        if criterion.share is not None:
+            values[_metric(criterion)] = 100 * (1 - value)
     size = Fewest(limit=MOST_TIMES * world.replicas, trial=world.replicas, stride=2.0)
     size.decide(reading.holds)
     while index and size.open:
         size.decide(read(size.trial).holds)
-    replicas = world.replicas if index == 0 else size.replicas or math.inf
-    return {**dict(zip(map(_metric, search.criteria), values, strict=True)), REPLICAS: float(replicas)}
+    values[REPLICAS] = float(size.replicas or math.inf)
+    if index == 0:
+        values[REPLICAS] = float(world.replicas)
+    return values

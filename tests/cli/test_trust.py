@@ -78,7 +78,6 @@ BRINGS_CODE: dict[str, tuple[tuple[str, ...], str, str]] = {
     )},
     "a sweep's base": (SWEPT, f'{SWEEP}policy = "{SPEC}"\n[grid]\nseed = [0, 1]\n', "{}: cell "),
     "a sweep's grid": (SWEPT, GRID, "{}: cell "),
-    "a sweep's list": (SWEPT, f'{SWEEP}[[list]]\npolicy = "{SPEC}"\n', "{}: cell "),
     "a sweep's policy file": (SWEPT, f'{SWEEP}[grid]\npolicy = ["mine.toml"]\n', "{}: cell "),
     "a space": (("tune", "small.jsonl", *SLO, "--space", "{}"), f'policy = ["optimus", "{SPEC}"]\n', "{}: "),
     "tune's quality table": (("tune", "small.jsonl", *SCORED), SCORES, "{}: "),
