@@ -17,8 +17,7 @@ from .declared import Opt, Question, Watch
 if TYPE_CHECKING:
     from ..planner.candidates import PlanCandidate
     from ..planner.memo import StoreFolder
-    from ..planner.plan_result import Planned
-    from ..planner.purchase import Horizon
+    from ..planner.plan_result import Horizon, Planned
     from ..profiler.profile import Profile
     from ..results.world import World
     from .objects import PolicyLike, ProfileLike
@@ -34,7 +33,7 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
 
     COMMON: ClassVar = (
         "slos", "rate", "policies", "gpu", "model", "profiles", "gpu_hour", "growth", "horizon",
-        "research", "lengths", "jobs", "out",
+        "lengths", "jobs", "out",
     )  # fmt: skip
 
     slos: A[Sequence[str], q.SLO] = ()
@@ -115,7 +114,6 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
     min_quality: A[float | str | None, q.MIN_QUALITY] = None
     quality_table: A[str | Path | None, q.QUALITY_TABLE] = None
     as_given: A[bool, Opt("Use the policies as given, without a search over engine settings.", "", "Search")] = False
-    research: A[bool, Opt("Also what a scheduler that no released engine has would save.", "", "Search")] = False
     router: A[str, q.ROUTER] = choices.UNROUTED
     num_requests: A[int | None, q.PER_REPLAY] = None
     jobs: A[int | None, q.JOBS] = None
@@ -146,7 +144,6 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
         candidates, left_out = candidates_of(
             world, specs, profiles, prices(self.gpu_hour), min_quality=parse_share(self.min_quality),
             quality_table=load_table(self.quality_table, world.allow_code), as_given=self.as_given,
-            research=self.research,
         )  # fmt: skip
         size = {name: getattr(self, name) for name in ("rate", "attainment", "max_replicas", "num_requests")}
         inputs = inputs_of(world, candidates, **size)
@@ -184,7 +181,7 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
         )  # fmt: skip
 
     def _horizon(self) -> "Horizon | None":
-        from ..planner.purchase import Horizon
+        from ..planner.plan_result import Horizon
 
         if not self.slos:
             raise DsimError("no SLO is given, expected at least one, such as --slo ttft=2s --slo 100ms/token")

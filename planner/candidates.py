@@ -34,7 +34,6 @@ class PlanCandidate:
     settings: dict[str, Quality] = field(default_factory=dict)  # SPECs to try, by rising number of changes
     original: str = ""  # the SPEC as named, where `policy` is one of `settings`
     refused: str = ""  # why `original` cannot run
-    is_research: bool = False  # of no released engine, and not named by the user
 
     def __str__(self) -> str:
         return " on ".join(filter(None, (self.policy, self.place)))
@@ -74,13 +73,12 @@ def candidates_of(
     min_quality: float | None = None,
     quality_table: QualityTable | None = None,
     as_given: bool = False,
-    research: bool = False,
 ) -> tuple[list[PlanCandidate], list[Fleet]]:
     """Policies on the profiles that can run them, and policies left out, with reasons.
 
     POLICY@PROFILE runs on that profile only. profiles: by default one of the log's model, or the commands' default.
-    Without policies: the shipped presets of a profile's family that a released engine has; with `research`, or if
-    none of those can run, all. An engine's preset is left out on another engine's profile, unless named and without
+    Without policies: the shipped presets of a profile's family that a released engine has; if none of those can
+    run, all. An engine's preset is left out on another engine's profile, unless named and without
     a profile of its own engine. as_given: search no settings. DsimError if no candidate remains.
     """
     if profiles is None and not name_their_profiles(policies):
@@ -88,7 +86,7 @@ def candidates_of(
         names = [known_model(name) for name in set(map(str, world.source().extras.get("model", ())))]
         shipped = [name for model in names[:1] if model and len(set(names)) == 1 for name in shipped_for(model.name)]
         profiles = [load([*shipped, World.profile][0])]
-    policies_by_profile = _on_profiles(policies, profiles or (), research)
+    policies_by_profile = _on_profiles(policies, profiles or ())
     devices = {profile.device.name for profile, _ in policies_by_profile}
     engines = {engine_of_profile(profile) for profile, _ in policies_by_profile}
     longest, code = world.longest(), world.allow_code
@@ -99,8 +97,6 @@ def candidates_of(
         place = file_profile.name
         if len(devices) == len(policies_by_profile):
             place = file_profile.device.name * (len(devices) > 1)
-        family = [PRESETS[name] for name in _presets(file_profile)]
-        has_engine = any(preset.engine and not times_another(file_profile, preset) for preset in family)
         for text in specs:
             preset = preset_of(name_of(text), text, code)
             policy = replace(world, policy=text).parsed_policy()
@@ -121,7 +117,6 @@ def candidates_of(
                 place=place,
                 quality=quality,
                 price=prices(profile),
-                is_research=not (policies or preset.engine) and has_engine,
             )
             reason = not_served(preset, profile)
             if elsewhere and not policies:
@@ -155,13 +150,7 @@ def name_their_profiles(policies: Sequence[str]) -> bool:
     return bool(policies) and all(placed(policy)[1] is not None for policy in policies)
 
 
-def _presets(profile: Profile) -> list[str]:
-    return [name for name, preset in PRESETS.items() if preset.policy.family == profile.family]
-
-
-def _on_profiles(
-    policies: Sequence[str], profiles: Sequence[Profile], research: bool
-) -> list[tuple[Profile, list[str]]]:
+def _on_profiles(policies: Sequence[str], profiles: Sequence[Profile]) -> list[tuple[Profile, list[str]]]:
     """Policies to try on each profile, including profiles named by policies."""
     by_name: dict[str, tuple[Profile, list[str]]] = {}
     for profile in profiles:
@@ -169,9 +158,9 @@ def _on_profiles(
             raise DsimError(f"two profiles are named {profile.name}, expected a name of its own for each")
         by_name[profile.name] = profile, []
         if not policies:
-            presets = _presets(profile)
+            presets = [name for name, preset in PRESETS.items() if preset.policy.family == profile.family]
             of_engines = [name for name in presets if PRESETS[name].engine]
-            if research or all(times_another(profile, PRESETS[name]) for name in of_engines):
+            if all(times_another(profile, PRESETS[name]) for name in of_engines):
                 of_engines = presets
             by_name[profile.name] = profile, of_engines
     for policy in policies:

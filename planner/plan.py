@@ -26,8 +26,7 @@ from .contents import Json, asked_of, digest
 from .deploy import UNROUTED, deployment_of
 from .memo import Memo
 from .plan_replays import PRECISION, Entrant, Replays, Task
-from .plan_result import MEETS, MISSES, UNSURE, Due, Fleet, Planned, Risk, Values, Variant
-from .purchase import Horizon, growth_of
+from .plan_result import MEETS, MISSES, UNSURE, Due, Fleet, Horizon, Planned, Risk, Values, Variant, growth_of
 from .race import LIMIT, MOST, Entry, Lane, best_of, race, verdict
 from .replicate import CONFIDENCE, Criterion, Interval, interval, judged, student
 from .settings import Tried, halve
@@ -92,10 +91,6 @@ def fleet_world(world: World, candidate: PlanCandidate, replicas: int = 1) -> Wo
     return replace(world, policy=candidate.policy, replicas=replicas, profile_object=candidate.profile)
 
 
-class _NoFleetError(DsimError):
-    """No fleet meets the SLOs."""
-
-
 @dataclass
 class PlanSearch:
     """A plan's steps, each a method.
@@ -146,10 +141,9 @@ class PlanSearch:
 
     def result(self, left_out: Sequence[Fleet]) -> Planned:
         self._choose_settings()
-        entrants, dropped = self._settle([entrant for entrant in self.chosen if not entrant.candidate.is_research])
+        entrants, dropped = self._settle(self.chosen)
         order, tied = self._rank(entrants)
         order = self._as_named_if_enough(order)
-        research = self._research([entrant for entrant in self.chosen if entrant.candidate.is_research])
         best = order[0]
         heads = order[:1]
         if self.horizon is not None:  # of each GPU's best: what a request a second costs at the limit
@@ -191,7 +185,6 @@ class PlanSearch:
             growth=None if self.horizon is None else growth_of(self.horizon, recommended),
             routed=routed,
             laws=laws,
-            research=tuple(research),
             deployment=deployment,
         )
 
@@ -238,15 +231,6 @@ class PlanSearch:
                 tried = replace(tried, given=first.original, given_rate=0.0)
             best.tried, self.chosen[k] = tried, best
 
-    def _research(self, entrants: Sequence[Entrant]) -> list[Fleet]:
-        """The fleets of schedulers that no engine has, the cheapest first, as far as short replays tell."""
-        if not entrants:
-            return []
-        try:
-            return [self._fleet(entrant) for entrant in self._rank(self._settle(entrants)[0])[0]]
-        except _NoFleetError:
-            return []
-
     def _settle(self, entrants: Sequence[Entrant]) -> tuple[list[Entrant], list[Fleet]]:
         """The entrants that a race finds fleets for, and the dropped rows."""
         self.phase = "pilot"
@@ -260,7 +244,7 @@ class PlanSearch:
                 guesses[entrant] = int(answer["replicas"])
         if not guesses:
             reason = next(iter(dropped.values())).dropped
-            raise _NoFleetError(
+            raise DsimError(
                 f"no fleet of up to {self.max_replicas} replicas meets the SLOs at {self.rate:g} req/s; {reason}"
             )
         costs = {
@@ -288,7 +272,7 @@ class PlanSearch:
         enough = [entrant for entrant in guesses if entrant.replicas]
         if not enough:
             limit = f"{self.max_replicas} replicas"
-            raise _NoFleetError(f"no fleet of up to {limit} surely meets the SLOs at {self.rate:g} req/s")
+            raise DsimError(f"no fleet of up to {limit} surely meets the SLOs at {self.rate:g} req/s")
         return enough, rows
 
     def _as_named_if_enough(self, order: list[Entrant]) -> list[Entrant]:

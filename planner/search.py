@@ -2,8 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,6 +17,9 @@ from .objective import HIGHER, INFEASIBLE, OBJECTIVES, Evaluator, Part, ReplayOu
 from .quality import Quality
 from .settings import NEAR, UNTESTED
 from .space import Space
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+warnings.filterwarnings("ignore", module="optuna")
 
 EXPLORE, EXHAUSTED = 3, 100  # batches without a new setting: then random proposals, then the end
 SAMPLER = 234  # purpose of draws
@@ -218,18 +220,3 @@ class Search:
             for name, values in self.space.of(preset).items()
         }
         return self.space.candidate(preset, fields)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence Optuna's log and warnings."""
-    level = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="optuna")
-            warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-            warnings.filterwarnings("ignore", category=FutureWarning)
-            yield
-    finally:
-        optuna.logging.set_verbosity(level)

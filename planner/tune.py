@@ -28,7 +28,7 @@ from .memo import STORE, StoreFolder
 from .objective import OBJECTIVES, Evaluator
 from .quality import Quality, load_table, parse_share, quality_factors, quality_of
 from .record import doubts_of, profile_notes
-from .search import Progress, Refuse, Search, Trial, quiet
+from .search import Progress, Refuse, Search, Trial
 from .space import searchable, space_of
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def tune(
         quality_table=None if table is None else digest(repr(table.scores)),
         gpu_hour=gpu_hour,
     )
-    with Pool(jobs, ray) as pool, quiet():
+    with Pool(jobs, ray) as pool:
         search = Search(
             objective=objective,
             space=varied,

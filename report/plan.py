@@ -33,7 +33,6 @@ def plan_page(planned: "Planned") -> Page:
         _over_time(planned) or _by_gpu(planned),
         _clients(planned),
         _ranking(planned),
-        _research(planned),
         _settings(planned),
         _risks(planned),
         Section("To deploy", tuple(_deploy(planned)), spoken=True),
@@ -315,18 +314,6 @@ def _clients(planned: "Planned") -> Section | None:
             rows.append([f"{metric} {stat}", *("–" if time is None else f"{number(time)} ms" for time in times)])
     records = [dict(zip(["", *latencies], row, strict=True)) for row in rows]
     return _section("What clients see", records, "One replay, at the plan's rate.", ("",))
-
-
-def _research(planned: "Planned") -> Section | None:
-    """What schedulers of no engine would save; none without --research."""
-    rows = []
-    for fleet in planned.research:
-        saves = 1 - planned.cost(fleet) / planned.cost(planned.recommended)
-        share = f"{100 * saves:.0f} %" if saves > 0 else "nothing"
-        hourly = _hourly(planned, fleet)
-        rows.append({"policy": fleet.name, "GPUs": f"{fleet.gpus:,}", "an hour": hourly, "saves": share})
-    caption = "Schedulers that no released engine has, by short replays: what it would be worth to build one."
-    return _section("What a new scheduler would save", rows, caption, ("policy",))
 
 
 def _settings(planned: "Planned") -> Section | None:
