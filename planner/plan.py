@@ -22,7 +22,7 @@ from .backend import Pool
 from .candidate import changed_fields, nearest_first, policy_toml
 from .candidates import PlanCandidate
 from .capacity import PARTS, STABILITY, CapacitySearch, check_rate, search_of
-from .contents import Json, asked_of, digest
+from .contents import Json, asked_of
 from .deploy import UNROUTED, deployment_of
 from .memo import Memo
 from .plan_replays import PRECISION, Entrant, Replays, Task
@@ -41,9 +41,15 @@ Case = tuple[Entrant, float, float]  # with a rate (req/s) and a slow-down of th
 
 
 def plan(
-    world: World, candidates: Sequence[PlanCandidate], left_out: Sequence[Fleet] = (), *,
-    rate: float | None = None, jobs: int | None = None, ray: str | None = None, **options: Any,
-) -> Planned:  # fmt: skip
+    world: World,
+    candidates: Sequence[PlanCandidate],
+    left_out: Sequence[Fleet] = (),
+    *,
+    rate: float | None = None,
+    jobs: int | None = None,
+    ray: str | None = None,
+    **options: Any,
+) -> Planned:
     """Rank candidates by the cost of the smallest fleet that meets the world's `slos` at a rate.
 
     The world's policy, profile and replicas are unused. rate: by default the trace's. jobs, ray: see `Pool`.
@@ -56,19 +62,10 @@ def plan(
         return PlanSearch(world, candidates, pool, _rate(world, rate), **options).result(left_out)
 
 
-def inputs_of(
-    world: World, candidates: Sequence[PlanCandidate], *, rate: float | None, attainment: float,
-    max_replicas: int, num_requests: int | None,
-) -> Json:  # fmt: skip
-    """Of a plan's replays."""
-    inputs = asked_of(replace(world, policy=World.policy))
-    del inputs["policy"]
-    entries = []
-    for candidate in candidates:
-        fields = asked_of(fleet_world(world, candidate))
-        entries.append((str(candidate), candidate.price, [*candidate.settings], fields["policy"], fields["profile"]))
-    size = {"attainment": attainment, "max_replicas": max_replicas, "num_requests": num_requests}
-    return {**inputs, **size, "candidates": digest(entries), "rate": _rate(world, rate)}
+def inputs_of(world: World, candidates: Sequence[PlanCandidate], **size: Any) -> Json:
+    """What tells a plan from another one. size: rate, attainment, max_replicas and num_requests."""
+    entries = [(str(candidate), candidate.price, [*candidate.settings]) for candidate in candidates]
+    return {**asked_of(replace(world, policy=World.policy)), **size, "candidates": entries}
 
 
 def _rate(world: World, rate: float | None) -> float:

@@ -73,11 +73,10 @@ class QualityTable:
 
 @dataclass(frozen=True)
 class _Point:
-    """A table's setting, over its benchmarks."""
+    """A table's setting, by the sums over its benchmarks."""
 
     factors: Mapping[str, Any]  # by field; missing fields may have any value
     relative: float
-    benchmarks: tuple[str, ...]
     source: str
 
     def differences(self, factors: Mapping[str, Any]) -> list[str]:
@@ -123,9 +122,7 @@ def quality_of(policy: Policy, model: str, table: QualityTable | None = None) ->
         return Quality(None, "", (f"no score is {place} for {name_of(policy.name)} on {model}",))
     closest = min(points, key=lambda p: len(p.differences(factors)))
     if not closest.differences(factors):
-        several = len(closest.benchmarks) > 1
-        notes = (f"mean of {', '.join(closest.benchmarks)}",) * several
-        return Quality(closest.relative, closest.source, notes)
+        return Quality(closest.relative, closest.source)
     [name, *others] = closest.differences(factors)
     value = factors[name]
     line = {p.factors[name]: p for p in points if name in p.factors and set(p.differences(factors)) <= {name}}
@@ -198,7 +195,7 @@ def _points(table: QualityTable, model: str) -> tuple[_Point, ...]:
     points = []
     for key, scores in groups.items():
         relative = sum(s.score for s in scores) / sum(s.baseline for s in scores)
-        points.append(_Point(dict(key), relative, tuple(s.benchmark for s in scores), scores[0].source))
+        points.append(_Point(dict(key), relative, scores[0].source))
     return tuple(points)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.allowed_code import AllowedCode
-from ..engine.errors import CodeError, DsimError, PolicyError
+from ..engine.errors import DsimError, PolicyError
 from ..engine.outside import is_file
 from ..engine.part import FITTED, Preset
 from ..engine.policies import BASELINES
@@ -66,7 +66,9 @@ def space_of(world: World, table: Mapping[str, Any] | str | Path | None = None, 
         if name not in names:
             raise DsimError(f"{source}: [{name}] is given, and policy is {', '.join(names)}: expected it among them")
     for name in names:
-        _check_preset(world, name, check, source)
+        fault = refusal(lambda name=name: check(preset_of(name, allow_code=world.allow_code).policy))
+        if fault is not None:
+            raise type(fault)(f"{source}: {name}: {fault}")
         fields = tables.get(name, {})
         for field, choices in {**shared, **fields}.items():
             if choices in ([], {}):
@@ -141,15 +143,6 @@ def _presets(table: Mapping[str, Any], source: str, check: Check) -> list[str]:
             hint = did_you_mean(str(name), PRESETS)
             raise DsimError(f"{source}: no preset is named {quoted(name)}{hint}; there are {', '.join(PRESETS)}")
     return names
-
-
-def _check_preset(world: World, name: str, check: Check, source: str) -> None:
-    try:
-        check(preset_of(name, allow_code=world.allow_code).policy)
-    except CodeError as error:
-        raise type(error)(f"{source}: {error}") from None
-    except DsimError as error:
-        raise type(error)(f"{source}: {name}: {error}") from None
 
 
 def _faults(world: World, preset: str, field: str, choices: Any, check: Check) -> list[tuple[Any, DsimError | None]]:

@@ -20,7 +20,7 @@ from .contents import Json, asked_of
 from .grid import Plan, read_plan
 from .memo import FILES as STORE_FILES
 from .memo import STORE, StoreFolder
-from .record import doubts_of, profile_notes
+from .record import profile_notes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +45,6 @@ class Sweep(Result):
     dsim: str = __version__
     notes: tuple[str, ...] = ()  # on profiles
     results: tuple[Json, ...] = ()  # varied fields, metrics, error and key of the finished cells, in the plan's order
-    doubted: tuple[str, ...] = ()  # of the best cell's steps, by its profiles
     num_reused: int = field(default=0, metadata=NOT_STORED)  # by an earlier run into the folder
     services: tuple[World, ...] = field(default=(), metadata=NOT_STORED)  # see Plan
 
@@ -114,12 +113,10 @@ def sweep(
         outcomes, interrupted = folder.finish(
             pool, _run, cells, asked_of, progress=lambda ended, total, _: progress and progress(ended, total)
         )
-        best = _best_cell(plan, outcomes)
         done = replace(
             begun,
             interrupted=interrupted,
             results=_rows(plan, outcomes),
-            doubted=doubts_of(best, best.requests()) if best else (),
             num_reused=sum(outcome.is_stored for outcome in outcomes.values()),
         )
         if folder.is_settled:  # not stopped before any cell finished
@@ -129,17 +126,6 @@ def sweep(
 
 def _run(world: World) -> Json:
     return world.run().to_json()
-
-
-def _best_cell(plan: Plan, outcomes: Mapping[str, Outcome[Json]]) -> World | None:
-    """The stable cell with the highest goodput, or output throughput without SLOs."""
-    summaries = {key: outcome.value or {} for key, outcome in outcomes.items()}
-    has_goodput = any(summary.get("goodput") for summary in summaries.values())
-    metric = ("output_throughput", "goodput")[has_goodput]
-    stable = [cell for cell in plan.cells if summaries.get(cell.key, {}).get("stable")]
-    if not stable:
-        return None
-    return max(stable, key=lambda cell: summaries[cell.key].get(metric) or 0.0).world
 
 
 def _rows(plan: Plan, outcomes: Mapping[str, Outcome[Json]]) -> tuple[Json, ...]:

@@ -27,7 +27,7 @@ from .memo import FILES as STORE_FILES
 from .memo import STORE, StoreFolder
 from .objective import OBJECTIVES, Evaluator
 from .quality import Quality, load_table, parse_share, quality_factors, quality_of
-from .record import doubts_of, profile_notes
+from .record import profile_notes
 from .search import Progress, Refuse, Search, Trial
 from .space import searchable, space_of
 
@@ -59,7 +59,6 @@ class Tuned(Result):
     setup: Setup
     implementations: tuple[str, ...]  # that price the compared settings
     run: str  # the command that replays the recommendation
-    doubted: tuple[str, ...] = ()  # of the recommendation's steps, by its profiles
     policy_toml: str = field(default="", metadata=NOT_STORED)  # the recommendation's file for `--policy`
     compared: tuple[World, ...] = field(default=(), metadata=NOT_STORED)  # recommended, winner, default
 
@@ -185,7 +184,6 @@ def tune(
         setup=replace(setup, traffic=f"{setup.traffic}; used: {len(requests):,}, at {requests.rate:.3g} req/s"),
         implementations=tuple(setting.base_profile().implementation for setting in compared),
         run=shlex.join(["dsim", "replay", world.trace, "--policy", fleet.policy, *replicas, *traffic_words]),
-        doubted=doubts_of(fleet, requests),
         policy_toml=policy_toml(fleet.policy, fleet.replicas, fleet.allow_code),
         compared=tuple(compared),
     )

@@ -90,7 +90,7 @@ def _found(tuned: "Tuned") -> str:
         text = f"{winner}: {gained}."
         if not tuned.confirmed:
             text = f"Keep {default}: the best found, {winner}, has {gained}."
-    text += "".join(f" {line}." for line in (*recommended.untested, *tuned.doubted))
+    text += "".join(f" {line}." for line in recommended.untested)
     if tuned.equal:
         does = "does" if tuned.equal == 1 else "do"
         text += (
@@ -282,7 +282,7 @@ def sweep_page(sweep: "Sweep") -> Page:
     return Page(
         name=f"dsim: {sweep.title}",
         question="Which of these scenarios serves best?",
-        answer=answer + "".join(f" {line}." for line in sweep.doubted),
+        answer=answer,
         alarms=tuple(alarms),
         cautions=(estimate(", ".join(sweep.estimated), "cells"),) if sweep.estimated else (),
         numbers=numbers([*means[:3], ("cells", f"{num_rows} of {sweep.num_cells}", about)]),

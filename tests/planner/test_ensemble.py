@@ -11,16 +11,7 @@ import pytest
 from dsim.engine.errors import ProfileError
 from dsim.engine.latency import Features
 from dsim.planner.backend import Pool
-from dsim.planner.ensemble import (
-    EOS,
-    drawn,
-    ensemble,
-    interval,
-    known_causes,
-    level,
-    moved,
-    paired,
-)
+from dsim.planner.ensemble import EOS, drawn, ensemble, interval, known_causes, level, moved, paired
 from dsim.profiler.canvas_law import mean_forwards
 from dsim.profiler.known import unknown_host
 from dsim.profiler.profile import Fit, Profile, load, shipped

@@ -96,9 +96,7 @@ def test_the_command_takes_a_fleets_file_and_names_its_pools(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [
-        (["--pool", "1@h100-sdar-8b,ar", "--replicas", "2"], "--pool is 1@h100-sdar-8b,ar and --replicas is 2"),
-    ],
+    [(["--pool", "1@h100-sdar-8b,ar", "--replicas", "2"], "--pool is 1@h100-sdar-8b,ar and --replicas is 2")],
 )
 def test_what_a_fleet_of_pools_cannot_be_asked_is_refused(given: list[str], message: str) -> None:
     assert message in dsim("capacity", "azure-conv", "--slo", "ttft=2s", *given).refusal

@@ -14,14 +14,12 @@ from dsim.engine.errors import DsimError, MachineError
 from dsim.planner.backend import Pool
 from dsim.planner.grid import TYPES, read_plan
 from dsim.planner.sweep import sweep
-from dsim.profiler.profile import load, save
 from dsim.results.fleet_file import FleetWords
 from dsim.results.metrics import Summary
 from dsim.results.world import World, on_fleet
 from dsim.traces import Trace
 
 from ..stored import rows
-from ..worlds import doubting
 
 BASE = {"trace": "azure-conv", "num_requests": 40, "policy": "chunk"}
 
@@ -163,12 +161,6 @@ def test_the_table_holds_what_each_world_says(tmp_path: Path) -> None:
     assert [float(row["goodput"]) for row in text] == list(done.to_frame()["goodput"])
     assert [row["stable"] for row in text] == ["true", "true"]
     assert list(text[0]) == list(done.to_frame())
-
-
-def test_a_sweep_says_which_steps_of_its_best_cell_the_profile_doubts(tmp_path: Path) -> None:
-    save(doubting(load(World.profile), "decode steps up to 256 tokens (1 sequence)"), tmp_path / "p.json")
-    done = sweep({"base": BASE | {"profile": str(tmp_path / "p.json")}, "grid": {"rate": [1]}}, jobs=1)
-    assert "21 % in decode steps up to 256 tokens (1 sequence): 6 to 13 % too fast" in done.page().answer
 
 
 def test_a_finished_cell_is_not_run_again_and_a_new_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,11 +24,9 @@ from dsim.planner.quality import load_table, quality_of
 from dsim.planner.replicate import Interval, resample
 from dsim.planner.space import Space, space_of
 from dsim.planner.tune import Tuned, tune
-from dsim.profiler.profile import load, save
+from dsim.profiler.profile import load
 from dsim.results.world import World
 from dsim.traces import synth
-
-from ..worlds import doubting
 
 WORLD = World("azure-conv", slos=("ttft=2s",))
 PROFILE, GEMMA = load(WORLD.profile), "h200x2-diffusiongemma-vllm"
@@ -97,13 +95,6 @@ def test_a_space_that_is_used_up_ends_the_search_and_an_unknown_quality_is_said(
     assert "no score is published for chunk on SDAR-8B" in str(best.page())
     rows = {"policy": "chunk", "max_batch": [16, 64]}
     assert found_by(lambda c, _: ReplayOutcome(1.0 + ("=64" in str(c))), space=rows).winner.quality.same  # answers stay
-
-
-def test_a_search_says_which_steps_of_its_recommendation_the_profile_doubts(tmp_path: Path) -> None:
-    save(doubting(PROFILE, "decode steps up to 256 tokens (1 sequence)"), tmp_path / "p.json")
-    world = replace(WORLD, profile=str(tmp_path / "p.json"), rate=0.1, arrival="poisson", num_requests=60)
-    best = found_by(lambda c, _: ReplayOutcome(smooth(c)), world=world, trials=2)
-    assert "85 % in decode steps up to 256 tokens (1 sequence): 6 to 13 % too fast" in best.page().answer
 
 
 def test_of_equals_the_nearest_to_the_default_wins_and_they_are_counted() -> None:
