@@ -124,12 +124,11 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
     def answer(self, watch: Watch) -> "Answer[Planned]":
         from ..comparison.measured_log import measured_log
         from ..planner.backend import Pool
-        from ..planner.candidates import candidates_of
+        from ..planner.candidates import candidates_of, prices
         from ..planner.ensemble import check_num
         from ..planner.memo import StoreFolder
         from ..planner.plan import fleet_worlds, inputs_of, plan
         from ..planner.plan_result import PLAN
-        from ..planner.prices import prices
         from ..planner.quality import load_table, parse_share
         from ..planner.record import profile_notes
         from ..planner.uncertain_fleet import plan_ensemble
@@ -191,8 +190,7 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
 
     def _profiles(self, specs: list[str]) -> "tuple[list[Profile], list[Profile] | None]":
         """From data sheets, and all to compare (None if no option names one)."""
-        from ..planner.candidates import name_their_profiles
-        from ..planner.prices import from_sheets
+        from ..planner.candidates import from_sheets, name_their_profiles
         from ..profiler.profile import Profile, load
         from ..results.world import different
 

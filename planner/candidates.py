@@ -1,15 +1,18 @@
-"""A plan's candidates: policies on the profiles that can run them."""
+"""A plan's candidates: policies on the profiles that can run them, and GPUs and their prices."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import PRESETS, name_of, parse, preset_of
-from ..files.read import cut
+from ..files.read import cut, float_of
+from ..profiler import hardware, models
 from ..profiler.canvas_law import mean_forwards
-from ..profiler.models import known_model
 from ..profiler.placed import placed
+from ..profiler.precision import precision
 from ..profiler.profile import Profile, as_run_by, load, shipped_for
+from ..profiler.roofline import roofline
 from ..results.world import World
 from ..traces.prefixes import num_named
 from .candidate import plain_spec, refusal
@@ -83,7 +86,7 @@ def candidates_of(
     """
     if profiles is None and not name_their_profiles(policies):
         # A shipped profile of the one model that a log names; else the default.
-        names = [known_model(name) for name in set(map(str, world.source().extras.get("model", ())))]
+        names = [models.known_model(name) for name in set(map(str, world.source().extras.get("model", ())))]
         shipped = [name for model in names[:1] if model and len(set(names)) == 1 for name in shipped_for(model.name)]
         profiles = [load([*shipped, World.profile][0])]
     policies_by_profile = _on_profiles(policies, profiles or ())
@@ -171,3 +174,50 @@ def _on_profiles(policies: Sequence[str], profiles: Sequence[Profile]) -> list[t
                 raise PolicyError(f"policy {spec} is given twice on {profile.name}, expected once")
             specs.append(spec)
     return [(profile, specs) for profile, specs in by_name.values() if specs]
+
+
+def from_sheets(
+    gpus: Sequence[str], model: str, tp: int, yields: str | None, weights: str | None = None, keys: str | None = None
+) -> list[Profile]:
+    """A model's profiles on GPUs, from data sheets."""
+    if not gpus:
+        return []
+    shape, kind = models.model(model), models.family(models.model(model), models.architecture_of(model))
+    commits = load(yields).commits if yields else ()
+    formats = precision(model, weights, keys)
+    profiles = [
+        roofline(hardware.gpu(name), shape, tp, generates=kind, yields=commits, precision=formats) for name in gpus
+    ]
+    if kind == "block-diffusion" and not profiles[0].commits:
+        raise DsimError(
+            f"no yields of {shape.name} are published, expected --yields P: a profile with commit models, such as "
+            "a100-sdar-8b"
+        )
+    return profiles
+
+
+def prices(price: float | str | Mapping[str, float] | None) -> Prices:
+    """A GPU's price per hour: one for all, or by the start of its name; a mapping's by a profile's whole name."""
+    if price is None:
+        return lambda profile: None
+    if isinstance(price, Mapping):
+        return lambda profile: price.get(profile.name)
+    text = str(price)
+    by_name: dict[str, float] = {}
+    for item in text.split(","):
+        name, equals, amount = item.rpartition("=")
+        value = float_of(amount)
+        if not 0 < value < math.inf or (equals and not name.strip()) or (not equals and "," in text):
+            raise DsimError(
+                f"--gpu-hour is {text}, expected a price above 0, or one for each GPU such as a100=2,h100=3.5"
+            )
+        by_name[name.strip().lower()] = value
+
+    def price_of(profile: Profile) -> float:
+        names = (profile.device.name.lower(), profile.name.lower())
+        for name in sorted(by_name, key=len, reverse=True):
+            if any(full.startswith(name) for full in names):
+                return by_name[name]
+        raise DsimError(f"--gpu-hour is {text}, which has no price for {profile.device.name}")
+
+    return price_of

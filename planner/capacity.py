@@ -1,8 +1,4 @@
-"""The highest rate at which a fleet meets all SLOs, with an interval, and the fewest replicas for a rate.
-
-A replication has the same requests and luck at all rates: bisection finds its capacity. Replications are added until
-Student's interval is narrow.
-"""
+"""The highest rate at which a fleet meets all SLOs, with an interval, and the fewest replicas for a rate."""
 
 import math
 from collections import Counter
@@ -29,10 +25,10 @@ from . import replicate
 from .backend import Pool
 from .contents import Json, asked_of
 from .crossing import Crossing, Slope, common_slope, find, never
-from .fewest import Fewest
 from .limits import PoolShares
 from .memo import FILES as STORE_FILES
 from .memo import STORE, Memo
+from .race import Fewest
 from .replicate import CONFIDENCE, Criterion, Interval, Reading, criteria_of, interval, measure, replication
 
 if TYPE_CHECKING:

@@ -13,11 +13,10 @@ from .candidates import PlanCandidate
 from .capacity import PER_REPLICA, PILOT, CapacitySearch, latency_ms
 from .contents import Json
 from .crossing import find
-from .fewest import Fewest
 from .limits import BEYOND, PoolShares
 from .memo import Memo
 from .pool_counts import PILOT_PER_REPLICA, severity_of
-from .race import Lane
+from .race import Fewest, Lane
 from .replicate import measure, replication
 from .settings import Tried, score
 

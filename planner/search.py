@@ -1,6 +1,5 @@
 """An Optuna study that proposes settings. After an interrupt it runs again on the stored replays."""
 
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -54,10 +53,8 @@ class Trial:
     replicas: int
     state: str  # complete or refused
     value: float | None  # of the objective; None: refused
-    attainment: float | None
     violation: float | None  # relative to the bound of the worst SLO
     reason: str  # of a refusal, or the missed SLO
-    quality: float | None
     fields: Mapping[str, str]  # the point of the space
 
 
@@ -152,10 +149,9 @@ class Search:
             candidate, outcome = attempt.candidate, attempt.outcome
             if attempt.state == "repeated":
                 continue
-            value = attainment = quality = None
+            value = None
             if outcome is not None:
-                value, quality = outcome.value, self.judge(candidate).relative
-                attainment = None if math.isnan(outcome.attainment) else outcome.attainment
+                value = outcome.value
             trials.append(
                 Trial(
                     trial=index,
@@ -163,10 +159,8 @@ class Search:
                     replicas=candidate.world.replicas,
                     state=attempt.state,
                     value=value,
-                    attainment=attainment,
                     violation=attempt.violation,
                     reason=attempt.reason,
-                    quality=quality,
                     fields=dict(candidate.columns),
                 )
             )

@@ -12,10 +12,10 @@ from ..results.world import World
 from .candidates import PlanCandidate
 from .capacity import CapacitySearch, search_of
 from .ensemble import Draw, Values, ask, interval, paired
-from .fewest import Fewest
 from .plan import fleet_worlds
 from .plan_replays import PRECISION, fleet
 from .plan_result import Fleet, Planned
+from .race import Fewest
 from .replicate import Criterion, Reading
 
 REPLICAS, COST, GPUS = "replicas needed", "cost an hour", "GPUs needed"

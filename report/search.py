@@ -14,11 +14,10 @@ from .run import front_end
 from .table import counted, number, percent, plus_minus
 
 if TYPE_CHECKING:
-    from ..planner.confirm import Finalist
     from ..planner.replicate import Interval
     from ..planner.search import Trial
     from ..planner.sweep import Sweep
-    from ..planner.tune import Tuned
+    from ..planner.tune import Finalist, Tuned
 
 Json = Mapping[str, Any]  # of --json
 GAIN = "A gain above zero is better: more goodput or throughput, less cost or latency."

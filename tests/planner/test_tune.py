@@ -18,12 +18,11 @@ from dsim.engine.policies import BASELINES
 from dsim.engine.policy import PRESETS, parse, settings_of
 from dsim.planner.candidate import Candidate
 from dsim.planner.candidates import candidates_of
-from dsim.planner.confirm import estimate, gain
 from dsim.planner.objective import Evaluator, Part, ReplayOutcome, split
 from dsim.planner.quality import load_table, quality_of
 from dsim.planner.replicate import Interval, resample
 from dsim.planner.space import Space, space_of
-from dsim.planner.tune import Tuned, tune
+from dsim.planner.tune import Tuned, estimate, gain, tune
 from dsim.profiler.profile import load
 from dsim.results.world import World
 from dsim.traces import synth

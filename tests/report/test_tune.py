@@ -3,11 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from dsim.planner.confirm import Finalist
 from dsim.planner.quality import Quality
 from dsim.planner.replicate import Interval
 from dsim.planner.search import Trial
-from dsim.planner.tune import Tuned
+from dsim.planner.tune import Finalist, Tuned
 from dsim.report.page import Table
 from dsim.report.search import gain_text, tune_page
 from dsim.results.world import World, setup_of
@@ -25,8 +24,8 @@ def finalist(policy: str, cost: float, **more: Any) -> Finalist:
 
 def trial(index: int, cost: float, violation: float) -> Trial:
     return Trial(
-        trial=index, policy="optimus", replicas=2, state="complete", value=cost, attainment=0.9,
-        violation=violation, reason="", quality=1.0, fields={"optimus.max_batch": "none"},
+        trial=index, policy="optimus", replicas=2, state="complete", value=cost,
+        violation=violation, reason="", fields={"optimus.max_batch": "none"},
     )  # fmt: skip
 
 
