@@ -23,7 +23,7 @@ from .candidate import changed_fields, nearest_first, policy_toml
 from .candidates import PlanCandidate
 from .capacity import PARTS, STABILITY, CapacitySearch, check_rate, search_of
 from .contents import Json, asked_of
-from .deploy import UNROUTED, deployment_of
+from .deploy import deployment_of
 from .memo import Memo
 from .plan_replays import PRECISION, Entrant, Replays, Task
 from .plan_result import MEETS, MISSES, UNSURE, Due, Fleet, Horizon, Planned, Risk, Values, Variant, growth_of
@@ -31,7 +31,6 @@ from .race import LIMIT, MOST, Entry, Lane, best_of, race, verdict
 from .replicate import CONFIDENCE, Criterion, Interval, interval, judged, student
 from .settings import Tried, halve
 
-ROUTER = "jsq"  # that is tried in place of none
 DOUBT = 1.25  # possible error factor of a pilot
 MORE_TRAFFIC, SLOWER = 1.3, 1.2
 HEADROOM = 4  # replications of the capacity search
@@ -149,7 +148,7 @@ class PlanSearch:
         ranking = [self._fleet(entrant, capacities.get(entrant, ())) for entrant in order]
         recommended = ranking[0]
         self.spread = max(float(np.std(entrant.lane.settled, ddof=1)) for entrant in order[:2])
-        laws, routed, risks = self._under_laws(best), self._with_router(best), self._risks(best)
+        laws, risks = self._under_laws(best), self._risks(best)
         bought = (recommended.gpus or 0) // recommended.gpus_per_replica
         policy, code = best.candidate.policy, self.world.allow_code
         longest = self.world.longest()
@@ -180,7 +179,6 @@ class PlanSearch:
                 *dict.fromkeys(refused),
             ),
             growth=None if self.horizon is None else growth_of(self.horizon, recommended),
-            routed=routed,
             laws=laws,
             deployment=deployment,
         )
@@ -313,14 +311,6 @@ class PlanSearch:
 
     # The recommendation in other cases
 
-    def _with_router(self, best: Entrant) -> Variant | None:
-        """The best fleet behind a router that knows the queues; None if another router is named, or for one replica."""
-        if self.world.router != UNROUTED or best.replicas == 1:
-            return None
-        self.phase = "another router"
-        replicas = min(best.replicas, self._needed(best, router=ROUTER) or best.replicas)
-        return Variant(name=ROUTER, replicas=replicas, **self._charge(replicas, best))
-
     def _under_laws(self, best: Entrant) -> tuple[Variant, ...]:
         """What the best policy needs under each counted law of canvases; empty if one is given."""
         world, profile = self.world, best.candidate.profile
@@ -332,15 +322,11 @@ class PlanSearch:
         for law in laws:
             needed: int | None = best.replicas
             if law is not profile.canvas_laws[0]:
-                needed = self._needed(best, workload=law.workload)
+                other = _with(best, best.candidate, workload=law.workload)
+                needed = self._raced([(other, self.rate, 1.0)], [best.replicas])[0].replicas
             charge, forwards = self._charge(needed, best), mean_forwards(law)
             variants.append(Variant(name=law.workload, replicas=needed, **charge, forwards=forwards, source=law.source))
         return tuple(variants)
-
-    def _needed(self, best: Entrant, **changed: Any) -> int | None:
-        """Replicas that a policy needs where fields of its world are others; None: more than allowed."""
-        [lane] = self._raced([(_with(best, best.candidate, **changed), self.rate, 1.0)], [best.replicas])
-        return lane.replicas
 
     def _headroom(self, entrants: Sequence[Entrant]) -> dict[Entrant, list[Json]]:
         """Capacities in HEADROOM replications, each with the criterion that breaks above it."""

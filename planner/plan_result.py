@@ -171,14 +171,14 @@ def parsed_growth(text: str) -> tuple[float, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """The recommended policy behind another router, or under a counted law of canvases."""
+    """The recommended policy under a counted law of canvases."""
 
     name: str
     replicas: int | None  # None: more than allowed
     gpus: int | None  # with spare
     per_hour: float | None
-    forwards: float | None = None  # denoising, of a canvas, on average
-    source: str = ""  # of the law
+    forwards: float  # denoising, of a canvas, on average
+    source: str  # of the law
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -205,7 +205,6 @@ class Planned(Result):
     notes: tuple[str, ...] = ()
     growth: Growth | None = None  # None: traffic is constant
     laws: tuple[Variant, ...] = ()  # the default one first; empty: the workload or yield is given, or no canvases
-    routed: Variant | None = None  # None: a router is named, or one replica is enough
     deployment: Deployment | None = None  # None: no released engine is known to serve it
     ensemble: Uncertain | None = None
     measured: MeasuredLog | None = None  # times in the trace's own log

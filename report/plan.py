@@ -87,7 +87,7 @@ def _details(planned: "Planned") -> tuple[str, ...]:
         lines.append(f"{log_words(planned.measured)}; the fleet's figures are predictions for other servers.")
     if planned.runner_up is not None:
         lines.append(f"Runner-up: {runner_up(planned, planned.runner_up)}.")
-    lines += [_laws(planned), _lasting(planned), _routed(planned)]
+    lines += [_laws(planned), _lasting(planned)]
     return tuple(filter(None, lines))
 
 
@@ -121,18 +121,6 @@ def _laws(planned: "Planned") -> str:
     return (
         f"The denoising steps of a canvas decide: {'; '.join(needs)}. Your server's counters "
         "vllm:diffusion_num_denoising_steps and ..._committed_tokens tell which is yours (--yield METRICS)."
-    )
-
-
-def _routed(planned: "Planned") -> str:
-    """What a router that knows the queues would save; empty if one is named."""
-    routed = planned.routed
-    if routed is None or routed.replicas == planned.recommended.replicas:
-        return ""
-    price = "" if routed.per_hour is None else f", {money(routed.per_hour, planned.setup)} an hour,"
-    return (
-        f"Requests go to a replica at random, as without a router; behind {routed.name} "
-        f"{counted(routed.gpus or 0, 'GPU')}{price} would do (--router {routed.name})."
     )
 
 
