@@ -112,7 +112,6 @@ class Capacity(Result):
     rejected: float  # share of requests that never fit
     latency_ms: Latency  # at capacity, by percentile; None: no values
     target: float | None = None  # req/s to size replicas for
-    one_fewer: Interval | None = None  # capacity with one replica less
     pools: tuple[PoolPart, ...] = ()  # shares and limits are the busiest pool's
     doubted: tuple[str, ...] = ()  # failed checks of profiles, and doubted steps that take much of the time
     notes: tuple[str, ...] = ()
@@ -232,7 +231,7 @@ def fewest_replicas(
 ) -> Capacity:  # fmt: skip
     """The fewest replicas with a capacity of at least `rate` (req/s), by its interval's low end.
 
-    `one_fewer`: interval with one replica less. jobs, ray: see `Pool`. options: of Run.
+    jobs, ray: see `Pool`. options: of Run.
     """
     check_rate(rate, max_replicas)
     runs: dict[int, Run] = {}
@@ -251,8 +250,7 @@ def fewest_replicas(
                 f"{max_replicas} replicas sustain {largest.value:.3g} req/s ({largest.low:.3g} to {largest.high:.3g}), "
                 f"expected at least {rate:g}: allow more, or relax the SLOs"
             )
-        chosen = runs[size.replicas]
-        return replace(chosen.finish(), one_fewer=runs[size.low].interval if size.low else None)
+        return runs[size.replicas].finish()
 
 
 def check_rate(rate: float, max_replicas: int) -> None:

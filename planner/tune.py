@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FILES = ("policy.toml", "tune.json", "trials.csv", "report.html")
+REPLICATIONS = 10  # replays of the held-out part
+NUM_RERANKED, NUM_RERANKS = 4, 4  # settings, and replays of each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,6 @@ class Tuned(Result):
     unit: str
     confirmed: bool  # the winner's gain
     winner: Finalist
-    runner_up: Finalist | None
     default: Finalist
     search_gain: float | None  # the winner's, relative: biased upward
     equal: int  # other settings as good in the search, within 1 %
@@ -103,8 +104,6 @@ class Tuned(Result):
         return pd.DataFrame(rows)
 
 
-REPLICATIONS = 10  # replays of the held-out part
-NUM_RERANKED, NUM_RERANKS = 4, 4  # settings, and replays of each
 TUNE = FolderKind("a search", (*FILES, *STORE_FILES), "tune.json", Tuned.schema, store=STORE)
 
 
@@ -178,9 +177,8 @@ def tune(
                 f"no setting of {trials} trials meets {outcome.missed}; the closest, {closest}, "
                 f"misses it by {100 * outcome.violation:.0f} %"
             )
-        best = chosen(search)
-        finalists = confirm(search, best)
-    winner = best[0]
+        winner = chosen(search)
+        finalists = confirm(search, winner)
     confirmed, notes = verdict(objective, finalists[winner], finalists[default], winner == default, least)
     recommended = winner if confirmed else default
     compared = [candidate.world for candidate in dict.fromkeys((recommended, winner, default))]
@@ -194,7 +192,6 @@ def tune(
         unit=OBJECTIVES[objective],
         confirmed=confirmed,
         winner=finalists[winner],
-        runner_up=finalists[best[1]] if len(best) > 1 else None,
         default=finalists[default],
         search_gain=search.sign * (value - value_today) / abs(value_today) if value_today else None,
         equal=len(search.equals(winner, search.feasible())) - 1,
@@ -255,8 +252,8 @@ def _check(world: World, objective: str, trials: int, gpu_hour: float | None, po
         )
 
 
-def chosen(search: Search) -> list[Candidate]:
-    """The best two under fresh luck, on the search's part of the trace; of equals the nearest to the default.
+def chosen(search: Search) -> Candidate:
+    """The best one under fresh luck, on the search's part of the trace; of equals the nearest to the default.
 
     Among the best setting and others of the best, those first that are as good and nearer to the engine's default. A
     setting beyond the engine's tested range must be a tenth better.
@@ -264,8 +261,6 @@ def chosen(search: Search) -> list[Candidate]:
     first, *rivals = sorted(search.feasible(), key=lambda c: -search.worth(c, search.outcomes[c]))  # stable
     equal = nearest_first(search.equals(first, rivals), lambda c: c.num_changes(search.default))
     few = [first, *equal, *(c for c in rivals if c not in equal)][:NUM_RERANKED]
-    if len(few) < 2:
-        return few
     costs: dict[Candidate, list[float]] = {c: [] for c in few}
     missed: dict[Candidate, int] = dict.fromkeys(few, 0)
     for index in range(NUM_RERANKS):
@@ -274,16 +269,14 @@ def chosen(search: Search) -> list[Candidate]:
         for c, outcome in zip(few, outcomes, strict=True):
             costs[c].append(-search.worth(c, outcome))
             missed[c] += outcome.violation > 0
-    order = sorted(few, key=lambda c: (2 * missed[c] > NUM_RERANKS, sum(costs[c])))
-    feasible = [c for c in order if 2 * missed[c] <= NUM_RERANKS] or order
+    feasible = [c for c in few if 2 * missed[c] <= NUM_RERANKS] or few
     equals = [feasible[i] for i in best_of([costs[c] for c in feasible])]
-    best = nearest_first(equals, lambda c: c.num_changes(search.default), lambda c: float(np.mean(costs[c])))[0]
-    return [best, *(c for c in order if c != best)][:2]
+    return nearest_first(equals, lambda c: c.num_changes(search.default), lambda c: float(np.mean(costs[c])))[0]
 
 
-def confirm(search: Search, candidates: Sequence[Candidate]) -> dict[Candidate, Finalist]:
-    """Replay candidates and default on the same held-out traffic."""
-    settings = [search.default, *(c for c in candidates if c != search.default)]
+def confirm(search: Search, winner: Candidate) -> dict[Candidate, Finalist]:
+    """Replay the winner and the default on the same held-out traffic."""
+    settings = list(dict.fromkeys((search.default, winner)))
     outcomes: dict[Candidate, list[ReplayOutcome]] = {c: [] for c in settings}
     for index in range(REPLICATIONS):
         search.progress("confirming", index, REPLICATIONS, search.best_text())

@@ -76,8 +76,6 @@ def _alarms(capacity: "Capacity") -> list[str]:
 def _facts(capacity: "Capacity") -> tuple[tuple[str, str], ...]:
     setup, binding = capacity.setup, capacity.binding_slo
     facts = {"Trace": setup.traffic, "SLOs": ", ".join(capacity.bounds)}
-    if capacity.one_fewer is not None:
-        facts["One replica less"] = f"sustains {span(capacity.one_fewer)}: too little, or not certainly enough"
     if binding == "stability":
         binding = "none: the queue grows without end first"
     facts["Binding SLO"] = f"{binding} (in {100 * capacity.binding_share:.0f}% of replications)"

@@ -137,8 +137,6 @@ def _same(finalist: "Finalist", other: "Finalist") -> bool:
 def _finalists(tuned: "Tuned") -> "list[tuple[str, Finalist]]":
     """With their roles."""
     rows = [("winner", tuned.winner)]
-    if tuned.runner_up is not None:
-        rows.append(("runner-up", tuned.runner_up))
     finalists = [(f"{role}, default" if _same(f, tuned.default) else role, f) for role, f in rows]
     return finalists if finalists != rows else [*rows, ("default", tuned.default)]
 

@@ -30,7 +30,7 @@ def trial(index: int, cost: float, violation: float) -> Trial:
 
 
 TUNED = Tuned(
-    objective="cost", unit="$ per 1000 good requests", confirmed=True, winner=finalist("optimus", 2.0), runner_up=None,
+    objective="cost", unit="$ per 1000 good requests", confirmed=True, winner=finalist("optimus", 2.0),
     default=finalist("lmdeploy-bd32", 2.5), search_gain=0.3, equal=0, num_replays=9, replications=2,
     space={"policy": ("optimus",)}, trials=(trial(0, 2.0, 0.0), trial(1, 3.0, 0.5)), notes=("a note",),
     setup=setup_of(World("azure-conv", slos=("ttft=2s",)), "dsim tune", 2.0, "EUR"), implementations=("dsim",),
