@@ -88,7 +88,7 @@ class TuneQuestion(q.OfTrace, q.Paced, q.Somewhere, q.Priced, q.Forced, Question
                 tuned = tune(
                     world, policy=policy, folder=folder, command=watch.command("--ray"),
                     traffic_words=words_of(named_profile, [*traffic, "missing_fails"]),
-                    progress=lambda doing, done, total, best: bar.update(done, total, doing, best),
+                    progress=lambda doing, done, total: bar.update(done, total, doing),
                     **{name: getattr(self, name) for name in PASSED_ON},
                 )  # fmt: skip
         except KeyboardInterrupt:

@@ -8,7 +8,6 @@ from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import PRESETS, name_of, parse, preset_of
 from ..files.read import cut, float_of
 from ..profiler import hardware, models
-from ..profiler.canvas_law import mean_forwards
 from ..profiler.placed import placed
 from ..profiler.precision import precision
 from ..profiler.profile import Profile, as_run_by, load, shipped_for
@@ -103,7 +102,7 @@ def candidates_of(
         for text in specs:
             preset = preset_of(name_of(text), text, code)
             policy = replace(world, policy=text).parsed_policy()
-            profile = heaviest_law_first(as_run_by(file_profile, policy))
+            profile = as_run_by(file_profile, policy)
             elsewhere = times_another(profile, preset)
             if elsewhere and engine_of_preset(preset) in engines:
                 continue
@@ -139,14 +138,6 @@ def candidates_of(
         reasons = dict.fromkeys(f"{row.name}: {row.dropped}" for row in left_out)
         raise DsimError("; ".join(reasons) or "no policy and no profile is given, expected one of each")
     return candidates, left_out
-
-
-def heaviest_law_first(profile: Profile) -> Profile:
-    """The profile with its counted laws of canvases first, by forwards; the first is the default."""
-    if len([law for law in profile.canvas_laws if law.engine]) < 2:
-        return profile
-    laws = sorted(profile.canvas_laws, key=lambda law: -mean_forwards(law) if law.engine else 0.0)
-    return replace(profile, canvas_laws=tuple(laws))
 
 
 def name_their_profiles(policies: Sequence[str]) -> bool:

@@ -148,7 +148,6 @@ def deployment_of(
     profile: Profile,
     replicas: int = 1,
     *,
-    router: str = "",
     allow_code: AllowedCode = NO_CODE,
     spare: int = 0,
     untested: tuple[str, ...] = (),
@@ -190,8 +189,6 @@ def deployment_of(
         flags.write(f"{engine.config} {CONFIG}", "the algorithm's settings, as replayed")
     if flags.drafts_by_model:
         flags.unset.append("the draft model: `model` of --speculative-config")
-    if router not in ("", UNROUTED) and replicas > 1:
-        flags.unset.append(f"the router in front of the replicas: the plan uses {router}")
     return Deployment(
         engine=str(engine),
         image=engine.image,

@@ -153,7 +153,7 @@ class PlanSearch:
         policy, code = best.candidate.policy, self.world.allow_code
         longest = self.world.longest()
         deployment = deployment_of(
-            policy, best.candidate.profile, bought, router=self.world.router, allow_code=code, spare=self.spare,
+            policy, best.candidate.profile, bought, allow_code=code, spare=self.spare,
             untested=best.untested, context=int((longest.input_length + longest.limit).max()),
         )  # fmt: skip
         note = f"# The SLOs are met without the spare: {self.spare} of the replicas.\n" * bool(self.spare)

@@ -12,7 +12,7 @@ from ..engine import chance
 from .backend import Pool
 from .candidate import POLICY, Candidate, spelt
 from .memo import Memo
-from .objective import HIGHER, INFEASIBLE, OBJECTIVES, Evaluator, Part, ReplayOutcome
+from .objective import HIGHER, INFEASIBLE, Evaluator, Part, ReplayOutcome
 from .quality import Quality
 from .settings import NEAR, UNTESTED
 from .space import Space
@@ -23,7 +23,7 @@ warnings.filterwarnings("ignore", module="optuna")
 EXPLORE, EXHAUSTED = 3, 100  # batches without a new setting: then random proposals, then the end
 SAMPLER = 234  # purpose of draws
 
-Progress = Callable[[str, int, int, str], None]  # phase, done, total, best setting
+Progress = Callable[[str, int, int], None]  # phase, done, total
 Refuse = Callable[[Candidate], str]  # why not to replay; empty: replay
 
 
@@ -93,7 +93,7 @@ class Search:
         """Try `trials` settings, or all of a smaller space."""
         idle = 0  # batches in a row without a new setting
         while (done := self._num_tried()) < trials and idle < EXHAUSTED:
-            self.progress("searching", done, trials, self.best_text())
+            self.progress("searching", done, trials)
             self.study.sampler = self._sampler(idle)
             batch = []
             for _ in range(min(self.jobs, trials - done)):
@@ -104,7 +104,7 @@ class Search:
             idle += 1
             if self._num_tried() > done:
                 idle = 0
-        self.progress("searching", trials, trials, self.best_text())
+        self.progress("searching", trials, trials)
 
     def measure(self, candidates: Sequence[Candidate], part: Part) -> list[ReplayOutcome]:
         self.num_replays += len(candidates)
@@ -135,12 +135,6 @@ class Search:
         least = self.worth(best, self.outcomes[best])
         least -= (NEAR - 1) * abs(least)
         return [c for c in rivals if self.worth(c, self.outcomes[c]) >= least]
-
-    def best_text(self) -> str:
-        """For a progress line."""
-        for candidate in self.feasible()[:1]:
-            return f"{candidate} {self.outcomes[candidate].value:.4g} {OBJECTIVES[self.objective]}"
-        return ""
 
     def trials(self) -> tuple[Trial, ...]:
         """Without repeated ones."""

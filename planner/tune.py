@@ -264,7 +264,7 @@ def chosen(search: Search) -> Candidate:
     costs: dict[Candidate, list[float]] = {c: [] for c in few}
     missed: dict[Candidate, int] = dict.fromkeys(few, 0)
     for index in range(NUM_RERANKS):
-        search.progress("ranking", index, NUM_RERANKS, search.best_text())
+        search.progress("ranking", index, NUM_RERANKS)
         outcomes = search.measure(few, Part("rerank", index))
         for c, outcome in zip(few, outcomes, strict=True):
             costs[c].append(-search.worth(c, outcome))
@@ -279,11 +279,11 @@ def confirm(search: Search, winner: Candidate) -> dict[Candidate, Finalist]:
     settings = list(dict.fromkeys((search.default, winner)))
     outcomes: dict[Candidate, list[ReplayOutcome]] = {c: [] for c in settings}
     for index in range(REPLICATIONS):
-        search.progress("confirming", index, REPLICATIONS, search.best_text())
+        search.progress("confirming", index, REPLICATIONS)
         replays = search.measure(settings, Part("confirm", index))
         for c, outcome in zip(settings, replays, strict=True):
             outcomes[c].append(outcome)
-    search.progress("confirming", REPLICATIONS, REPLICATIONS, search.best_text())
+    search.progress("confirming", REPLICATIONS, REPLICATIONS)
     if search.default not in search.outcomes:
         [search.outcomes[search.default]] = search.measure([search.default], Part("search"))
     finalists = {}

@@ -122,8 +122,6 @@ def test_caching_stays_as_the_engine_has_it_unless_it_is_named() -> None:
 
 def test_what_no_flag_says_is_named() -> None:
     assert deployed("lmdeploy-bd32,num_loops=4").unset == ("num_loops=4",)
-    (router,) = deployed("lmdeploy-0.18", SDAR, 2, router="least-tokens").unset
-    assert router.endswith("uses least-tokens")
 
 
 def test_a_truth_is_one_flag_or_the_other_and_a_file_holds_what_has_none() -> None:
