@@ -225,19 +225,13 @@ def capacity(world: World, *, jobs: int | None = None, ray: str | None = None, *
         return run.finish()
 
 
-def fewest_replicas(
-    world: World, rate: float, *, max_replicas: int = MAX_REPLICAS_TRIED, jobs: int | None = None,
-    ray: str | None = None, **options: Any,
-) -> Capacity:  # fmt: skip
-    """The fewest replicas with a capacity of at least `rate` (req/s), by its interval's low end.
-
-    jobs, ray: see `Pool`. options: of Run.
-    """
+def fewest_replicas(world: World, rate: float, *, max_replicas: int = MAX_REPLICAS_TRIED, **options: Any) -> Capacity:
+    """The fewest replicas with a capacity of surely at least `rate` (req/s). options: of `capacity`."""
     check_rate(rate, max_replicas)
     runs: dict[int, Run] = {}
     size = Fewest(limit=max_replicas)
     options = {"memo": Memo(), **options}
-    with Pool(jobs, ray) as pool:
+    with Pool(options.pop("jobs", None), options.pop("ray", None)) as pool:
         while size.open:
             fleet = replace(world, replicas=size.trial)
             run = runs[size.trial] = Run(fleet, pool, target=rate, **options)
@@ -246,10 +240,8 @@ def fewest_replicas(
             size.decide(rates.low >= rate, math.ceil(size.trial * rate / rates.value))
         if size.replicas is None:
             largest = runs[max_replicas].interval
-            raise DsimError(
-                f"{max_replicas} replicas sustain {largest.value:.3g} req/s ({largest.low:.3g} to {largest.high:.3g}), "
-                f"expected at least {rate:g}: allow more, or relax the SLOs"
-            )
+            sustained = f"{largest.value:.3g} req/s ({largest.low:.3g} to {largest.high:.3g})"
+            raise DsimError(f"{max_replicas} replicas sustain {sustained}, expected at least {rate:g}")
         return runs[size.replicas].finish()
 
 
@@ -461,10 +453,8 @@ def _at_capacity(search: CapacitySearch, rate: float) -> Json:
         limit = replace(limit, name=f"{limit.name} of pool {shares.pools[busiest].name}")
         for k, bound in enumerate(limits):
             pools.append({"busy": shares.busy(k, end), "limited_by": bound.name, "limiting_setting": bound.setting})
-    return {
-        "shares": shares.by_pool[busiest].shares(), "limit": asdict(limit), "reading": vars(reading), "pools": pools,
-        "latency": latency_ms(window, CLIENT_METRICS), "doubted": shares.doubted(),
-    }  # fmt: skip
+    answer: Json = {"shares": shares.by_pool[busiest].shares(), "limit": asdict(limit), "reading": vars(reading)}
+    return {**answer, "pools": pools, "latency": latency_ms(window, CLIENT_METRICS), "doubted": shares.doubted()}
 
 
 def latency_ms(requests: Columns, metrics: Sequence[str]) -> Latency:

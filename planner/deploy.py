@@ -17,6 +17,7 @@ from ..profiler.models import CHECKPOINTS
 from ..profiler.precision import BITS, Precision
 from ..profiler.profile import Device, Profile
 from ..report.table import counted
+from .candidate import beyond_tested
 
 IN_FILE, IN_JSON = "config:", "json:"  # flag prefixes: a key of the engine's file, or of a JSON object
 CONFIG = "dllm.yaml"
@@ -118,16 +119,12 @@ class Deployment:
         """By name: script, manifest, and the engine's file, if any."""
         import jinja2  # only launch files and pages need it
 
-        values = {
-            "head": self._head(), "words": shlex.join([*self.command, self.port_flag]), "config": self.config_file,
-            "command": [*self.command, *self.everywhere.split(), self.port_flag, "8000"], "image": self.image,
-            "gpus": self.gpus, "replicas": self.replicas,
-            "product": self.product,
-        }  # fmt: skip
-        environment = jinja2.Environment(
-            loader=jinja2.FileSystemLoader(Path(__file__).with_name("deploy_templates")), autoescape=False,
-            undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True,
-        )  # fmt: skip
+        command = [*self.command, *self.everywhere.split(), self.port_flag, "8000"]
+        words = shlex.join([*self.command, self.port_flag])
+        values = {**vars(self), "head": self._head(), "words": words, "config": self.config_file, "command": command}
+        loader = jinja2.FileSystemLoader(Path(__file__).with_name("deploy_templates"))
+        environment = jinja2.Environment(loader=loader, trim_blocks=True, keep_trailing_newline=True)
+        environment.undefined = jinja2.StrictUndefined
         environment.filters["json"] = json.dumps
         texts = {name: environment.get_template(name).render(values) for name in LAUNCH_FILES}
         return texts | ({CONFIG: self.config_file} if self.config else {})
@@ -150,7 +147,6 @@ def deployment_of(
     *,
     allow_code: AllowedCode = NO_CODE,
     spare: int = 0,
-    untested: tuple[str, ...] = (),
     context: int | None = None,
 ) -> Deployment | None:
     """The launch of a SPEC's policy on a profile's device; None if no released engine is known to serve it.
@@ -204,7 +200,7 @@ def deployment_of(
         differs=flags.differs,
         product=product_of(device.name),
         spare=spare,
-        untested=untested,
+        untested=beyond_tested(spec, allow_code),
     )
 
 

@@ -24,9 +24,11 @@ DOUBTED = 0.1  # share of busy time in a kind of steps from which the profile's 
 JOURNALED = (*(name for name in Features._fields if name != "prefill_tokens"), "evicting")
 # A feature after an eviction: the feature, and the journal's evicted column.
 LEFT = {
-    "left_tokens": ("tokens", "evicted"), "left_q_kv": ("sum_q_kv", "evicted_q_kv"),
-    "left_kv": ("sum_kv", "evicted_kv"), "left_sampled": ("sampled_rows", "evicted_sampled"),
-}  # fmt: skip
+    "left_tokens": ("tokens", "evicted"),
+    "left_q_kv": ("sum_q_kv", "evicted_q_kv"),
+    "left_kv": ("sum_kv", "evicted_kv"),
+    "left_sampled": ("sampled_rows", "evicted_sampled"),
+}
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ from .contents import Json, digest
 
 C = TypeVar("C")
 R = TypeVar("R")
+Asked = Callable[[C], Json]  # what tells a cell's answer
+Watch = Callable[[int, int, str], object]
 
 STORE = "replays.db"
 FILES = (STORE, *(f"{STORE}-{kind}" for kind in ("wal", "shm", "journal")))  # the last during a write or after a kill
@@ -56,7 +58,7 @@ class Memo:
             database.execute(TABLE)
 
     def run(
-        self, pool: Pool, function: Callable[[C], R], cells: Mapping[str, C], question: Callable[[C], Json]
+        self, pool: Pool, function: Callable[[C], R], cells: Mapping[str, C], question: Asked[C]
     ) -> Generator[Outcome[R], None, None]:
         """Like `Pool.run`, stored cells first. Values are plain (JSON). question: what tells a cell's answer."""
         waiting, keys = dict(cells), {}
@@ -76,7 +78,7 @@ class Memo:
                 yield outcome
 
     def map(
-        self, pool: Pool, function: Callable[[C], R], cells: Iterable[C], question: Callable[[C], Json]
+        self, pool: Pool, function: Callable[[C], R], cells: Iterable[C], question: Asked[C]
     ) -> Generator[R, None, None]:
         """The values in the cells' order, until the first failure."""
         return in_order(self.run(pool, function, {str(i): cell for i, cell in enumerate(cells)}, question))
@@ -186,9 +188,8 @@ class StoreFolder:
             self.memo.claim(kind, question)
 
     def finish(
-        self, pool: Pool, function: Callable[[C], R], cells: Mapping[str, C], question: Callable[[C], Json],
-        progress: Callable[[int, int, str], object] = lambda *_: None,
-    ) -> tuple[dict[str, Outcome[R]], bool]:  # fmt: skip
+        self, pool: Pool, function: Callable[[C], R], cells: Mapping[str, C], *, question: Asked[C], progress: Watch
+    ) -> tuple[dict[str, Outcome[R]], bool]:
         """Run cells that the store lacks; returns outcomes by key, and whether Ctrl-C ended it early.
 
         progress: finished and all cells, and the last finished (first: the next).

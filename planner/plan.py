@@ -39,26 +39,18 @@ Progress = Callable[[str, int, int | None], object]  # phase, replays done, of h
 Case = tuple[Entrant, float, float]  # with a rate (req/s) and a slow-down of the profile
 
 
-def plan(
-    world: World,
-    candidates: Sequence[PlanCandidate],
-    left_out: Sequence[Fleet] = (),
-    *,
-    rate: float | None = None,
-    jobs: int | None = None,
-    ray: str | None = None,
-    **options: Any,
-) -> Planned:
+def plan(world: World, candidates: Sequence[PlanCandidate], left_out: Sequence[Fleet] = (), **options: Any) -> Planned:
     """Rank candidates by the cost of the smallest fleet that meets the world's `slos` at a rate.
 
-    The world's policy, profile and replicas are unused. rate: by default the trace's. jobs, ray: see `Pool`.
-    options: of PlanSearch. DsimError if no candidate meets the SLOs.
+    The world's policy, profile and replicas are unused. options: of PlanSearch (rate: by default the trace's), jobs
+    and ray of `Pool`. DsimError if no candidate meets the SLOs.
     """
     world.routing()
     for candidate in candidates:
         fleet_world(world, candidate).loaded_profile()
-    with Pool(jobs, ray) as pool:
-        return PlanSearch(world, candidates, pool, _rate(world, rate), **options).result(left_out)
+    rate = _rate(world, options.pop("rate", None))
+    with Pool(options.pop("jobs", None), options.pop("ray", None)) as pool:
+        return PlanSearch(world, candidates, pool, rate, **options).result(left_out)
 
 
 def inputs_of(world: World, candidates: Sequence[PlanCandidate], **size: Any) -> Json:
@@ -152,10 +144,8 @@ class PlanSearch:
         bought = (recommended.gpus or 0) // recommended.gpus_per_replica
         policy, code = best.candidate.policy, self.world.allow_code
         longest = self.world.longest()
-        deployment = deployment_of(
-            policy, best.candidate.profile, bought, allow_code=code, spare=self.spare,
-            untested=best.untested, context=int((longest.input_length + longest.limit).max()),
-        )  # fmt: skip
+        context, profile = int((longest.input_length + longest.limit).max()), best.candidate.profile
+        deployment = deployment_of(policy, profile, bought, allow_code=code, spare=self.spare, context=context)
         note = f"# The SLOs are met without the spare: {self.spare} of the replicas.\n" * bool(self.spare)
         refused = (f"{c.original} cannot run as it is: {c.refused}" for c in self.originals if c.refused)
         return Planned(
@@ -524,10 +514,11 @@ def _best_answers(entrants: Sequence[Entrant]) -> list[Entrant]:
         name, relative = candidate.profile.model.name, candidate.quality.relative
         if relative is not None:
             best[name] = max(relative, best.get(name, relative))
-    return [
-        entrant for entrant in entrants
-        if entrant.candidate.quality.relative in (None, best.get(entrant.candidate.profile.model.name))
-    ]  # fmt: skip
+
+    def is_best(candidate: PlanCandidate) -> bool:
+        return candidate.quality.relative in (None, best.get(candidate.profile.model.name))
+
+    return [entrant for entrant in entrants if is_best(entrant.candidate)]
 
 
 def _values(criteria: Sequence[Criterion], answers: Sequence[Json]) -> Values:

@@ -27,10 +27,8 @@ if TYPE_CHECKING:
 SCHEMA = "dsim-plan"
 FILES = ("plan.toml", "plan.json", "report.html")
 DEPLOY = "deploy"  # a folder
-PLAN = FolderKind(
-    "a plan", (*FILES, DEPLOY, "profile-*.json", *STORE_FILES), "plan.json", SCHEMA, (DEPLOY,),
-    store=STORE,
-)  # fmt: skip
+MAY_HOLD = (*FILES, DEPLOY, "profile-*.json", *STORE_FILES)
+PLAN = FolderKind("a plan", MAY_HOLD, manifest="plan.json", schema=SCHEMA, folders=(DEPLOY,), store=STORE)
 
 PERIODS = {"year": 1.0, "month": 12.0, "week": 365.25 / 7}  # in a year
 MOST_GROWTH = 10.0  # each period

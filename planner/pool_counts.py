@@ -26,21 +26,15 @@ Test = Callable[[Counts], bool]  # whether a fleet is enough
 
 
 def fewest_of_each_pool(
-    world: World,
-    rate: float,
-    *,
-    max_replicas: int = MAX_REPLICAS_TRIED,
-    jobs: int | None = None,
-    ray: str | None = None,
-    **options: Any,
+    world: World, rate: float, *, max_replicas: int = MAX_REPLICAS_TRIED, **options: Any
 ) -> Capacity:
     """The fewest replicas of the world's pools with a capacity of at least `rate` (req/s), by its interval's low end.
 
-    The world's counts are a first guess. jobs, ray: see `Pool`. options: of Run.
+    The world's counts are a first guess. options: of `capacity`.
     """
     check_rate(rate, max_replicas)
     options = {"memo": Memo(), **options}
-    with Pool(jobs, ray) as pool:
+    with Pool(options.pop("jobs", None), options.pop("ray", None)) as pool:
         gpus = [setting.profile.device.count for _, setting in world.each_pool()]
         run_of = cache(lambda counts: Run(with_counts(world, counts), pool, target=rate, **options))
 

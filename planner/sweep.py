@@ -111,7 +111,7 @@ def sweep(
         folder.begin()
         folder.write_files({"sweep.json": begun.to_text()})
         outcomes, interrupted = folder.finish(
-            pool, _run, cells, asked_of, progress=lambda ended, total, _: progress and progress(ended, total)
+            pool, _run, cells, question=asked_of, progress=lambda ended, total, _: progress and progress(ended, total)
         )
         done = replace(
             begun,

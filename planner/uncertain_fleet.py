@@ -28,11 +28,10 @@ def plan_ensemble(
     """The recommendation and its rivals under `num` drawn profiles. options: see `uncertain_fleets`."""
     fleets = rivals(planned)
     worlds = fleet_worlds(replace(world, rate=planned.rate), candidates, list(fleets.values()))
-    return uncertain_fleets(
-        dict(zip(fleets, worlds, strict=True)), [replica_cost(planned, row) for row in fleets.values()], num,
-        num_requests=planned.num_requests, spare=planned.recommended.spare, cost=COST if planned.priced else GPUS,
-        **options,
-    )  # fmt: skip
+    named = dict(zip(fleets, worlds, strict=True))
+    weights = [replica_cost(planned, row) for row in fleets.values()]
+    size = {"num_requests": planned.num_requests, "spare": planned.recommended.spare}
+    return uncertain_fleets(named, weights, num, **size, cost=(GPUS, COST)[planned.priced], **options)
 
 
 def rivals(planned: Planned) -> dict[str, Fleet]:

@@ -157,7 +157,7 @@ def reproduce(
     with StoreFolder(out, FOLDER, force=force) as folder, Pool(jobs, ray) as pool:
         folder.begin()
         outcomes, interrupted = folder.finish(
-            pool, _values, points, _question,
+            pool, _values, points, question=_question,
             progress=lambda ended, of, key: progress and progress(ended, of, names.get(key, "")),
         )  # fmt: skip
         done = {key: _entry(outcome) for key, outcome in outcomes.items()}
