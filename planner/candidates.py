@@ -79,9 +79,9 @@ def candidates_of(
     """Policies on the profiles that can run them, and policies left out, with reasons.
 
     POLICY@PROFILE runs on that profile only. profiles: by default one of the log's model, or the commands' default.
-    Without policies: the shipped presets of a profile's family that a released engine has; if none of those can
-    run, all. An engine's preset is left out on another engine's profile, unless named and without
-    a profile of its own engine. as_given: search no settings. DsimError if no candidate remains.
+    Without policies: the shipped presets of a profile's family that a released engine has; if none of those can run,
+    all. An engine's preset is left out on another engine's profile, unless named and without a profile of its own
+    engine. as_given: search no settings. DsimError if no candidate remains.
     """
     if profiles is None and not name_their_profiles(policies):
         # A shipped profile of the one model that a log names; else the default.

@@ -137,8 +137,8 @@ def _line(place: float, other: float, readings: dict[float, Reading]) -> Slope |
     """Through two readings; None if different criteria bind, a queue grows, or it leads away from the bound."""
     first, second = readings[place], readings[other]
     rise = second.severity - first.severity
-    known = first.stable and second.stable and first.criterion == second.criterion and math.isfinite(rise)
-    if not known or not rise * (other - place) > 0:
+    is_line = first.stable and second.stable and first.criterion == second.criterion and math.isfinite(rise)
+    if not is_line or not rise * (other - place) > 0:
         return None
     return Slope(rise / (other - place), first.criterion)
 

@@ -17,7 +17,7 @@ from ..profiler.models import CHECKPOINTS
 from ..profiler.precision import BITS, Precision
 from ..profiler.profile import Device, Profile
 from ..report.table import counted
-from .candidate import beyond_tested
+from .candidate import beyond_tested, spelt
 
 IN_FILE, IN_JSON = "config:", "json:"  # flag prefixes: a key of the engine's file, or of a JSON object
 CONFIG = "dllm.yaml"
@@ -78,7 +78,7 @@ def engine_of_preset(preset: Preset) -> str:
 def engine_of_profile(profile: Profile) -> str:
     """The engine behind a profile's step times; empty: another implementation."""
     first = profile.implementation.partition(" ")[0].strip(",").lower()
-    return first if first in ENGINES else ""
+    return first * (first in ENGINES)
 
 
 def times_another(profile: Profile, preset: Preset) -> bool:
@@ -113,7 +113,7 @@ class Deployment:
 
     @property
     def config_file(self) -> str:
-        return "".join(f"{name}: {_yaml(value)}\n" for name, value in self.config.items())
+        return "".join(f"{name}: {spelt(value)}\n" for name, value in self.config.items())
 
     def files(self) -> dict[str, str]:
         """By name: script, manifest, and the engine's file, if any."""
@@ -127,7 +127,9 @@ class Deployment:
         environment.undefined = jinja2.StrictUndefined
         environment.filters["json"] = json.dumps
         texts = {name: environment.get_template(name).render(values) for name in LAUNCH_FILES}
-        return texts | ({CONFIG: self.config_file} if self.config else {})
+        if self.config:
+            texts[CONFIG] = self.config_file
+        return texts
 
     def _head(self) -> str:
         fleet = f"{counted(self.replicas, 'replica')} of {counted(self.gpus, 'GPU')}"
@@ -251,7 +253,7 @@ class _Flags:
             self.differs[f"{option} {json.dumps(values)}"] = "as replayed; not the release's"
         for name, usual in settings_of(preset.policy).items():
             if name not in preset.flags and settings[name] != usual:
-                self.unset.append(f"{name}={_yaml(settings[name])}")
+                self.unset.append(f"{name}={spelt(settings[name])}")
         self.drafts_by_model = "drafter" in preset.flags and settings["drafter"] != "ngram"
 
     def _reason(self, name: str, default: Any) -> str:
@@ -259,7 +261,7 @@ class _Flags:
             return "GPUs of a replica"
         if not self._engine.defaults_known:
             return "as replayed; this release's default was not read"
-        return f"as replayed; default {_yaml(default)}"
+        return f"as replayed; default {spelt(default)}"
 
 
 def weights_of(profile: Profile) -> str:
@@ -278,7 +280,3 @@ def _share(profile: Profile, memory_of: str) -> float:
     free = memory.capacity_bytes - memory.weight_bytes
     pages = memory.capacity_bytes * memory.utilisation - memory.weight_bytes - memory.workspace_bytes
     return max(0.01, pages / free)
-
-
-def _yaml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

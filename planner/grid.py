@@ -90,7 +90,8 @@ def read_plan(config: str | Path | Mapping[str, Any], allow_code: AllowedCode = 
         # A policy's own field as parsed: `candidates=2/8`.
         labels = {name: _shown(settings.get(name, values.get(name))) for name in choices}
         cells.setdefault(key, Cell(key, labels, world))  # equal cells run once
-    return Plan(file.text("title"), tuple(choices), tuple(cells.values()), content, tuple(services.values()))
+    worlds = tuple(services.values())
+    return Plan(file.text("title"), tuple(choices), tuple(cells.values()), config=content, services=worlds)
 
 
 def key_of(world: World) -> str:

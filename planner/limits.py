@@ -88,7 +88,7 @@ class Shares:
 
     def shares(self) -> dict[str, float]:
         """Shares of busy time: device in decode and prefill, host, waiting for each pool."""
-        return {name: total / self.busy if self.busy > 0 else 0.0 for name, total in self.sums.items()}
+        return {name: total / (self.busy or 1.0) for name, total in self.sums.items()}  # an idle run's sums are 0
 
 
 class PoolShares:

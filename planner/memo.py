@@ -85,11 +85,11 @@ class Memo:
 
     def claim(self, kind: str, question: Json) -> None:
         """Reserve the store for a search; DsimError if it has another one's answers."""
-        asked = digest(question)
+        key = digest(question)
         stored = self._answer(QUESTION)
         if stored is None:
-            self._write(QUESTION, asked)
-        elif stored != asked:
+            self._write(QUESTION, key)
+        elif stored != key:
             raise DsimError(f"{self.path} holds another {kind}: choose another folder or pass --force")
 
     def sentence(self) -> str:

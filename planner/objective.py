@@ -115,8 +115,8 @@ def split(trace: Trace) -> tuple[Trace, Trace]:
     rows = np.arange(len(trace))
     for part, purpose in ((rows[:cut], "the search"), (rows[cut:], "confirmation")):
         if len(part) < MIN_REQUESTS:
-            num = len(part)
-            raise TraceError(f"{trace.name} leaves {num} requests for {purpose}, expected at least {MIN_REQUESTS}")
+            size = f"{len(part)} requests for {purpose}"
+            raise TraceError(f"{trace.name} leaves {size}, expected at least {MIN_REQUESTS}")
     return trace.take(rows[:cut]), trace.take(rows[cut:])
 
 

@@ -84,8 +84,7 @@ class PlanSearch:
     """A plan's steps, each a method.
 
     A share `attainment` of arrivals must meet SLOs without a statistic. `spare` standby replicas cost, but serve
-    nothing. With a `horizon` the cost is the mean over it.
-    `memo` changes no result. `command`, `currency`: of the setup.
+    nothing. With a `horizon` the cost is the mean over it. `command`, `currency`: of the setup.
     """
 
     world: World
@@ -142,8 +141,7 @@ class PlanSearch:
         self.spread = max(float(np.std(entrant.lane.settled, ddof=1)) for entrant in order[:2])
         laws, risks = self._under_laws(best), self._risks(best)
         bought = (recommended.gpus or 0) // recommended.gpus_per_replica
-        policy, code = best.candidate.policy, self.world.allow_code
-        longest = self.world.longest()
+        policy, code, longest = best.candidate.policy, self.world.allow_code, self.world.longest()
         context, profile = int((longest.input_length + longest.limit).max()), best.candidate.profile
         deployment = deployment_of(policy, profile, bought, allow_code=code, spare=self.spare, context=context)
         note = f"# The SLOs are met without the spare: {self.spare} of the replicas.\n" * bool(self.spare)
@@ -229,9 +227,8 @@ class PlanSearch:
                 guesses[entrant] = int(answer["replicas"])
         if not guesses:
             reason = next(iter(dropped.values())).dropped
-            raise DsimError(
-                f"no fleet of up to {self.max_replicas} replicas meets the SLOs at {self.rate:g} req/s; {reason}"
-            )
+            limit = f"{self.max_replicas} replicas"
+            raise DsimError(f"no fleet of up to {limit} meets the SLOs at {self.rate:g} req/s; {reason}")
         costs = {
             entrant: self._mean_cost(entrant, [math.ceil(guess * growth) for growth in self._growths])
             for entrant, guess in guesses.items()
@@ -269,7 +266,7 @@ class PlanSearch:
         original = next(group[0] for group in self.groups if best in group)
         if original is best:
             return order
-        self._race({original: best.replicas}, best.replicas if self.horizon is None else None)
+        self._race({original: best.replicas}, best.replicas * (self.horizon is None))
         if not original.replicas or self._cost(original) > self._cost(best):
             return order
         original.tried = best.tried
@@ -454,7 +451,7 @@ class PlanSearch:
         """Factors of the rate: today, and at each date of the horizon."""
         return [1.0] if self.horizon is None else [self.horizon.yearly**years for years in self.horizon.dates]
 
-    def _race(self, starts: Mapping[Entrant, int], limit: int | None = None) -> None:
+    def _race(self, starts: Mapping[Entrant, int], limit: int = 0) -> None:
         """Race at the plan's rate, and at those of the horizon. starts: first replicas."""
         growths = self._growths
         cases = [(entrant, self.rate * growth, 1.0) for entrant in starts for growth in growths]

@@ -99,8 +99,8 @@ def _do(cell: tuple[CapacitySearch, Task]) -> Json:
 
 def _question(cell: tuple[CapacitySearch, Task]) -> Json:
     search, task = cell
-    asked = {name: value for name, value in vars(task).items() if name not in ("work", "entrant")}
-    return {**search.inputs, **asked, "work": task.work.__name__}
+    fields = {name: value for name, value in vars(task).items() if name not in ("work", "entrant")}
+    return {**search.inputs, **fields, "work": task.work.__name__}
 
 
 def pilot(search: CapacitySearch, task: Task) -> Json:

@@ -158,8 +158,7 @@ def growth_of(horizon: Horizon, fleet: Fleet) -> Growth:
 def parsed_growth(text: str) -> tuple[float, str]:
     """Share of the traffic, and period."""
     match = re.fullmatch(rf"(\d+(?:\.\d+)?) ?%/({'|'.join(PERIODS)})", text.strip())
-    share = 0.0 if match is None else float(match[1]) / 100
-    if match is None or not 0 < share <= MOST_GROWTH:
+    if match is None or not 0 < (share := float(match[1]) / 100) <= MOST_GROWTH:
         raise DsimError(
             f"growth is {text}, expected a percentage above 0 and up to {100 * MOST_GROWTH:g} for each "
             f"{', '.join(PERIODS)}, such as 30%/year".replace(", week", " or week")

@@ -51,9 +51,8 @@ def settings_to_try(
 ) -> list[str]:
     """The SPEC, if it can run, and its variations by flags of the policy's engine.
 
-    Fields that the SPEC sets stay, and fields that may change answers.
-    Hiding the host's time is no choice where step times contain it. shared_prefixes: the trace names prefixes, so
-    prefix caching is one. Empty if no setting passes the check.
+    Fields that the SPEC sets stay, and fields that may change answers. Hiding the host's time is no choice where step
+    times contain it. shared_prefixes: the trace names prefixes, so prefix caching is one. Empty if no setting passes.
     """
     preset = preset_of(name_of(spec), spec, allow_code)
     base = plain_spec(spec, allow_code)
@@ -105,9 +104,9 @@ def halve(settings: Sequence[T], rates_of: Rates[T], untested: Collection[T] = (
         order = sorted(running[1:], key=lambda i: -worth[i])  # stable
         running = [running[0], *order[: max(1, round(GOES_ON * len(order)))]]
         start = max(rates.values()) or start
-    as_given, *others = rates
-    highest = max((worth[i] for i in others), default=0.0)
-    equals = [i for i in others if worth[i] * NEAR >= highest]
+    as_given, *tried = rates
+    highest = max((worth[i] for i in tried), default=0.0)
+    equals = [i for i in tried if worth[i] * NEAR >= highest]
     best = min(equals, key=list(settings).index, default=as_given)
     if worth[best] <= GAIN * worth[as_given]:
         best = as_given

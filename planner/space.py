@@ -120,7 +120,7 @@ def _own_space(preset: Preset, profile: Profile, workload: str | None) -> dict[s
 
 def fitted_at(profile: Profile, workload: str | None) -> dict[str, list[Any]]:
     """Block lengths and thresholds of the profile's yields, if there are several."""
-    name = workload or (profile.commits[0].workload if profile.commits else "")
+    name = workload or next((model.workload for model in profile.commits), "")
     models = [model for model in profile.commits if model.workload == name]
     fitted: dict[str, list[Any]] = {
         "block_length": sorted({model.block_length for model in models if model.extrapolated_from is None}),

@@ -86,7 +86,7 @@ class Tuned(Result):
     @property
     def recommended(self) -> Finalist:
         """The winner if its gain is confirmed, else the default."""
-        return self.winner if self.confirmed else self.default
+        return (self.default, self.winner)[self.confirmed]
 
     def page(self) -> Page:
         from ..report.search import tune_page
@@ -180,7 +180,7 @@ def tune(
         winner = chosen(search)
         finalists = confirm(search, winner)
     confirmed, notes = verdict(objective, finalists[winner], finalists[default], winner == default, least)
-    recommended = winner if confirmed else default
+    recommended = (default, winner)[confirmed]
     compared = [candidate.world for candidate in dict.fromkeys((recommended, winner, default))]
     requests = world.requests()
     setup = setup_of(world, command, gpu_hour, currency)
@@ -247,9 +247,8 @@ def _check(world: World, objective: str, trials: int, gpu_hour: float | None, po
         raise DsimError("pools, a scaler or a closed loop are given, expected arrivals at one pool of a fixed count")
     spec, profile = placed(policy or "")
     if profile is not None:
-        raise DsimError(
-            f"--policy is {policy}, and a search has one profile: expected --policy {spec} --profile {profile}"
-        )
+        expected = f"--policy {spec} --profile {profile}"
+        raise DsimError(f"--policy is {policy}, and a search has one profile: expected {expected}")
 
 
 def chosen(search: Search) -> Candidate:

@@ -36,13 +36,12 @@ def plan_ensemble(
 
 def rivals(planned: Planned) -> dict[str, Fleet]:
     """The recommendation, the runner-up, and the next GPU's cheapest fleet; dropped ones of an estimated size."""
-    best, *others = planned.ranking
+    best, *rivals = planned.ranking
     dropped = [replace(row, replicas=row.about or row.least) for row in planned.left_out if row.about or row.least]
-    others += sorted(dropped, key=lambda row: (row.replicas or 0) * replica_cost(planned, row))
-    another_gpu = [row for row in others if row.device != best.device]
-    return {
-        f"{counted(row.replicas or 0, 'replica')} of {row.name}": row for row in (best, *others[:1], *another_gpu[:1])
-    }
+    rivals += sorted(dropped, key=lambda row: (row.replicas or 0) * replica_cost(planned, row))
+    another_gpu = [row for row in rivals if row.device != best.device]
+    rows = (best, *rivals[:1], *another_gpu[:1])
+    return {f"{counted(row.replicas or 0, 'replica')} of {row.name}": row for row in rows}
 
 
 def replica_cost(planned: Planned, fleet: Fleet) -> float:
