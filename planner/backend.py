@@ -46,7 +46,7 @@ class Outcome(Generic[R]):
 
 
 class Pool:
-    """Where cells run: this process, all cores or a Ray cluster, which a `with` block joins.
+    """Where cells run: this process, all cores or a Ray cluster, which a `with` block joins and leaves.
 
     `jobs`: cells at once, by default all cores or the cluster's CPUs. `ray`: HOST:PORT of a cluster, or auto. DsimError
     for a wrong setting, and on entering for an unreachable cluster.
@@ -58,16 +58,18 @@ class Pool:
         self._jobs, self._ray = jobs, ray
         self._workers = 1  # local processes; never reduced, as a change costs seconds
         self._cluster: Any = None
+        self._leave: Callable[[], object] = lambda: None  # the cluster
         self._last: Generator[Any, None, None] | None = None
 
     def __enter__(self) -> "Pool":
         if self._ray is not None:
-            self._cluster = _join(self._ray)
+            self._cluster, self._leave = _join(self._ray)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._last is not None:
             self._last.close()
+        self._leave()
 
     def run(self, function: Callable[[C], R], cells: Mapping[str, C]) -> Generator[Outcome[R], None, None]:
         """Yield outcomes as cells finish; a failed cell does not stop the others.
@@ -137,14 +139,14 @@ def _in_worker() -> None:
         warnings.simplefilter("ignore")
 
 
-def _join(address: str) -> Any:
-    """Join a cluster, until this process ends: another `with` block finds it joined."""
+def _join(address: str) -> tuple[Any, Callable[[], object]]:
+    """Join a cluster; returns Ray, and the function that leaves."""
     try:
         ray = importlib.import_module("ray")
     except ImportError:
         raise DsimError(NO_RAY) from None
     if ray.is_initialized():  # by a notebook
-        return ray
+        return ray, lambda: None
     try:
         if address != "auto":  # without an answer Ray waits minutes, or ends the process
             host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -154,7 +156,7 @@ def _join(address: str) -> Any:
         raise DsimError(
             f"ray is {cut(address)}, expected HOST:PORT of a running Ray cluster, or auto: {cut(_line(error))}"
         ) from None
-    return ray
+    return ray, ray.shutdown
 
 
 def _on_ray(

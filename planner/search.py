@@ -101,9 +101,7 @@ class Search:
                 batch.append(Attempt(trial, self._suggest(trial)))
             self.attempts += batch
             self._try(batch, refuse)
-            idle += 1
-            if self._num_tried() > done:
-                idle = 0
+            idle = (idle + 1) * (self._num_tried() == done)
         self.progress("searching", trials, trials)
 
     def measure(self, candidates: Sequence[Candidate], part: Part) -> list[ReplayOutcome]:
