@@ -18,6 +18,7 @@ import numpy.typing as npt
 from dsim.engine.errors import DsimError
 from dsim.engine.policy import parse, settings_of
 from dsim.following.outlook import advice, capacity, what_ifs
+from dsim.planner.backend import Pool
 from dsim.planner.candidate import beyond_tested, plain_spec, spelt
 from dsim.planner.candidates import PlanCandidate, candidates_of
 from dsim.planner.capacity import CapacitySearch, search_of
@@ -147,7 +148,8 @@ class Bench:
         self._asked = {"problem": repr(own), "profile": repr(load(own.profile))}
 
     def kept(self, key: str, work: Callable[[], Any]) -> Any:
-        return self._memo.replay(lambda: {**self._asked, "key": key}, work)
+        [answer] = self._memo.map(Pool(jobs=1), lambda _: work(), [key], lambda key: {**self._asked, "key": key})
+        return answer
 
     def candidates(self) -> list[PlanCandidate]:
         return candidates_of(self.world, [self.problem.policy], [load(self.problem.profile)], lambda _: None)[0]
@@ -198,7 +200,7 @@ class Bench:
         search = self.search(spec, replicas)
 
         def work() -> list[float]:
-            return [severity_of(search.requests(index, Memo())(rate)) for index in range(NUM)]
+            return [severity_of(search.requests(index)(rate)) for index in range(NUM)]
 
         return np.array(self.kept(f"severities {spec} {replicas} {rate:.6g}", work))
 
@@ -207,7 +209,7 @@ class Bench:
         search = self.search(spec, replicas)
 
         def own(index: int) -> float:
-            ask = search.requests(index, Memo())
+            ask = search.requests(index)
             return find(ask, search.criteria, self.problem.rate, WIDTH, SHARPNESS).rate
 
         return np.array(self.kept(f"capacities {spec} {replicas}", lambda: [own(index) for index in range(NUM)]))

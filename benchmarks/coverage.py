@@ -30,7 +30,6 @@ from dsim.engine.latency import Features
 from dsim.planner.backend import Pool
 from dsim.planner.capacity import search_of
 from dsim.planner.ensemble import Scores, drawn, interval, known_causes, moved
-from dsim.planner.memo import Memo
 from dsim.planner.uncertain_fleet import COST, REPLICAS, sized, uncertain_fleets
 from dsim.profiler import uncertainty as u
 from dsim.profiler.canvas_law import mean_forwards
@@ -170,8 +169,7 @@ def plans() -> None:
 
     def sizes(fleet: Sequence[World]) -> list[float]:
         return [
-            float(np.median([sized(search, rate, Memo(), (own, 1 + DRAWS + i))[REPLICAS] for i in range(5)]))
-            for own in fleet
+            float(np.median([sized(search, rate, (own, 1 + DRAWS + i))[REPLICAS] for i in range(5)])) for own in fleet
         ]
 
     planned = [replace(own, rate=rate, replicas=int(size)) for own, size in zip(fleets, sizes(fleets), strict=True)]

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import choices
@@ -20,11 +19,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Capacity"]):
+class CapacityQuestion(q.OnFleet, q.Somewhere, q.Forced, Question["Capacity"]):
     """Find the highest request rate at which every SLO holds, or the fewest replicas for a rate.
 
     dsim capacity azure-conv --policy optimus --slo p90:tpot_chunk=50ms
-    dsim capacity azure-conv --rate 12 --slo ttft=2s --gpu-hour 2 -o runs/capacity
+    dsim capacity azure-conv --rate 12 --slo ttft=2s -o runs/capacity
     dsim capacity azure-conv --fleet examples/fleet/fleet.toml --slo ttft=2s
 
     Traffic:
@@ -34,13 +33,11 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
       --max-replicas N: With --rate: try at most N replicas; 64 by default.
     Search:
       --precision X%: Half-width of the confidence interval, relative.
-    Measurement:
-      --measured RUN: Draw a measured run (dsim import -o, dsim live -o) next to the curve; repeat.
     Output:
       -o, --out DIR: Write capacity.json and report.html.
     """
 
-    COMMON = "policy profile slos rate replicas arrival lengths fleet attainment precision gpu_hour jobs out force"
+    COMMON = "policy profile slos rate replicas arrival lengths fleet attainment precision jobs out force"
 
     slos: Sequence[str] = ()
     _: KW_ONLY
@@ -51,7 +48,6 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
     attainment: float = 0.99
     precision: float = 0.02
     jobs: int | None = None
-    measured: Sequence[Path] = ()
     curve: bool = True
 
     def resolve(self) -> "World":
@@ -64,44 +60,24 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Priced, q.Forced, Question["Cap
         return world
 
     def answer(self, watch: Watch) -> "Answer[Capacity]":
-        from ..planner.backend import Pool
         from ..planner.capacity import CAPACITY, FILES, sized
         from ..planner.contents import asked_of
-        from ..planner.ensemble import capacities, check_num
-        from ..planner.measured import measured_runs
         from ..planner.memo import StoreFolder
         from ..planner.record import profile_notes
         from ..report.html import result_files
 
-        runs = measured_runs(self.measured, self.slos, self.attainment)
         folder = StoreFolder(self.folder, CAPACITY, force=self.force)
         world = self.resolve()
-        check_num(self.ensemble, [world])
         warn(watch, world)
         warn_of_yields(watch, world)
         inputs = self.values("rate", "replicas", "max_replicas", "precision", "attainment", "num_requests")
-        options = self.values("curve", "gpu_hour", "currency", "jobs", "ray")
+        options = self.values("curve", "jobs", "ray")
         try:
             with folder, watch.bar("capacity", "replays", note="starting") as bar:
                 folder.begin("capacity", asked_of(world, **inputs))
                 options |= {"memo": folder.memo, "progress": partial(_progress, bar, self.precision)}
                 capacity = sized(world, **inputs, **options, command=watch.command())
-                notes = tuple(profile_notes(world.of_each_pool()))
-                capacity = replace(capacity, measured=tuple(runs), notes=notes)
-                if self.ensemble is not None:
-                    fleet = replace(world, replicas=capacity.replicas)
-                    with Pool(self.jobs, self.ray) as pool:
-                        size: dict[str, Any] = {"num_requests": capacity.num_requests, "rate": self.rate}
-                        drawn = capacities(
-                            fleet,
-                            self.ensemble,
-                            attainment=self.attainment,
-                            pool=pool,
-                            memo=folder.memo,
-                            progress=partial(bar.update, name="ensemble", note="", unit="capacities"),
-                            **size,
-                        )
-                    capacity = replace(capacity, ensemble=drawn)
+                capacity = replace(capacity, notes=tuple(profile_notes(world.of_each_pool())))
                 folder.put(result_files(capacity))
         except KeyboardInterrupt:
             raise stopped(self.out) from None

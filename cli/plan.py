@@ -16,8 +16,7 @@ from .declared import Question, Watch
 if TYPE_CHECKING:
     from ..planner.candidates import PlanCandidate
     from ..planner.memo import StoreFolder
-    from ..planner.plan_result import Planned
-    from ..planner.purchase import Horizon
+    from ..planner.plan_result import Horizon, Planned
     from ..profiler.profile import Profile
     from ..results.world import World
     from .objects import PolicyLike, ProfileLike
@@ -47,18 +46,13 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
       --spare N: Standby replicas (N+1): included in cost and launch files; the SLOs hold without them.
       --growth X%/year: Growth of traffic, also per /month or /week; costs are then of the horizon.
       --horizon YEARS: With --growth: the years that are paid.
-      --today SPEC,replicas=N: What runs today: replayed beside the answer.
-    SLOs and quality:
-      --fail-on-slo: With --today: end with 1 if what runs today misses an SLO.
     Search:
       --as-given: Use the policies as given, without a search over engine settings.
-      --change-answers: Also search block, threshold and canvas, which change the model's answers.
-      --research: Also what a scheduler that no released engine has would save.
     Output:
       -o, --out DIR: Write plan.toml, plan.json, report.html and deploy/; reuses the replays in it.
     """
 
-    COMMON = "slos rate policies gpu model profiles gpu_hour growth horizon today research lengths jobs out"
+    COMMON = "slos rate policies gpu model profiles gpu_hour growth horizon lengths jobs out"
 
     slos: Sequence[str] = ()
     _: KW_ONLY
@@ -77,25 +71,21 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
     spare: int = 0
     growth: str | None = None
     horizon: float = 1.0
-    today: str | None = None
     min_quality: float | str | None = None
     quality_table: str | Path | None = None
     as_given: bool = False
-    change_answers: bool = False
-    research: bool = False
+    ensemble: int | None = None
     router: str = choices.UNROUTED
     num_requests: int | None = None
     jobs: int | None = None
-    fail_on_slo: bool = False
 
     def answer(self, watch: Watch) -> "Answer[Planned]":
         from ..planner.backend import Pool
-        from ..planner.candidates import candidates_of
+        from ..planner.candidates import candidates_of, prices
         from ..planner.ensemble import check_num
         from ..planner.memo import StoreFolder
-        from ..planner.plan import fleet_of_today, fleet_worlds, inputs_of, plan
+        from ..planner.plan import fleet_worlds, inputs_of, plan
         from ..planner.plan_result import PLAN
-        from ..planner.prices import prices
         from ..planner.quality import load_table, parse_share
         from ..planner.record import profile_notes
         from ..planner.uncertain_fleet import plan_ensemble
@@ -103,8 +93,6 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
         from .objects import spec_of
 
         horizon = self._horizon()
-        if self.today is not None:
-            fleet_of_today(self.today)
         check_num(self.ensemble)
         specs = different(list(map(spec_of, self.policies)))
         sheets, profiles = self._profiles(specs)
@@ -116,7 +104,7 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
             prices(self.gpu_hour),
             min_quality=parse_share(self.min_quality),
             quality_table=load_table(self.quality_table, world.allow_code),
-            **self.values("as_given", "change_answers", "research"),
+            as_given=self.as_given,
         )
         size = self.values("rate", "attainment", "max_replicas", "num_requests")
         inputs = inputs_of(world, candidates, **size)
@@ -129,7 +117,7 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
                     bar.update(done, total, phase, note="")
 
                 folder.begin("plan", inputs)
-                options = self.values("spare", "today", "currency", "jobs", "ray")
+                options = self.values("spare", "currency", "jobs", "ray")
                 options |= {"horizon": horizon, "memo": folder.memo, "progress": progress}
                 planned = plan(world, candidates, left_out, **size, **options, command=watch.command())
                 if self.ensemble is not None:
@@ -150,34 +138,18 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
                 written = _write(folder, planned, sheets)
         except KeyboardInterrupt:
             raise stopped(self.out) from None
-        missed = self._missed(planned)
-        return Answer(value=planned, explained=folder.memo.sentence(), out=self.folder, files=written, missed=missed)
+        return Answer(value=planned, explained=folder.memo.sentence(), out=self.folder, files=written)
 
     def _horizon(self) -> "Horizon | None":
-        from ..planner.purchase import Horizon
+        from ..planner.plan_result import Horizon
 
         if not self.slos:
             raise DsimError("no SLO is given, expected at least one, such as --slo ttft=2s --slo 100ms/token")
-        if self.as_given and self.change_answers:
-            raise DsimError(
-                "as given and change answers are both true, expected at most one: the first searches nothing"
-            )
         return q.optional(lambda growth: Horizon(growth, self.horizon), self.growth)
-
-    def _missed(self, planned: "Planned") -> list[str]:
-        """With --fail-on-slo, the first SLO that today's fleet misses."""
-        if planned.today is None or not self.fail_on_slo:
-            return []
-        for text, spread in planned.today.values.items():
-            excess = (spread.value or 0.0) - planned.bounds[text]
-            if (text in planned.share_criteria and excess < 0) or (text not in planned.share_criteria and excess > 0):
-                return [f"{self.today} misses {text}"]
-        return []
 
     def _profiles(self, specs: list[str]) -> "tuple[list[Profile], list[Profile] | None]":
         """From data sheets, and all to compare (None if no option names one)."""
-        from ..planner.candidates import name_their_profiles
-        from ..planner.prices import from_sheets
+        from ..planner.candidates import from_sheets, name_their_profiles
         from ..results.world import different
         from .objects import loaded
 

@@ -63,7 +63,6 @@ class InTwin(OfTrace):
 
     frontend: float | None = None
     yields: str | None = None
-    ensemble: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,6 +49,7 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["RunResult
     scaler: str = choices.FIXED
     startup: float = 0.0
     eos: bool | None = None
+    ensemble: int | None = None
     concurrency: int | None = None
     sessions: bool = False
     drain: bool = True

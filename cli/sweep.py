@@ -1,8 +1,7 @@
 """dsim sweep: run a grid or list of worlds once each, and tabulate them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ from .declared import Question, Watch
 
 if TYPE_CHECKING:
     from ..planner.sweep import Sweep
-    from ..results.world import World
 
 
 @dataclass(frozen=True)
@@ -32,13 +30,10 @@ class SweepQuestion(q.Somewhere, q.Forced, q.Coded, Question["Sweep"]):
 
     config: str | Path | Mapping[str, Any]
     _: KW_ONLY
-    ensemble: int | None = None
     jobs: int | None = None
-    quality: "Callable[[World], float | None] | None" = None  # scores a world
 
     def answer(self, watch: Watch) -> "Answer[Sweep]":
         from ..planner.sweep import FILES, sweep
-        from ..report.ensemble import decided, sentences
 
         config = self.config
         if isinstance(config, Mapping):
@@ -48,9 +43,8 @@ class SweepQuestion(q.Somewhere, q.Forced, q.Coded, Question["Sweep"]):
         if self.out is None and not watch.in_python:
             raise DsimError("--out is missing, expected a folder for the results (-o DIR)")
         with watch.bar("sweep", "cells") as bar:
-            asking = partial(bar.update, name="asking drawn profiles", unit="replays")
-            options = self.values("jobs", "ray", "force", "allow_code", "ensemble", "quality")
-            done = sweep(config, self.out, **options, progress=bar.update, command=watch.command(), asking=asking)
+            options = self.values("jobs", "ray", "force", "allow_code")
+            done = sweep(config, self.out, **options, progress=bar.update, command=watch.command())
         errors = [f"cell {row['key']}: {row['error']}" for row in done.results if row["error"] is not None]
         failure = None
         if len(errors) == done.num_cells:
@@ -61,13 +55,10 @@ class SweepQuestion(q.Somewhere, q.Forced, q.Coded, Question["Sweep"]):
         warn(watch, *done.services)
         warn_of_yields(watch, *done.services)
         state = f"{len(done.results)} of {done.num_cells} cells are finished and kept; to go on: {watch.command()}"
-        lines = [decided(_account(done), done.ensemble)]
-        if done.ensemble:
-            lines += sentences(done.ensemble)
         return Answer(
             value=done,
             json=done.to_json(),
-            lines=lines,
+            lines=[_account(done)],
             out=self.folder,
             files=FILES,
             failure=failure,

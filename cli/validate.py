@@ -73,7 +73,6 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         from ..device.validate import validate as validate_cells
         from ..files.place import hold_folder, write_folder
         from ..files.write import write_whole
-        from ..planner.memo import STORE, Memo
         from ..report.html import result_files
         from ..results.world import World, named_code
         from .objects import profile_name, spec_of, trace_name
@@ -109,8 +108,6 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
                 return nullcontext()
 
             lock = hold_folder(out)  # earlier errors leave no folder
-            memo = Memo()
-            memo.open(out / STORE)
             validated = validate_cells(
                 out / "cells",
                 world,
@@ -122,12 +119,10 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
                 within=CELLS_SHARE * max(0.0, self.budget - elapsed()),
                 fits=lambda expected: elapsed() + expected / CELLS_SHARE < self.budget,
                 watch=watch_cell,
-                memo=memo,
             )
         write_whole(out / "validation.json", validated.to_text())
         comparison = validated.comparison
         write_folder(out / "comparison", COMPARISON, result_files(comparison, watch.command()), force=True)
-        memo.close()
         lock.close()
         if "ttft" in str(self.bounds):
             watch.say(f"At least {FEWEST_OF_TTFT} requests a cell, as ttft is bounded")

@@ -31,9 +31,6 @@ from ..files.place import hold_folder
 from ..files.read import quoted, read_json, shown
 from ..files.schema import FileObject
 from ..files.write import write_whole
-from ..planner.backend import Pool
-from ..planner.contents import asked_of
-from ..planner.memo import Memo
 from ..planner.record import in_twin, record
 from ..report.page import Page
 from ..report.result import Result
@@ -141,19 +138,15 @@ def predicted_throughput(world: World) -> float:
     return float((result.table["status"] == 0).sum()) / result.end
 
 
-def _throughput(memo: Memo, world: World) -> float:
-    return float(memo.replay(partial(asked_of, world, of="throughput"), partial(predicted_throughput, world)))
-
-
 def plan_cells(
-    base: World, policies: Sequence[str], loads: Sequence[str], fewest: int, memo: Memo
+    base: World, policies: Sequence[str], loads: Sequence[str], fewest: int
 ) -> tuple[dict[str, float], list[Cell]]:
     """Predicted capacities (req/s), and every cell with the fewest requests; the first load's are measured twice.
 
     A closed loop has no more requests in flight than the policy's largest batch.
     """
     worlds = [replace(base, arrival="trace", policy=policy) for policy in policies]
-    capacities = dict(zip(policies, memo.map(Pool(jobs=1), _throughput, worlds), strict=True))
+    capacities = {world.policy: predicted_throughput(world) for world in worlds}
     cells: dict[tuple[str, str | int], Cell] = {}
     for load in loads:
         share = math.inf if load == FULL else float(load)
@@ -161,7 +154,7 @@ def plan_cells(
             concurrency, rate = None, share * capacities[world.policy]
             if share >= 1:
                 concurrency = int(min(share, world.setting().limits.max_batch))
-                rate = _throughput(memo, replace(world, concurrency=concurrency))
+                rate = predicted_throughput(replace(world, concurrency=concurrency))
             num = max(fewest, 2 * (concurrency or 0))
             cell = Cell(world.policy, load, concurrency, rate, num, load == loads[0])
             cells.setdefault((cell.policy, concurrency or load), cell)
@@ -202,7 +195,6 @@ def validate(
     bounds: Sequence[Bound] = (),
     fits: Callable[[float], bool] = lambda seconds: True,
     watch: Watch = lambda cell, policy: nullcontext(),
-    memo: Memo | None = None,
 ) -> Validated:
     """Measure every cell and compare; `base` has trace, profile file, workload and seed.
 
@@ -215,7 +207,6 @@ def validate(
     assert profile is not None  # the twin has one
     for policy in policies:
         live.check(replace(base, policy=policy))
-    memo = memo or Memo()
     inputs = {
         "trace": base.trace, "lengths": base.lengths, "seed": base.seed, "commits": live.commits,
         "policies": ", ".join(sorted(policies)),
@@ -223,7 +214,7 @@ def validate(
     plan = _plan(out)
     fewest = FEWEST_OF_TTFT if any(bound.metric == "ttft" for bound in bounds) else FEWEST
     if plan is None:
-        capacities, cells = plan_cells(base, policies, loads, fewest, memo)
+        capacities, cells = plan_cells(base, policies, loads, fewest)
         if seconds is None:
             chosen, spare = affordable(runs_of(cells), within)
             if not chosen:

@@ -4,31 +4,25 @@ import importlib
 import logging
 import signal
 import socket
-import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
-from .. import __version__
 from ..engine.errors import DsimError, MachineError
 from ..engine.outside import fault_in_code
-from ..files.interrupt import uninterrupted
 from ..files.read import cut
 
 C = TypeVar("C")
 R = TypeVar("R")
 
-# A terminal signals all processes; only the parent handles these.
-DEAF_TO = {getattr(signal, name) for name in ("SIGINT", "SIGHUP") if hasattr(signal, name)}
-MAX_CRASHES = 3  # in a row without a finished cell
 IDLE = 300  # s until a worker without cells ends
 MAX_RETRIES = 5  # of a cell whose Ray worker was lost
-CONNECT_TIMEOUT = 5.0  # s, for any answer
-JOIN_TIMEOUT = 30.0  # s, for a Ray cluster's answer
+CONNECT_TIMEOUT = 5.0  # s
+NO_RAY = "ray is given, and Ray is not installed: pip install '.[cluster]' in a clone of dsim"
 
 
 @dataclass(frozen=True)
@@ -63,12 +57,13 @@ class Pool:
             raise DsimError(f"jobs is {jobs}, expected at least 1")
         self._jobs, self._ray = jobs, ray
         self._workers = 1  # local processes; never reduced, as a change costs seconds
-        self._leave: Callable[[], None] = lambda: None  # leaves the cluster
+        self._cluster: Any = None
+        self._leave: Callable[[], object] = lambda: None  # the cluster
         self._last: Generator[Any, None, None] | None = None
 
     def __enter__(self) -> "Pool":
         if self._ray is not None:
-            self._leave = _join(self._ray)
+            self._cluster, self._leave = _join(self._ray)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -79,13 +74,13 @@ class Pool:
     def run(self, function: Callable[[C], R], cells: Mapping[str, C]) -> Generator[Outcome[R], None, None]:
         """Yield outcomes as cells finish; a failed cell does not stop the others.
 
-        `function` and cells are pickled. Cells of a lost worker run again. Close the generator to stop early.
+        `function` and cells are pickled. Close the generator to stop early.
         """
         from joblib import cpu_count
 
         jobs = min(self._jobs or cpu_count(), len(cells))
-        if self._ray is not None:
-            self._last = outcomes = _on_ray(function, cells, self._jobs)
+        if self._cluster is not None:
+            self._last = outcomes = _on_ray(self._cluster, function, cells, self._jobs)
         elif jobs < 2:
             self._last = outcomes = (attempt(function, key, cell) for key, cell in cells.items())
         else:
@@ -110,138 +105,83 @@ def attempt(function: Callable[[C], R], key: str, cell: C) -> Outcome[R]:
     try:
         return Outcome(key, function(cell))
     except DsimError as error:
-        return Outcome(key, error=_line(error), refused=True)
+        return Outcome(key, error=_line(error), refused=not isinstance(error, MachineError))
     except (Exception, SystemExit) as error:
         if line := fault_in_code(error):
             return Outcome(key, error=line, refused=True)
         return Outcome(key, error=f"{type(error).__name__}: {_line(error)}", trace=traceback.format_exc())
 
 
-@contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    """Have processes started here, and their replacements, ignore Ctrl-C; the parent ends them."""
-    from multiprocessing import resource_tracker
-
-    from joblib.externals.loky.backend import resource_tracker as of_loky
-
-    with uninterrupted():
-        for tracker in (resource_tracker, of_loky):  # one started later would reset the mask
-            tracker.ensure_running()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, DEAF_TO)
-        try:
-            yield
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _on_cores(function: Callable[[C], R], cells: Mapping[str, C], jobs: int) -> Generator[Outcome[R], None, None]:
     from joblib.externals.loky import as_completed, get_reusable_executor
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-    waiting = dict(cells)
-    crashes = 0
-    while waiting:
-        with _deaf_to_interrupts():  # exit may raise an interrupt
-            executor = get_reusable_executor(jobs, timeout=IDLE, initializer=_silence)
-            futures = [executor.submit(attempt, function, key, cell) for key, cell in waiting.items()]
-        try:
-            for future in as_completed(futures):
-                outcome = future.result()
-                del waiting[outcome.key]
-                crashes = 0
-                yield outcome
-        except TerminatedWorkerError:
-            crashes += 1
-            if crashes == MAX_CRASHES:
-                raise MachineError(
-                    f"a worker was killed {crashes} times in a row, probably for want of memory; {len(waiting)} of "
-                    f"{len(cells)} cells are left: fewer jobs than {jobs} need less"
-                ) from None
-        except BaseException:  # an interrupt, or the caller stops
-            executor.shutdown(kill_workers=True)
-            raise
+    executor = get_reusable_executor(jobs, timeout=IDLE, initializer=_in_worker)
+    try:
+        futures = [executor.submit(attempt, function, key, cell) for key, cell in cells.items()]
+        for future in as_completed(futures):
+            yield future.result()
+    except TerminatedWorkerError:
+        raise MachineError(
+            f"a worker was killed, probably for want of memory: fewer jobs than {jobs} need less"
+        ) from None
+    except BaseException:  # an interrupt, or the caller stops
+        executor.shutdown(kill_workers=True)
+        raise
 
 
-def _silence() -> None:
-    """For a worker: users can do nothing about its warnings."""
+def _in_worker() -> None:
+    """Leave Ctrl-C, which a terminal sends to all processes, to the parent, and be quiet."""
+    for name in ("SIGINT", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
 
 
-def _join(address: str) -> Callable[[], None]:
-    """Join a cluster; returns the function that leaves. A probe first: Ray waits minutes, or ends the process."""
-    ray = _ray()
-    if ray.is_initialized():  # by a notebook
-        return lambda: None
-    if address != "auto":
-        host, colon, port = address.removeprefix("ray://").rpartition(":")
-        if not colon or not host or not port.isdigit():
-            raise DsimError(f"ray is {cut(address)}, expected HOST:PORT of a Ray cluster, or auto")
-        if host in ("localhost", "127.0.0.1", "::1") and "ray://" not in address:
-            host = ray.util.get_node_ip_address()  # as Ray reads it
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT).close()
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise DsimError(f"{address}: no Ray cluster answers there: {reason}") from None
-    probe = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level=40)"
+def _join(address: str) -> tuple[Any, Callable[[], object]]:
+    """Join a cluster; returns Ray, and the function that leaves."""
     try:
-        answer = subprocess.run(
-            [sys.executable, "-c", probe, address], capture_output=True, text=True, timeout=JOIN_TIMEOUT, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise DsimError(f"{address}: answers, but not as a Ray cluster within {JOIN_TIMEOUT:.0f} s") from None
-    if answer.returncode:
-        reasons = [line.strip() for line in answer.stderr.splitlines() if line.strip()]
-        raise DsimError(f"{address}: cannot join the Ray cluster: {(reasons or ['no reason given'])[-1]}")
-    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    leave: Callable[[], None] = ray.shutdown
-    return leave
-
-
-def _ray() -> Any:
-    try:
-        return importlib.import_module("ray")
+        ray = importlib.import_module("ray")
     except ImportError:
-        raise DsimError("ray is given, and Ray is not installed: pip install '.[cluster]' in a clone of dsim") from None
+        raise DsimError(NO_RAY) from None
+    if ray.is_initialized():  # by a notebook
+        return ray, lambda: None
+    try:
+        if address != "auto":  # without an answer Ray waits minutes, or ends the process
+            host, _, port = address.removeprefix("ray://").rpartition(":")
+            socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, OverflowError, RuntimeError, ValueError) as error:
+        raise DsimError(
+            f"ray is {cut(address)}, expected HOST:PORT of a running Ray cluster, or auto: {cut(_line(error))}"
+        ) from None
+    return ray, ray.shutdown
 
 
-def _on_ray(function: Callable[[C], R], cells: Mapping[str, C], jobs: int | None) -> Generator[Outcome[R], None, None]:
+def _on_ray(
+    ray: Any, function: Callable[[C], R], cells: Mapping[str, C], jobs: int | None
+) -> Generator[Outcome[R], None, None]:
     """Files are read where they are named, as on a shared folder."""
-    ray = _ray()
-    from ray import cloudpickle
-
     # A cell's exception returns as a value: only lost workers or nodes are retried.
-    task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES, scheduling_strategy="SPREAD")(_attempt_pickled)
-    work = ray.put(cloudpickle.dumps(function))
-    waiting = list(cells.items())[::-1]
+    task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES, scheduling_strategy="SPREAD")(attempt)
+    work, waiting = ray.put(function), list(cells.items())[::-1]
     running: dict[Any, str] = {}
+    limit = jobs or 2 * max(1, int(ray.cluster_resources().get("CPU", 0)))
     try:
         while waiting or running:
-            cpus = max(1, int(ray.cluster_resources().get("CPU", 0)))
-            while waiting and len(running) < (jobs or 2 * cpus):
+            while waiting and len(running) < limit:
                 key, cell = waiting.pop()
-                running[task.remote(work, cloudpickle.dumps(cell), key, __version__)] = key
-            finished, _ = ray.wait(list(running), num_returns=1)
-            for reference in finished:
-                key = running.pop(reference)
-                try:
-                    outcome = ray.get(reference)
-                except ray.exceptions.RayError as error:
-                    outcome = Outcome(key, error=f"{type(error).__name__}: {_line(error)}")
-                yield outcome
+                running[task.remote(work, key, cell)] = key
+            [reference], _ = ray.wait(list(running), num_returns=1)
+            key = running.pop(reference)
+            try:
+                yield ray.get(reference)
+            except ray.exceptions.RayError as error:
+                yield Outcome(key, error=f"{type(error).__name__}: {_line(error)}")
     finally:
         for reference in running:
             ray.cancel(reference, force=True)
-
-
-def _attempt_pickled(work: bytes, cell: bytes, key: str, version: str) -> Outcome[Any]:
-    """On a machine of the cluster, which Ray trusts too."""
-    from ray import cloudpickle
-
-    if version != __version__:  # its pickles may be unreadable
-        return Outcome(key, error=f"the worker has dsim {__version__} and this machine {version}, expected the same")
-    return attempt(cloudpickle.loads(work), key, cloudpickle.loads(cell))
 
 
 def _line(error: BaseException) -> str:

@@ -1,23 +1,24 @@
-"""A plan's candidates: policies on the profiles that can run them."""
+"""A plan's candidates: policies on the profiles that can run them, and GPUs and their prices."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import PRESETS, name_of, parse, preset_of
-from ..files.read import cut
-from ..profiler.canvas_law import mean_forwards
-from ..profiler.models import known_model
+from ..files.read import cut, float_of
+from ..profiler import hardware, models
 from ..profiler.placed import placed
+from ..profiler.precision import precision
 from ..profiler.profile import Profile, as_run_by, load, shipped_for
+from ..profiler.roofline import roofline
 from ..results.world import World
 from ..traces.prefixes import num_named
 from .candidate import plain_spec, refusal
 from .deploy import engine_of_preset, engine_of_profile, not_served, times_another
 from .plan_result import Fleet
 from .quality import Quality, QualityTable, quality_of
-from .settings import changing_answers, settings_to_try
+from .settings import settings_to_try
 from .space import searchable
 
 Prices = Callable[[Profile], float | None]  # of a GPU per hour
@@ -35,12 +36,9 @@ class PlanCandidate:
     settings: dict[str, Quality] = field(default_factory=dict)  # SPECs to try, by rising number of changes
     original: str = ""  # the SPEC as named, where `policy` is one of `settings`
     refused: str = ""  # why `original` cannot run
-    changing: tuple[str, ...] = ()  # flags that change answers, left open by the SPEC
-    searches_changing: bool = False  # `settings` change answers
-    is_research: bool = False  # of no released engine, and not named by the user
 
     def __str__(self) -> str:
-        return f"{self.policy} on {self.place}" if self.place else self.policy
+        return " on ".join(filter(None, (self.policy, self.place)))
 
     @property
     def gpus(self) -> int:
@@ -77,100 +75,69 @@ def candidates_of(
     min_quality: float | None = None,
     quality_table: QualityTable | None = None,
     as_given: bool = False,
-    change_answers: bool = False,
-    research: bool = False,
 ) -> tuple[list[PlanCandidate], list[Fleet]]:
     """Policies on the profiles that can run them, and policies left out, with reasons.
 
     POLICY@PROFILE runs on that profile only. profiles: by default one of the log's model, or the commands' default.
-    Without policies: the shipped presets of a profile's family that a released engine has; with `research`, or if none
-    of them can run, also those that no engine has. An engine's preset is left out on another engine's profile, unless
-    named and without a profile of its own engine. as_given: search no settings. change_answers: also search settings
-    that change answers. DsimError if no candidate remains.
+    Without policies: the shipped presets of a profile's family that a released engine has; if none of those can run,
+    all. An engine's preset is left out on another engine's profile, unless named and without a profile of its own
+    engine. as_given: search no settings. DsimError if no candidate remains.
     """
     if profiles is None and not name_their_profiles(policies):
         # A shipped profile of the one model that a log names; else the default.
-        models = {known_model(name) for name in set(map(str, world.source().extras.get("model", ())))}
-        model = models.pop() if len(models) == 1 else None
-        profiles = [load([*(shipped_for(model.name) if model else []), World.profile][0])]
+        names = [models.known_model(name) for name in set(map(str, world.source().extras.get("model", ())))]
+        shipped = [name for model in names[:1] if model and len(set(names)) == 1 for name in shipped_for(model.name)]
+        profiles = [load([*shipped, World.profile][0])]
     policies_by_profile = _on_profiles(policies, profiles or ())
     devices = {profile.device.name for profile, _ in policies_by_profile}
     engines = {engine_of_profile(profile) for profile, _ in policies_by_profile}
     longest, code = world.longest(), world.allow_code
-    shared_prefixes = not as_given and world.lengths is None and num_named(world.source()) > 0
-
-    def considered(text: str, profile: Profile, place: str) -> tuple[PlanCandidate, str] | None:
-        """The candidate, and why it is left out; None if that is not worth a row."""
-        preset = preset_of(name_of(text), text, code)
-        if not (policies or research or preset.engine):
-            return None
-        policy = replace(world, policy=text).parsed_policy()
-        profile = heaviest_law_first(as_run_by(profile, policy))
-        elsewhere = times_another(profile, preset)
-        if elsewhere and engine_of_preset(preset) in engines:
-            return None
-        check = searchable(profile, world.workload, longest)
-        answers: dict[str, list[Any]] = {}
-        specs: list[str] = []
-        if not as_given:
-            answers = changing_answers(text, profile, world.workload, code)
-            changes = answers if change_answers else {}
-            specs = settings_to_try(text, profile, check, code, shared_prefixes, changes)
-        refused = str(refusal(check, policy) or "").removeprefix(f"{cut(policy.name)}: ")
-        spec, model = plain_spec(text, code) if text.endswith(".toml") else text, profile.model.name
-        quality = quality_of(policy, model, quality_table)
-        qualities = {setting: quality_of(parse(setting, code), model, quality_table) for setting in specs}
-        settings = {setting: score for setting, score in qualities.items() if not score.shortfall(min_quality)}
-        candidate = PlanCandidate(
-            policy=spec, profile=profile, place=place, quality=quality, price=prices(profile),
-            changing=tuple(answers), searches_changing=change_answers, is_research=not (policies or preset.engine),
-        )  # fmt: skip
-        reason = not_served(preset, profile)
-        if not reason and elsewhere and not policies:
-            reason = f"{profile.name} has the step times of {cut(profile.implementation)}"
-        if not reason and not specs:
-            reason = refused
-        if not reason and not settings and (specs or quality.shortfall(min_quality)):
-            observed = f"unknown: {quality.notes[0]}" if quality.relative is None else str(quality)
-            reason = f"quality {observed}, expected at least {100 * (min_quality or 0.0):g} %"
-        if not reason and (len(settings) > 1 or refused):
-            policy_of_best = next(iter(settings))
-            candidate = replace(candidate, policy=policy_of_best, settings=settings, original=spec, refused=refused)
-        return candidate, reason
-
-    def consider_all() -> tuple[list[PlanCandidate], list[Fleet]]:
-        candidates: list[PlanCandidate] = []
-        left_out: list[Fleet] = []
-        for profile, specs in policies_by_profile:
-            place = ""
-            if len(policies_by_profile) > 1:
-                place = profile.device.name if len(devices) == len(policies_by_profile) else profile.name
-            for text in specs:
-                match considered(text, profile, place):
-                    case (candidate, ""):
-                        candidates.append(candidate)
-                    case (candidate, reason):
-                        left_out.append(replace(candidate.row(), dropped=reason))
-        return candidates, left_out
-
-    candidates, left_out = consider_all()
-    if not (policies or research or candidates):
-        research = True
-        candidates, left_out = consider_all()
-    if all(candidate.is_research for candidate in candidates):
-        candidates = [replace(candidate, is_research=False) for candidate in candidates]
+    shared_prefixes = world.lengths is None and num_named(world.source()) > 0
+    candidates: list[PlanCandidate] = []
+    left_out: list[Fleet] = []
+    for file_profile, specs in policies_by_profile:
+        place = file_profile.name
+        if len(devices) == len(policies_by_profile):
+            place = file_profile.device.name * (len(devices) > 1)
+        for text in specs:
+            preset = preset_of(name_of(text), text, code)
+            policy = replace(world, policy=text).parsed_policy()
+            profile = as_run_by(file_profile, policy)
+            elsewhere = times_another(profile, preset)
+            if elsewhere and engine_of_preset(preset) in engines:
+                continue
+            check = searchable(profile, world.workload, longest)
+            settings: dict[str, Quality] = {}
+            for spec in () if as_given else settings_to_try(text, profile, check, code, shared_prefixes):
+                settings[spec] = quality_of(parse(spec, code), profile.model.name, quality_table)
+            refused = str(refusal(check, policy) or "").removeprefix(f"{cut(policy.name)}: ")
+            quality = quality_of(policy, profile.model.name, quality_table)
+            good = {spec: score for spec, score in settings.items() if not score.shortfall(min_quality)}
+            candidate = PlanCandidate(
+                policy=plain_spec(text, code) if text.endswith(".toml") else text,
+                profile=profile,
+                place=place,
+                quality=quality,
+                price=prices(profile),
+            )
+            reason = not_served(preset, profile)
+            if elsewhere and not policies:
+                reason = reason or f"{profile.name} has the step times of {cut(profile.implementation)}"
+            if not settings:
+                reason = reason or refused
+            if not good and (settings or quality.shortfall(min_quality)):
+                reason = reason or f"quality {quality.shortfall(min_quality)}"
+            if reason:
+                left_out.append(replace(candidate.row(), dropped=reason))
+                continue
+            if len(good) > 1 or refused:
+                original, best = candidate.policy, next(iter(good))
+                candidate = replace(candidate, policy=best, settings=good, original=original, refused=refused)
+            candidates.append(candidate)
     if not candidates:
         reasons = dict.fromkeys(f"{row.name}: {row.dropped}" for row in left_out)
         raise DsimError("; ".join(reasons) or "no policy and no profile is given, expected one of each")
     return candidates, left_out
-
-
-def heaviest_law_first(profile: Profile) -> Profile:
-    """The profile with its counted laws of canvases first, by forwards; the first is the default."""
-    if len([law for law in profile.canvas_laws if law.engine]) < 2:
-        return profile
-    laws = sorted(profile.canvas_laws, key=lambda law: -mean_forwards(law) if law.engine else 0.0)
-    return replace(profile, canvas_laws=tuple(laws))
 
 
 def name_their_profiles(policies: Sequence[str]) -> bool:
@@ -183,13 +150,65 @@ def _on_profiles(policies: Sequence[str], profiles: Sequence[Profile]) -> list[t
     for profile in profiles:
         if profile.name in by_name:
             raise DsimError(f"two profiles are named {profile.name}, expected a name of its own for each")
-        presets = [name for name, preset in PRESETS.items() if preset.policy.family == profile.family]
-        by_name[profile.name] = profile, [] if policies else presets
+        by_name[profile.name] = profile, []
+        if not policies:
+            presets = [name for name, preset in PRESETS.items() if preset.policy.family == profile.family]
+            of_engines = [name for name in presets if PRESETS[name].engine]
+            if all(times_another(profile, PRESETS[name]) for name in of_engines):
+                of_engines = presets
+            by_name[profile.name] = profile, of_engines
     for policy in policies:
         spec, home = placed(policy)
-        for profile in profiles if home is None else [load(home)]:
+        for profile in [load(home)] if home else profiles:
             _, specs = by_name.setdefault(profile.name, (profile, []))
             if spec in specs:
                 raise PolicyError(f"policy {spec} is given twice on {profile.name}, expected once")
             specs.append(spec)
     return [(profile, specs) for profile, specs in by_name.values() if specs]
+
+
+def from_sheets(
+    gpus: Sequence[str], model: str, tp: int, yields: str | None, weights: str | None = None, keys: str | None = None
+) -> list[Profile]:
+    """A model's profiles on GPUs, from data sheets."""
+    if not gpus:
+        return []
+    shape, kind = models.model(model), models.family(models.model(model), models.architecture_of(model))
+    commits = load(yields).commits if yields else ()
+    formats = precision(model, weights, keys)
+    profiles = [
+        roofline(hardware.gpu(name), shape, tp, generates=kind, yields=commits, precision=formats) for name in gpus
+    ]
+    if kind == "block-diffusion" and not profiles[0].commits:
+        raise DsimError(
+            f"no yields of {shape.name} are published, expected --yields P: a profile with commit models, such as "
+            "a100-sdar-8b"
+        )
+    return profiles
+
+
+def prices(price: float | str | Mapping[str, float] | None) -> Prices:
+    """A GPU's price per hour: one for all, or by the start of its name; a mapping's by a profile's whole name."""
+    if price is None:
+        return lambda profile: None
+    if isinstance(price, Mapping):
+        return lambda profile: price.get(profile.name)
+    text = str(price)
+    by_name: dict[str, float] = {}
+    for item in text.split(","):
+        name, equals, amount = item.rpartition("=")
+        value = float_of(amount)
+        if not 0 < value < math.inf or (equals and not name.strip()) or (not equals and "," in text):
+            raise DsimError(
+                f"--gpu-hour is {text}, expected a price above 0, or one for each GPU such as a100=2,h100=3.5"
+            )
+        by_name[name.strip().lower()] = value
+
+    def price_of(profile: Profile) -> float:
+        names = (profile.device.name.lower(), profile.name.lower())
+        for name in sorted(by_name, key=len, reverse=True):
+            if any(full.startswith(name) for full in names):
+                return by_name[name]
+        raise DsimError(f"--gpu-hour is {text}, which has no price for {profile.device.name}")
+
+    return price_of

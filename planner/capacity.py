@@ -1,14 +1,10 @@
-"""The highest rate at which a fleet meets all SLOs, with an interval, and the fewest replicas for a rate.
-
-A replication has the same requests and luck at all rates: bisection finds its capacity. Replications are added until
-Student's interval is narrow.
-"""
+"""The highest rate at which a fleet meets all SLOs, with an interval, and the fewest replicas for a rate."""
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -21,7 +17,6 @@ from ..report.page import Page
 from ..report.result import Result, frame_of
 from ..results.metrics import STATS, Columns, latencies, statistic
 from ..results.slo import Slo
-from ..results.spread import Uncertain
 from ..results.world import MAX_REPLICAS, Setup, World, classes, replicas_of, setup_of
 from ..sim.scalers import FIXED
 from ..traces.trace import MAX_REQUESTS
@@ -30,12 +25,10 @@ from . import replicate
 from .backend import Pool
 from .contents import Json, asked_of
 from .crossing import Crossing, Slope, common_slope, find, never
-from .fewest import Fewest
 from .limits import PoolShares
-from .measured import MeasuredRun
 from .memo import FILES as STORE_FILES
 from .memo import STORE, Memo
-from .race import LIMIT
+from .race import Fewest
 from .replicate import CONFIDENCE, Criterion, Interval, Reading, criteria_of, interval, measure, replication
 
 if TYPE_CHECKING:
@@ -55,7 +48,6 @@ TO_LEARN = 2  # replications that give the others start and slope
 BY_FAR = 0.25  # of the precision, accepted by an early check; more would stop too early too often
 MOST = 64  # replications
 MAX_REPLICAS_TRIED = 64
-PILOT_DOUBT = 0.5  # relative, of a pilot's slope
 SHARPNESS = 0.5  # width of a capacity's bracket, by the precision or the spread
 IDLE = 1e-3  # of saturation
 BEYOND = 4.0  # times saturation: an SLO met there never binds
@@ -63,7 +55,6 @@ FLOOD = 1e9  # req/s, all at once
 PILOT, PILOT_GUESS, PILOT_WIDTH, PILOT_SHARPNESS = 2**20, 0.8, 0.2, 0.03  # index; of the flood's rate; log rates
 PILOT_SHARE, PILOT_FEWEST, PILOT_BLOCKS = 8, 500, 20  # share of requests, at least; blocks
 GRID = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1)  # of the capacity, for the curve
-SCALES = (0.9, 1.1)  # of the binding bound
 STABILITY = "stability"
 CLIENT_METRICS = ("ttft", "tpot_chunk")  # latencies at capacity
 
@@ -81,24 +72,6 @@ class Point:
 
 
 @dataclass(frozen=True)
-class AtBound:
-    """The capacity with another bound, read from the curve's replays."""
-
-    slo: str
-    rate: float  # req/s
-    side: str  # "below" or "at least" at an end of the curve
-
-
-@dataclass(frozen=True)
-class Cost:
-    """In the currency of the price."""
-
-    gpus: int
-    per_hour: float
-    per_million_tokens: float  # of answers, at the target rate, else at capacity
-
-
-@dataclass(frozen=True)
 class PoolPart:
     """A pool at the fleet's capacity."""
 
@@ -110,7 +83,6 @@ class PoolPart:
     busy: float  # share of time spent in steps
     limited_by: str
     limiting_setting: str
-    one_less: Mapping[str, float | None] = field(default_factory=dict)  # criterion -> value with one replica less
 
 
 @dataclass(frozen=True, repr=False)
@@ -129,8 +101,6 @@ class Capacity(Result):
     setup: Setup  # its profile: those of all pools
     binding_share: float  # share of replications
     limiting_setting: str  # what sets a limiting pool's size
-    binds: str  # a limiting pool's largest part of memory, or bounding setting (limits.py)
-    memory: Mapping[str, int]  # bytes, by content
     shares: Mapping[str, float]  # of busy time at capacity (limits.py)
     bounds: dict[str, float]  # by criterion: ms, or share of arrivals
     share_criteria: tuple[str, ...]
@@ -141,14 +111,9 @@ class Capacity(Result):
     confidence: float
     rejected: float  # share of requests that never fit
     latency_ms: Latency  # at capacity, by percentile; None: no values
-    other_bounds: tuple[AtBound, ...] = ()  # the binding one 10 % tighter and looser; none without a curve
-    cost: Cost | None = None
     target: float | None = None  # req/s to size replicas for
-    one_fewer: Interval | None = None  # capacity with one replica less
     pools: tuple[PoolPart, ...] = ()  # shares and limits are the busiest pool's
     doubted: tuple[str, ...] = ()  # failed checks of profiles, and doubted steps that take much of the time
-    measured: tuple[MeasuredRun, ...] = ()
-    ensemble: Uncertain | None = None
     notes: tuple[str, ...] = ()
 
     def page(self) -> Page:
@@ -169,7 +134,6 @@ class CapacitySearch:
     """A search's picklable input."""
 
     world: World
-    policy: str  # as in the command
     criteria: tuple[Criterion, ...]
     num_requests: int
     block: int
@@ -180,25 +144,19 @@ class CapacitySearch:
             num = max(min(self.num_requests, PILOT_FEWEST), self.num_requests // PILOT_SHARE)
         return replace(self, num_requests=num, block=min(self.block, -(-num // PILOT_BLOCKS)))
 
-    def requests(self, index: int, memo: Memo) -> Callable[[float], Reading]:
+    def requests(self, index: int) -> Callable[[float], Reading]:
         """Replication `index` as a function of the rate."""
         drawn = cache(lambda: replication(self.world, index, self.num_requests, self.block))
 
-        def measured(rate: float) -> Json:
-            world, requests = drawn()
-            return vars(measure(world, self.criteria, requests, rate)[0])
-
         def read(rate: float) -> Reading:
-            return Reading(**memo.replay(lambda: self.inputs(index, rate, "a reading"), lambda: measured(rate)))
+            world, requests = drawn()
+            return measure(world, self.criteria, requests, rate)[0]
 
         return read
 
-    def inputs(self, index: int, rate: float, answer: str) -> Json:
-        """A replay's inputs; answer: its kind."""
-        return self._inputs | {"index": index, "at": rate, "answer": answer}
-
     @cached_property
-    def _inputs(self) -> Json:
+    def inputs(self) -> Json:
+        """What tells the answers of its replays."""
         texts = [criterion.text for criterion in self.criteria]
         return asked_of(self.world, criteria=texts, num=self.num_requests, block=self.block)
 
@@ -231,9 +189,7 @@ def search_of(world: World, precision: float, attainment: float, num_requests: i
         num_requests = max(num_requests, PER_REPLICA * world.num_replicas, least)
     judged = replicate.judged(num_requests)
     block = -(-min(judged.stop - judged.start, len(source)) // PARTS)
-    return CapacitySearch(
-        world=world.located(), policy=world.label, criteria=criteria, num_requests=num_requests, block=block
-    )
+    return CapacitySearch(world=world.located(), criteria=criteria, num_requests=num_requests, block=block)
 
 
 def sized(world: World, rate: float | None, replicas: int | None, max_replicas: int | None, **options: Any) -> Capacity:
@@ -241,21 +197,21 @@ def sized(world: World, rate: float | None, replicas: int | None, max_replicas: 
 
     replicas: by default the policy file's, or 1. options: of Run.
     """
-    if world.pools and replicas is not None:
-        raise DsimError(f"pool is {world.pools[0]} and replicas is {replicas}, expected pools alone")
     if rate is None:
         if max_replicas is not None:
             raise DsimError(f"max replicas is {max_replicas}, expected a rate with it")
-        count = 1 if world.pools else replicas_of([world.policy], replicas)
-        return capacity(replace(world, replicas=count), **options)
+        if not world.pools:
+            world = replace(world, replicas=replicas_of([world.policy], replicas))
+        return capacity(world, **options)
     if replicas is not None:
         raise DsimError(f"rate is {rate:g} and replicas is {replicas}, expected one: a rate asks for the replicas")
-    limit = MAX_REPLICAS_TRIED if max_replicas is None else max_replicas
+    if max_replicas is None:
+        max_replicas = MAX_REPLICAS_TRIED
     if world.pools:
         from .pool_counts import fewest_of_each_pool  # it imports this module
 
-        return fewest_of_each_pool(world, rate, max_replicas=limit, **options)
-    return fewest_replicas(world, rate, max_replicas=limit, **options)
+        return fewest_of_each_pool(world, rate, max_replicas=max_replicas, **options)
+    return fewest_replicas(world, rate, max_replicas=max_replicas, **options)
 
 
 def capacity(world: World, *, jobs: int | None = None, ray: str | None = None, **options: Any) -> Capacity:
@@ -269,19 +225,13 @@ def capacity(world: World, *, jobs: int | None = None, ray: str | None = None, *
         return run.finish()
 
 
-def fewest_replicas(
-    world: World, rate: float, *, max_replicas: int = MAX_REPLICAS_TRIED, jobs: int | None = None,
-    ray: str | None = None, **options: Any,
-) -> Capacity:  # fmt: skip
-    """The fewest replicas with a capacity of at least `rate` (req/s), by its interval's low end.
-
-    `one_fewer`: interval with one replica less. jobs, ray: see `Pool`. options: of Run.
-    """
+def fewest_replicas(world: World, rate: float, *, max_replicas: int = MAX_REPLICAS_TRIED, **options: Any) -> Capacity:
+    """The fewest replicas with a capacity of surely at least `rate` (req/s). options: of `capacity`."""
     check_rate(rate, max_replicas)
     runs: dict[int, Run] = {}
     size = Fewest(limit=max_replicas)
     options = {"memo": Memo(), **options}
-    with Pool(jobs, ray) as pool:
+    with Pool(options.pop("jobs", None), options.pop("ray", None)) as pool:
         while size.open:
             fleet = replace(world, replicas=size.trial)
             run = runs[size.trial] = Run(fleet, pool, target=rate, **options)
@@ -290,12 +240,9 @@ def fewest_replicas(
             size.decide(rates.low >= rate, math.ceil(size.trial * rate / rates.value))
         if size.replicas is None:
             largest = runs[max_replicas].interval
-            raise DsimError(
-                f"{max_replicas} replicas sustain {largest.value:.3g} req/s ({largest.low:.3g} to {largest.high:.3g}), "
-                f"expected at least {rate:g}: allow more, or relax the SLOs"
-            )
-        chosen = runs[size.replicas]
-        return replace(chosen.finish(), one_fewer=runs[size.low].interval if size.low else None)
+            sustained = f"{largest.value:.3g} req/s ({largest.low:.3g} to {largest.high:.3g})"
+            raise DsimError(f"{max_replicas} replicas sustain {sustained}, expected at least {rate:g}")
+        return runs[size.replicas].finish()
 
 
 def check_rate(rate: float, max_replicas: int) -> None:
@@ -310,7 +257,7 @@ class Run:
     """A fleet's search: a pilot finds the range, replications the value.
 
     `target`: a rate; only find out on which side the capacity lies. SLOs of a class without a statistic must be met
-    together by a share `attainment` of arrivals. `num_requests` (per replay) has a default. `command`, `currency`: of
+    together by a share `attainment` of arrivals. `num_requests` (per replay) has a default. `command`: of
     the setup. `memo`: counts the replays.
     """
 
@@ -322,8 +269,6 @@ class Run:
     attainment: float = 0.99
     num_requests: int | None = None
     max_replications: int = MOST
-    gpu_hour: float | None = None
-    currency: str = "USD"
     curve: bool = True
     command: str = ""
     progress: Progress = lambda num_replays, interval, replicas: None
@@ -337,18 +282,15 @@ class Run:
             raise DsimError(f"attainment is {100 * self.attainment:g}%, expected above 0% and up to 100%")
         if self.max_replications < 2:
             raise DsimError(f"max replications is {self.max_replications}, expected at least 2")
-        if self.gpu_hour is not None and not 0 <= self.gpu_hour < math.inf:
-            raise DsimError(f"GPU hour is {self.gpu_hour}, expected a price of 0 or more")
         self.world.check_fits()
         self.search = search_of(self.world, self.precision, self.attainment, self.num_requests)
 
     def start(self) -> Interval:
         """The capacity, as exactly as its side of the target needs."""
         self.report()
-        [pilot] = self.memo.map(self.pool, _pilot, [self.search])
-        slope = None if pilot.slope is None else Slope(pilot.slope, PILOT_DOUBT, pilot.binding)
         # Later replications start at earlier ones' capacity and slope: most take one replay.
-        self._replicate(TO_LEARN, pilot.rate, 2 * PILOT_SHARPNESS, self.precision, slope)
+        [pilot] = self.answers(_pilot, [None])
+        self._replicate(TO_LEARN, Crossing(**pilot).rate, 2 * PILOT_SHARPNESS, self.precision, None)
         self._extend(FIRST // 2)
         if self.interval.half_width > BY_FAR * self.precision:
             self._extend(FIRST)
@@ -367,58 +309,33 @@ class Run:
         # The criterion that binds in most replications; of ties, the first.
         bindings = sorted(Counter(crossing.binding for crossing in self.crossings).items())
         binding, num_bound = max(bindings, key=lambda item: item[1])
-        scaled: tuple[Criterion, ...] = ()
-        if self.curve and binding >= 0:
-            scaled = tuple(criteria[binding].times(factor) for factor in SCALES)
         # The first replay, at capacity, also gives the limit.
         cells: list[tuple[float, int | None]] = [(rate.value, None)]
-        for share in GRID if self.curve else ():
+        for share in GRID * self.curve:
             indices = range(CURVE_REPLICATIONS if share >= CURVE_NEAR else 1)
             cells += [(share * rate.value, index) for index in indices if (share, index) != (1.0, 0)]
-        answers: list[Any] = []
-        wide = replace(search, criteria=criteria + scaled)
-
-        def at_rate(memo: Memo, cell: tuple[float, int | None]) -> Any:
-            rate, index = cell
-            if index is not None:
-                return wide.requests(index, memo)(rate)
-            return memo.replay(lambda: wide.inputs(0, rate, "limits and reading"), lambda: _at_capacity(wide, rate))
-
-        for answer in self.memo.map(self.pool, at_rate, cells):
-            answers.append(answer)
-            self.report()
-        first, *readings = answers
+        first, *answers = self.answers(at_rate, cells)
+        readings = [Reading(**answer) for answer in (first["reading"], *answers)]
         curve: dict[float, list[Reading]] = {}  # in the order of rates
-        for reading in sorted([Reading(**first["reading"]), *readings], key=lambda reading: reading.rate):  # stable
+        for reading in sorted(readings, key=lambda reading: reading.rate):  # stable
             curve.setdefault(reading.rate, []).append(reading)
-        bounds = []
-        for index, criterion in enumerate(scaled, len(criteria)):
-            judged = {*range(len(criteria)), index} - {binding}
-            bounds.append(_at_bound(criterion.text, judged, curve))
         settings = list(self.world.each_pool())
         pools = []
         for facts, (spec, setting) in zip(first["pools"], settings, strict=False):  # none without pools
             profile, gpus = setting.profile, spec.count * setting.profile.device.count
             pools.append(PoolPart(spec.name, spec.count, gpus, policy=spec.policy, profile=profile.name, **facts))
         profiles = {setting.profile.name: setting.profile for _, setting in settings}
-        cost = None
-        if self.gpu_hour is not None:
-            gpus = search.world.num_gpus
-            hourly = gpus * self.gpu_hour
-            cost = Cost(gpus, hourly, search.world.per_million_tokens(hourly, self.target or rate.value))
         return Capacity(
             rate=rate,
             replicas=search.world.num_replicas,
-            binding_slo=STABILITY if binding < 0 else criteria[binding].text,
+            binding_slo=[*(criterion.text for criterion in criteria), STABILITY][binding],  # -1: the queue grows
             binding_share=num_bound / len(self.crossings),
             limited_by=first["limit"]["name"],
             limiting_setting=first["limit"]["setting"],
-            binds=first["limit"]["binds"],
-            memory=first["limit"]["memory"],
             shares=first["shares"],
             bounds={criterion.text: in_units(criterion, criterion.bound) for criterion in criteria},
             share_criteria=tuple(criterion.text for criterion in criteria if criterion.share is not None),
-            curve=tuple(_point(criteria, at_rate) for at_rate in curve.values()) if self.curve else (),
+            curve=tuple(_point(criteria, readings) for readings in curve.values()) * self.curve,
             replications=tuple(crossing.rate for crossing in self.crossings),
             num_replays=self.memo.num_replays,
             num_requests=search.num_requests,
@@ -426,22 +343,22 @@ class Run:
             precision=self.precision,
             confidence=CONFIDENCE,
             rejected=max(crossing.rejected for crossing in self.crossings),
-            policy=search.policy,
+            policy=self.world.label,
             setup=replace(
-                setup_of(self.world, self.command, self.gpu_hour, self.currency),
+                setup_of(self.world, self.command, None, ""),
                 profile=", ".join(profiles),
                 estimated=any(profile.is_estimate for profile in profiles.values()),
             ),
             latency_ms=first["latency"],
-            other_bounds=tuple(bounds),
-            cost=cost,
             target=self.target,
             pools=tuple(pools),
             doubted=tuple(first["doubted"]),
         )
 
     def report(self) -> None:
-        rates = self.interval if len(self.crossings) > 1 else None
+        rates = None
+        if len(self.crossings) > 1:
+            rates = self.interval
         self.progress(self.memo.num_replays, rates, self.search.world.num_replicas)
 
     def _sharpen(self, target: float | None) -> None:
@@ -463,35 +380,61 @@ class Run:
 
     def _replicate(self, num: int, centre: float, width: float, sharp: float, slope: Slope | None) -> None:
         """To `num` replications, or the most; arguments as of `find`."""
-        search, new = self.search, range(len(self.crossings), min(num, self.max_replications))
-
-        def crossing_of(memo: Memo, index: int) -> Crossing:
-            return find(search.requests(index, memo), search.criteria, centre, width, SHARPNESS * sharp, slope)
-
-        for crossing in self.memo.map(self.pool, crossing_of, new):
-            self.crossings.append(crossing)
+        new = range(len(self.crossings), min(num, self.max_replications))
+        cells = [(index, centre, width, SHARPNESS * sharp, slope) for index in new]
+        for answer in self.answers(_crossing, cells):
+            self.crossings.append(Crossing(**answer))
             self.report()
 
+    def answers(
+        self, work: Callable[[CapacitySearch, Any], Json], cells: Sequence[Any], search: CapacitySearch | None = None
+    ) -> Iterator[Json]:
+        """The work's answer for each cell, in order; search: by default the run's."""
+        search = search or self.search
 
-def _pilot(memo: Memo, search: CapacitySearch) -> Crossing:
+        def question(cell: Any) -> Json:
+            return {**search.inputs, "work": work.__name__, "cell": repr(cell)}
+
+        for answer in self.memo.map(self.pool, partial(work, search), cells, question):
+            self.memo.num_replays += answer.get("num_replays", 1)
+            self.report()
+            yield answer
+
+
+def _crossing(search: CapacitySearch, cell: tuple[int, float, float, float, Slope | None]) -> Json:
+    """cell: a replication, and arguments of `find`."""
+    index, centre, width, sharp, slope = cell
+    return asdict(find(search.requests(index), search.criteria, centre, width, sharp, slope))
+
+
+def _pilot(search: CapacitySearch, _: None) -> Json:
     """A rough capacity from short runs; DsimError if no rate is the capacity."""
-    read = search.shortened().requests(PILOT, memo)
+    read = search.shortened().requests(PILOT)
     flood = read(FLOOD).throughput
     idle = read(IDLE * flood)
     if not idle.holds:
         raise never(search.criteria, idle)
     crossing = find(read, search.criteria, PILOT_GUESS * flood, PILOT_WIDTH, PILOT_SHARPNESS)
+    num_replays = crossing.num_replays + 2
     if crossing.binding < 0:
-        overrun = search.requests(PILOT, memo)(BEYOND * crossing.rate)
+        num_replays += 1
+        overrun = search.requests(PILOT)(BEYOND * crossing.rate)
         if overrun.worst < 0:
             names = " and ".join(quoted(criterion.text) for criterion in search.criteria)
-            subject = f"SLOs {names} are" if len(search.criteria) > 1 else f"SLO {names} is"
             raise DsimError(
-                f"{subject} met at every rate, even at {overrun.rate:.3g} req/s, {BEYOND:g} times the "
+                f"every rate meets {names}, even {overrun.rate:.3g} req/s, {BEYOND:g} times the "
                 f"{crossing.rate:.3g} req/s at which the queue of {search.num_requests} requests begins to grow "
                 "without end: expected a bound that can bind"
             )
-    return crossing
+    return asdict(replace(crossing, num_replays=num_replays))
+
+
+def at_rate(search: CapacitySearch, cell: tuple[float, int | None]) -> Json:
+    """A reading of a replication at a rate; without a replication `_at_capacity`."""
+    rate, index = cell
+    if index is None:
+        return _at_capacity(search, rate)
+    return vars(search.requests(index)(rate))
 
 
 def _at_capacity(search: CapacitySearch, rate: float) -> Json:
@@ -510,10 +453,8 @@ def _at_capacity(search: CapacitySearch, rate: float) -> Json:
         limit = replace(limit, name=f"{limit.name} of pool {shares.pools[busiest].name}")
         for k, bound in enumerate(limits):
             pools.append({"busy": shares.busy(k, end), "limited_by": bound.name, "limiting_setting": bound.setting})
-    return {
-        "shares": shares.by_pool[busiest].shares(), "limit": asdict(limit), "reading": vars(reading), "pools": pools,
-        "latency": latency_ms(window, CLIENT_METRICS), "doubted": shares.doubted(),
-    }  # fmt: skip
+    answer: Json = {"shares": shares.by_pool[busiest].shares(), "limit": asdict(limit), "reading": vars(reading)}
+    return {**answer, "pools": pools, "latency": latency_ms(window, CLIENT_METRICS), "doubted": shares.doubted()}
 
 
 def latency_ms(requests: Columns, metrics: Sequence[str]) -> Latency:
@@ -526,7 +467,7 @@ def latency_ms(requests: Columns, metrics: Sequence[str]) -> Latency:
 
 
 def _point(criteria: Sequence[Criterion], readings: Sequence[Reading]) -> Point:
-    good = [reading for reading in readings if reading.stable and max(reading.severities[: len(criteria)]) <= 0]
+    good = [reading for reading in readings if reading.holds]
     return Point(
         rate=readings[0].rate,
         values=means(criteria, readings),
@@ -537,25 +478,16 @@ def _point(criteria: Sequence[Criterion], readings: Sequence[Reading]) -> Point:
 
 def means(criteria: Sequence[Criterion], readings: Sequence[Reading]) -> dict[str, float | None]:
     """By criterion, in ms or share of arrivals; None: no request has the metric."""
-    values: dict[str, float | None] = {}
+    values: dict[str, float | None] = dict.fromkeys(criterion.text for criterion in criteria)
     for i, criterion in enumerate(criteria):
         mean = sum(reading.values[i] for reading in readings) / len(readings)
-        values[criterion.text] = None if math.isnan(mean) else in_units(criterion, mean)
+        if not math.isnan(mean):
+            values[criterion.text] = in_units(criterion, mean)
     return values
-
-
-def _at_bound(slo: str, judged: Collection[int], readings: Mapping[float, Sequence[Reading]]) -> AtBound:
-    """Where the worst severity of the `judged` criteria passes 0, on lines in the log rate. Rates rise."""
-    severities = []
-    for at_rate in readings.values():
-        worst = [max(-LIMIT, *(r.severities[i] for i in judged)) if r.stable else np.inf for r in at_rate]
-        severities.append(np.mean(worst))
-    logs, rising = np.log([*readings]), np.maximum.accumulate(severities)
-    log_rate = np.interp(0.0, rising, logs)
-    side = "at least" if log_rate in logs else ""
-    return AtBound(slo, math.exp(log_rate), "below" if rising[0] > 0 else side)
 
 
 def in_units(criterion: Criterion, value: float) -> float:
     """In ms; a share unchanged."""
-    return value if criterion.share is not None else 1e3 * value
+    if criterion.share is None:
+        value *= 1e3
+    return value

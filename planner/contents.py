@@ -14,8 +14,6 @@ from ..profiler.placed import placed
 from ..profiler.profile import located
 from ..results.world import World
 from ..traces import Trace
-from ..traces.lengths import without_limit
-from ..traces.shipped import SHIPPED
 
 Json = dict[str, Any]
 
@@ -36,10 +34,6 @@ def asked_of(world: World, **extra: Any) -> Json:
     stamped = world.with_files(_stamp)
     values = {f.name: getattr(stamped, f.name) for f in fields(stamped) if f.name not in (*NOT_ASKED, *OBJECTS)}
     values["profile"] = [_profile(pool_world) for pool_world in world.of_each_pool()]
-    for name in ("trace", "lengths"):
-        shipped = SHIPPED.get(without_limit(values[name] or "")[0])
-        if shipped is not None:
-            values[f"shipped {name}"] = _stamp(str(shipped))
     return {"dsim": __version__, **values, **extra}
 
 

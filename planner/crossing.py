@@ -12,11 +12,9 @@ from ..report.table import within
 from .replicate import Criterion, Reading
 
 LOWEST = 20.0  # log rate below the first guess at which to give up
-ERROR = 0.25  # of a straight line to the bound, in precisions
-BENT = 3.0  # precisions between two readings that add 100 % to their slope's doubt
-LEAST_DOUBT, MOST_DOUBT = 0.1, 0.5  # relative; more doubtful slopes are not passed on
+TRUSTED = 2.0  # widths to reach over which a known slope leads to the bound
 NEAR = 0.15  # log rate around a capacity within which severities rise along a line
-FEWEST_FREE = 2  # degrees of freedom of a common slope
+FEWEST_POINTS = 4  # of a common slope, beside one in each replication
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,6 @@ class Slope:
     """Rise of a criterion's severity with the log rate, where the severity is near 0."""
 
     value: float
-    doubt: float  # relative
     criterion: int  # index
 
 
@@ -35,77 +32,63 @@ class Crossing:
     rate: float  # req/s
     binding: int  # criterion broken just above; -1: the queue grows
     rejected: float  # share
-    slope: float | None = None  # of the binding criterion's severity
-    near: tuple[tuple[float, float], ...] = ()  # log rates near the capacity, and severities
-
-
-@dataclass(frozen=True)
-class _Try:
-    log_rate: float
-    reading: Reading
-
-    @property
-    def criterion(self) -> int:
-        """The criterion nearest to its bound, or furthest beyond."""
-        return int(np.argmax(self.reading.severities))
-
-    @property
-    def severity(self) -> float:
-        """Of that criterion; infinite if the queue grows."""
-        return max(self.reading.severities) if self.reading.stable else math.inf
-
-    def root(self, slope: Slope) -> float:
-        """Log rate at which a line of this slope meets the bound; NaN if unknown."""
-        fits = slope.criterion == self.criterion and math.isfinite(self.severity)
-        return self.log_rate - self.severity / slope.value if fits else math.nan
+    num_replays: int
+    near: Sequence[tuple[float, float]] = ()  # log rates near the capacity, and severities
 
 
 def find(
-    read: Callable[[float], Reading], criteria: Sequence[Criterion], centre: float, width: float, sharp: float,
+    read: Callable[[float], Reading],
+    criteria: Sequence[Criterion],
+    centre: float,
+    width: float,
+    sharp: float,
     slope: Slope | None = None,
-) -> Crossing:  # fmt: skip
+) -> Crossing:
     """The rate at which readings stop holding, within a relative `sharp`.
 
-    From `centre` the search steps towards the bound along a line: `slope` of other replications, or one through two
-    readings. Without a line it steps by `width` in log rate, doubled each time. It ends when the nearest reading's line
-    errs by at most ERROR of `sharp`, or readings on both sides are within `sharp`. Only `slope` leads above the last
-    reading, as a queue may begin to grow.
+    From `centre` the search steps by `width` in log rate, doubled each time, or along `slope` (of other replications),
+    until readings lie on both sides; then to where a line through them meets the bound. It ends when both are within
+    `sharp`, or a line leads from the last reading to the bound over a short enough distance.
     """
-    tries: list[_Try] = []
-    below = above = before = None
+    readings: dict[float, Reading] = {}  # by log rate
     log_rate, gap = math.log(centre), math.inf
+    below, above, before = -math.inf, math.inf, log_rate
     while True:
-        now = _Try(log_rate, read(math.exp(log_rate)))
-        tries.append(now)
-        if now.reading.holds:
-            below = now
+        reading = readings[log_rate] = read(math.exp(log_rate))
+        if reading.holds:
+            below = log_rate
         else:
-            above = now
-        nearest = min((end for end in (below, above) if end is not None), key=lambda end: abs(end.severity))
-        line = _line(below, above, sharp) if below and above else _line(before, now, sharp)
-        for rise in (slope, line if above else None):
-            if rise is None:
-                continue
-            root = nearest.root(rise)
-            inside = (not below or below.log_rate <= root) and (not above or root <= above.log_rate)
-            if inside and abs(root - nearest.log_rate) * rise.doubt <= ERROR * sharp:
-                return _crossing(root, nearest.criterion, tries, line)
-        if below and above:
-            root, last, gap = _between(below, above), gap, above.log_rate - below.log_rate
+            above = log_rate
+        bracketed = math.isfinite(above - below)
+        line, reach = slope, TRUSTED * sharp
+        if bracketed:
+            gap, last = above - below, gap
             if gap <= sharp:
-                return _crossing(root, above.reading.worst, tries, line)
+                root = _between(below, above, readings)
+                return _crossing(root, readings[above].worst, readings)
+        if line is None:
+            ends = [(before, log_rate), (below, above)][bracketed]
+            line = _line(*ends, readings)
+            reach = sharp / 2 * math.isfinite(above)  # only a known slope leads above all readings
+        root = _root(log_rate, reading, line)
+        if reading.stable and below <= root <= above and abs(root - log_rate) <= reach:
+            return _crossing(root, reading.criterion, readings)
+        if bracketed:
             edge = max(0.1 * gap, 0.4 * sharp)
-            middle = root if gap <= last / 2 else (below.log_rate + above.log_rate) / 2
-            log_rate = min(max(middle, below.log_rate + edge), above.log_rate - edge)
-        else:
-            if above and math.log(centre) - above.log_rate > LOWEST:
-                raise never(criteria, above.reading)
-            step = width
-            if not math.isnan(distance := _distance(now, line or slope)):
-                step = min(max(distance + ERROR * sharp, sharp / 2), 2 * width)  # slightly beyond, for a bracket
-            log_rate = max(log_rate + (step if below else -step), math.log(centre) - 1.01 * LOWEST)
-            width *= 2
-        before = now
+            middle = (below + above) / 2
+            if gap <= last / 2:
+                middle = _between(below, above, readings)
+            log_rate = min(max(middle, below + edge), above - edge)
+            continue
+        if math.log(centre) - above > LOWEST:
+            raise never(criteria, reading)
+        before, step = log_rate, width
+        if not math.isnan(root):
+            step = min(max(abs(root - log_rate) + sharp / 4, sharp / 2), 2 * width)  # slightly beyond, for a bracket
+        width *= 2
+        if not reading.holds:
+            step = -step
+        log_rate = max(log_rate + step, math.log(centre) - 1.01 * LOWEST)
 
 
 def never(criteria: Sequence[Criterion], idle: Reading) -> DsimError:
@@ -122,65 +105,61 @@ def never(criteria: Sequence[Criterion], idle: Reading) -> DsimError:
     )
 
 
-def _crossing(log_rate: float, binding: int, tries: Sequence[_Try], line: Slope | None) -> Crossing:
-    near = []
-    for attempt in tries:
-        place = math.log(attempt.reading.rate)
-        if attempt.criterion == binding and abs(place - log_rate) <= NEAR and math.isfinite(attempt.severity):
-            near.append((place, attempt.severity))
-    return Crossing(
-        rate=math.exp(log_rate),
-        binding=binding,
-        rejected=max(attempt.reading.rejected for attempt in tries),
-        slope=line.value if line is not None and line.criterion == binding else None,
-        near=tuple(near),
-    )
-
-
 def common_slope(crossings: Sequence[Crossing]) -> Slope | None:
-    """Slope of parallel lines through replications' readings, by least squares; None if doubtful or SLOs differ."""
+    """Slope of parallel lines through replications' readings, by least squares; None if unknown or SLOs differ."""
     binding = crossings[0].binding
     if binding < 0 or any(crossing.binding != binding for crossing in crossings):
         return None
     points = [np.array(crossing.near) for crossing in crossings if len(crossing.near) > 1]
-    free = sum(len(near) - 1 for near in points) - 1
-    if free < FEWEST_FREE:
+    if sum(map(len, points)) < FEWEST_POINTS:
         return None
     run, rise = np.concatenate([near - near.mean(axis=0) for near in points]).T
-    squares = float(run @ run)
-    if not float(run @ rise) > 0:
+    value = float(run @ rise) / float(run @ run)
+    return Slope(value, binding) if value > 0 else None
+
+
+def _crossing(log_rate: float, binding: int, readings: dict[float, Reading]) -> Crossing:
+    near = []
+    for place, reading in readings.items():
+        is_near = abs(place - log_rate) <= NEAR
+        if is_near and reading.stable and reading.criterion == binding and math.isfinite(reading.severity):
+            near.append((place, reading.severity))
+    return Crossing(
+        rate=math.exp(log_rate),
+        binding=binding,
+        rejected=max(reading.rejected for reading in readings.values()),
+        num_replays=len(readings),
+        near=near,
+    )
+
+
+def _line(place: float, other: float, readings: dict[float, Reading]) -> Slope | None:
+    """Through two readings; None if different criteria bind, a queue grows, or it leads away from the bound."""
+    first, second = readings[place], readings[other]
+    rise = second.severity - first.severity
+    is_line = first.stable and second.stable and first.criterion == second.criterion and math.isfinite(rise)
+    if not is_line or not rise * (other - place) > 0:
         return None
-    value = float(run @ rise) / squares
-    error = math.sqrt(float(((rise - value * run) ** 2).sum()) / free / squares)
-    doubt = max(LEAST_DOUBT, error / value)
-    return Slope(value, doubt, binding) if doubt <= MOST_DOUBT else None
+    return Slope(rise / (other - place), first.criterion)
 
 
-def _line(a: _Try | None, b: _Try, sharp: float) -> Slope | None:
-    """None if readings are too near, or the line leads away from the bound."""
-    if a is None or a.criterion != b.criterion or not math.isfinite(a.severity + b.severity):
-        return None
-    run, rise = b.log_rate - a.log_rate, b.severity - a.severity
-    if abs(run) < sharp / 2 or not run * rise > 0:
-        return None
-    return Slope(rise / run, LEAST_DOUBT + abs(run) / (BENT * sharp), b.criterion)
+def _root(log_rate: float, reading: Reading, line: Slope | None) -> float:
+    """Log rate at which a line from a reading meets the bound; NaN if unknown."""
+    if not reading.stable:
+        # Where only the queue grows, the capacity is the rate of requests leaving.
+        return math.log(reading.throughput) if reading.worst < 0 else math.nan
+    if line is None or line.criterion != reading.criterion or not math.isfinite(reading.severity):
+        return math.nan
+    return log_rate - reading.severity / line.value
 
 
-def _distance(end: _Try, line: Slope | None) -> float:
-    """From a reading to the bound, in log rate; NaN if unknown."""
-    if end.reading.worst < 0 and not end.reading.holds:
-        # The queue grows: the capacity is the rate of requests leaving.
-        return end.log_rate - math.log(end.reading.throughput)
-    return math.nan if line is None else abs(end.log_rate - end.root(line))
-
-
-def _between(below: _Try, above: _Try) -> float:
+def _between(below: float, above: float, readings: dict[float, Reading]) -> float:
     """Log rate between two readings at which the SLOs probably stop being met."""
-    low, high = below.log_rate, above.log_rate
-    if above.reading.worst < 0:
+    low, high = readings[below], readings[above]
+    if high.worst < 0:
         # A short run's last requests leave alone: its throughput may be below a rate at which all holds.
-        return min(high, max(low, math.log(above.reading.throughput)))
-    s, t = max(below.reading.severities), max(above.reading.severities)
-    if not (math.isfinite(s) and math.isfinite(t) and t > s):
-        return (low + high) / 2
-    return low + (high - low) * -s / (t - s)
+        return min(above, max(below, math.log(high.throughput)))
+    rise = high.severity - low.severity
+    if not (math.isfinite(rise) and rise > 0):
+        return (below + above) / 2
+    return below - (above - below) * low.severity / rise

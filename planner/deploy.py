@@ -1,4 +1,4 @@
-"""A fleet as an engine's launch command, compose file and Kubernetes manifest."""
+"""A fleet as an engine's launch command and Kubernetes manifest."""
 
 import json
 import math
@@ -17,13 +17,13 @@ from ..profiler.models import CHECKPOINTS
 from ..profiler.precision import BITS, Precision
 from ..profiler.profile import Device, Profile
 from ..report.table import counted
+from .candidate import beyond_tested, spelt
 
 IN_FILE, IN_JSON = "config:", "json:"  # flag prefixes: a key of the engine's file, or of a JSON object
 CONFIG = "dllm.yaml"
 UNROUTED = "random"  # router of the written files: a Kubernetes Service draws a replica for each connection
 CLOSE = 0.04  # relative, of weights' bytes
-HOST_GPUS = 8  # of a compose file's host
-LAUNCH_FILES = ("launch.sh", "compose.yaml", "kubernetes.yaml")
+LAUNCH_FILES = ("launch.sh", "kubernetes.yaml")
 # Published checkpoints, by model and weights (precisions-and-cards.md 1.2).
 QUANTISED = {
     ("DiffusionGemma-26B-A4B", "fp8"): "RedHatAI/diffusiongemma-26B-A4B-it-FP8-dynamic",
@@ -78,7 +78,7 @@ def engine_of_preset(preset: Preset) -> str:
 def engine_of_profile(profile: Profile) -> str:
     """The engine behind a profile's step times; empty: another implementation."""
     first = profile.implementation.partition(" ")[0].strip(",").lower()
-    return first if first in ENGINES else ""
+    return first * (first in ENGINES)
 
 
 def times_another(profile: Profile, preset: Preset) -> bool:
@@ -113,26 +113,23 @@ class Deployment:
 
     @property
     def config_file(self) -> str:
-        return "".join(f"{name}: {_yaml(value)}\n" for name, value in self.config.items())
+        return "".join(f"{name}: {spelt(value)}\n" for name, value in self.config.items())
 
     def files(self) -> dict[str, str]:
-        """By name: script, compose file, manifest, and the engine's file, if any."""
+        """By name: script, manifest, and the engine's file, if any."""
         import jinja2  # only launch files and pages need it
 
-        on_host = max(1, min(self.replicas, HOST_GPUS // self.gpus))
-        values = {
-            "head": self._head(), "words": shlex.join([*self.command, self.port_flag]), "config": self.config_file,
-            "command": [*self.command, *self.everywhere.split(), self.port_flag, "8000"], "image": self.image,
-            "gpus": self.gpus, "replicas": self.replicas, "on_host": on_host, "hosts": -(-self.replicas // on_host),
-            "product": self.product,
-        }  # fmt: skip
-        environment = jinja2.Environment(
-            loader=jinja2.FileSystemLoader(Path(__file__).with_name("deploy_templates")), autoescape=False,
-            undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True,
-        )  # fmt: skip
+        command = [*self.command, *self.everywhere.split(), self.port_flag, "8000"]
+        words = shlex.join([*self.command, self.port_flag])
+        values = {**vars(self), "head": self._head(), "words": words, "config": self.config_file, "command": command}
+        loader = jinja2.FileSystemLoader(Path(__file__).with_name("deploy_templates"))
+        environment = jinja2.Environment(loader=loader, trim_blocks=True, keep_trailing_newline=True)
+        environment.undefined = jinja2.StrictUndefined
         environment.filters["json"] = json.dumps
         texts = {name: environment.get_template(name).render(values) for name in LAUNCH_FILES}
-        return texts | ({CONFIG: self.config_file} if self.config else {})
+        if self.config:
+            texts[CONFIG] = self.config_file
+        return texts
 
     def _head(self) -> str:
         fleet = f"{counted(self.replicas, 'replica')} of {counted(self.gpus, 'GPU')}"
@@ -150,10 +147,8 @@ def deployment_of(
     profile: Profile,
     replicas: int = 1,
     *,
-    router: str = "",
     allow_code: AllowedCode = NO_CODE,
     spare: int = 0,
-    untested: tuple[str, ...] = (),
     context: int | None = None,
 ) -> Deployment | None:
     """The launch of a SPEC's policy on a profile's device; None if no released engine is known to serve it.
@@ -192,8 +187,6 @@ def deployment_of(
         flags.write(f"{engine.config} {CONFIG}", "the algorithm's settings, as replayed")
     if flags.drafts_by_model:
         flags.unset.append("the draft model: `model` of --speculative-config")
-    if router not in ("", UNROUTED) and replicas > 1:
-        flags.unset.append(f"the router in front of the replicas: the plan uses {router}")
     return Deployment(
         engine=str(engine),
         image=engine.image,
@@ -209,7 +202,7 @@ def deployment_of(
         differs=flags.differs,
         product=product_of(device.name),
         spare=spare,
-        untested=untested,
+        untested=beyond_tested(spec, allow_code),
     )
 
 
@@ -260,7 +253,7 @@ class _Flags:
             self.differs[f"{option} {json.dumps(values)}"] = "as replayed; not the release's"
         for name, usual in settings_of(preset.policy).items():
             if name not in preset.flags and settings[name] != usual:
-                self.unset.append(f"{name}={_yaml(settings[name])}")
+                self.unset.append(f"{name}={spelt(settings[name])}")
         self.drafts_by_model = "drafter" in preset.flags and settings["drafter"] != "ngram"
 
     def _reason(self, name: str, default: Any) -> str:
@@ -268,7 +261,7 @@ class _Flags:
             return "GPUs of a replica"
         if not self._engine.defaults_known:
             return "as replayed; this release's default was not read"
-        return f"as replayed; default {_yaml(default)}"
+        return f"as replayed; default {spelt(default)}"
 
 
 def weights_of(profile: Profile) -> str:
@@ -287,7 +280,3 @@ def _share(profile: Profile, memory_of: str) -> float:
     free = memory.capacity_bytes - memory.weight_bytes
     pages = memory.capacity_bytes * memory.utilisation - memory.weight_bytes - memory.workspace_bytes
     return max(0.01, pages / free)
-
-
-def _yaml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

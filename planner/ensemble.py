@@ -1,8 +1,7 @@
 """A question under profiles drawn from a profile's uncertainty, and the causes that matter most."""
 
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -15,15 +14,12 @@ from scipy.special import ndtri
 from ..engine import chance
 from ..engine.errors import DsimError
 from ..profiler.uncertainty import FRONT_END, YIELD, Cause, causes
-from ..report.ensemble import ASKED_RATE
-from ..report.table import counted
 from ..results.slo import Slo
 from ..results.spread import Effect, Spread, Uncertain
 from ..results.world import World
 from ..sim.scalers import FIXED
 from ..traces import Trace
 from .backend import Pool
-from .capacity import capacity
 from .contents import Json, asked_of, contents_of_requests
 from .memo import Memo
 
@@ -31,9 +27,6 @@ DRAW = 213  # purpose of draws
 MAX_DRAWS = 1000
 LEVEL = 0.9
 EOS = "ends at an EOS"  # the world's, not its profile's
-CAPACITY = "capacity (req/s)"
-A_REPLICA = "goodput of a replica (req/s)"  # the inverse of the cost of good requests
-ROUGH = 0.05  # precision of a drawn capacity
 # Reported of every run.
 TOLD = ("output_throughput", "ttft_ms.p50", "ttft_ms.p90", "e2el_ms.p90", "norm_latency_ms.p90", "slo_attainment")
 
@@ -53,20 +46,19 @@ def drawn(unknowns: Sequence[Cause], index: int, seed: int) -> Scores:
 def known_causes(world: World) -> tuple[Cause, ...]:
     """Unknowns of world and profile that the policy depends on."""
     setting = world.setting()
-    stated = {FRONT_END} if world.frontend is not None else set()
     # What a cache or an eviction approximates changes the yield: each is a reading of its own.
     parts = f"{type(setting.policy.cache).__name__} {type(setting.policy.eviction).__name__}"
-    unknowns = tuple(
-        replace(c, owner=f"{c.owner} {parts}") if c.name == YIELD else c
-        for c in causes(setting.profile, setting.drawn)
-        if c.name not in stated
-    )
-    if world.ends_at_eos or setting.policy.family == "full-sequence":
-        return unknowns
-    return (
-        *unknowns,
-        Cause(EOS, "unknown: half of the draws end answers where the scheduler does not foresee it", True),
-    )
+    unknowns = []
+    for cause in causes(setting.profile, setting.drawn):
+        if cause.name == YIELD:
+            cause = replace(cause, owner=f"{cause.owner} {parts}")
+        if cause.name != FRONT_END or world.frontend is None:
+            unknowns.append(cause)
+    if not world.ends_at_eos and setting.policy.family != "full-sequence":
+        unknowns.append(
+            Cause(EOS, "unknown: half of the draws end answers where the scheduler does not foresee it", True)
+        )
+    return tuple(unknowns)
 
 
 def moved(world: World, scores: Scores) -> World:
@@ -74,83 +66,44 @@ def moved(world: World, scores: Scores) -> World:
     return replace(world, variation=of_profile, eos=world.ends_at_eos or dict(scores).get(EOS, 0.0) > 0)
 
 
-def ensemble(
-    worlds: Sequence[World] | Mapping[str, World],
-    requests: Trace | None,
-    num: int,
-    *,
-    judged: tuple[str, bool] | None = None,
-    recommended: bool = False,
-    **options: Any,
-) -> Uncertain:
+def ensemble(worlds: Sequence[World], requests: Trace, num: int, **options: Any) -> Uncertain:
     """Replay each world under `num` drawn profiles, and with each cause at ±1 standard deviation.
 
-    Worlds differ in policy and replicas only, or have names; they share each draw's luck and profile. requests: by
-    default each world's own. judged: the deciding metric, and whether more is better; default: `deciding`.
-    recommended: ask whether the first world stays best, not the predicted best. options: pool, progress and memo of
-    `ask`. Ctrl-C passes through.
+    Worlds differ in policy only; they share each draw's luck and profile. options: pool, progress and memo
+    of `ask`. Ctrl-C passes through.
     """
-    by_name = worlds if isinstance(worlds, Mapping) else _by_name(worlds)
-    metric, higher = judged or deciding(next(iter(by_name.values())))
-    uncertain, values = ask(partial(_replay, requests, metric), by_name, num, (metric, higher), **options)
+    by_name = {world.policy: world for world in worlds}
+    metric, higher = deciding(worlds[0])
+    metrics = list(dict.fromkeys((metric, *TOLD)))
+    question = {"of": metrics, "requests": contents_of_requests(requests)}
+    replay = partial(_replay, requests, metrics)
+    uncertain, values = ask(replay, by_name, num, (metric, higher), question=question, **options)
     if len(by_name) == 1:
         return uncertain
     ranked = [_ranked({name: v[i][metric] for name, v in values.items()}, higher) for i in range(num + 1)]
-    best = next(iter(values)) if recommended else ranked[0][0]
-    answer = f"{best}{', the recommendation,' if recommended else ''} is the best by {metric}"
+    best = ranked[0][0]
     ratios = {policy: paired(values[best], values[policy]) for policy in ranked[0] if policy != best}
     winners = [names[0] for names in ranked]
-    return replace(uncertain, answer=answer, survives=winners[1:].count(best) / num, best=best, ratios=ratios)
-
-
-def capacities(
-    world: World, num: int, *, attainment: float, num_requests: int, rate: float | None = None, **options: Any
-) -> Uncertain:
-    """A fleet's capacity under drawn profiles, each within about 5 %; rate: req/s to sustain. options: see `ensemble`.
-
-    0 if an SLO is met at no rate; if all are met until the queue grows, the rate at which it starts to.
-    """
-    replay = partial(_capacity, attainment, num_requests)
-    uncertain, values = ask(replay, _by_name([world]), num, (CAPACITY, True), **options)
-    if rate is None:
-        return uncertain
-    [draws] = values.values()
-    fleet = counted(world.replicas, "replica")
-    answer = f"{fleet} sustain{'' if world.replicas > 1 else 's'} {rate:g} req/s"
-    survives = sum(v[CAPACITY] >= rate for v in draws[1:]) / num
-    ratios = {ASKED_RATE: paired(draws, [{CAPACITY: rate}] * len(draws))}
-    return replace(uncertain, answer=answer, survives=survives, best=fleet, ratios=ratios)
-
-
-def sustained(world: World, **options: Any) -> float:
-    """`capacities` of one world, in this process; options: of `capacity`."""
-    try:
-        return capacity(world, precision=ROUGH, jobs=1, curve=False, **options).rate.value
-    except DsimError as error:
-        # Pools pass on only an error's text.
-        never, grows = "holds at no rate" in str(error), re.search(r"the (\S+) req/s at which the queue", str(error))
-        if not never and grows is None:
-            raise
-        return 0.0 if grows is None else float(grows[1])
-
-
-def _by_name(worlds: Sequence[World]) -> dict[str, World]:
-    """By policy, and by replicas if a policy occurs twice."""
-    policies = [s.policy for s in worlds]
-    return {
-        s.policy if policies.count(s.policy) == 1 else f"{s.policy}, replicas={s.replicas}": s for s in worlds
-    }  # fmt: skip
+    survives = winners[1:].count(best) / num
+    return replace(uncertain, answer=f"{best} is the best by {metric}", survives=survives, best=best, ratios=ratios)
 
 
 def ask(
-    evaluate: Callable[[Memo, Draw], Values], worlds: Mapping[str, World], num: int,
-    judged: tuple[str, bool], *, pool: Pool | None = None, memo: Memo | None = None,
-    progress: Callable[[int, int], object] = lambda done, total: None, moving: int | None = None,
-) -> tuple[Uncertain, dict[str, list[Values]]]:  # fmt: skip
+    evaluate: Callable[[Draw], Values],
+    worlds: Mapping[str, World],
+    num: int,
+    judged: tuple[str, bool],
+    *,
+    question: Json,
+    pool: Pool | None = None,
+    memo: Memo | None = None,
+    progress: Callable[[int, int], object] = lambda done, total: None,
+    moving: int | None = None,
+) -> tuple[Uncertain, dict[str, list[Values]]]:
     """The intervals and each cause's effect, without an answer; by policy, predicted and drawn values.
 
-    judged: the deciding metric, and whether more is better. moving: the number of worlds whose causes are moved one
-    by one, by default all.
+    judged: the deciding metric, and whether more is better. question: of `evaluate`, beside its draw. moving: the
+    number of worlds whose causes are moved one by one, by default all.
     """
     metric, higher = judged
     check_num(num)
@@ -165,13 +118,18 @@ def ask(
             for sign in (-1, 1):
                 work[f"{policy}|{cause.name}|{sign}"] = moved(world, ((cause.name, float(sign)),)), 0
     answers: dict[str, Values] = {}
-    with closing((memo or Memo()).run(pool or Pool(), evaluate, work)) as outcomes:
+
+    def asked(draw: Draw) -> Json:
+        return {**asked_of(draw[0]), **question, "draw": draw[1]}
+
+    with closing((memo or Memo()).run(pool or Pool(), evaluate, work, asked)) as outcomes:
         for outcome in outcomes:
             if outcome.error is not None:
                 raise DsimError(f"in the ensemble: {outcome.error}")
             answers[outcome.key] = outcome.result()
             progress(len(answers), len(work))
-    values, effects = {p: [answers[f"{p}|{i}"] for i in range(num + 1)] for p in worlds}, {}
+    values = {p: [answers[f"{p}|{i}"] for i in range(num + 1)] for p in worlds}
+    effects = {}
     for policy, causes_alone in varied.items():
         moves = []
         for c in causes_alone:
@@ -184,7 +142,7 @@ def ask(
     return uncertain, values
 
 
-def check_num(num: int | None, worlds: Iterable[World] = ()) -> None:
+def check_num(num: int | None, worlds: Sequence[World] = ()) -> None:
     """DsimError unless the worlds can have an ensemble of `num` draws."""
     if num is not None and not 2 <= num <= MAX_DRAWS:
         raise DsimError(f"ensemble is {num}, expected 2 to {MAX_DRAWS} draws")
@@ -207,7 +165,9 @@ def interval(values: Sequence[float]) -> Spread:
 
 
 def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
+    if not math.isfinite(value):
+        return None
+    return float(value)
 
 
 def paired(values: Sequence[Values], rival: Sequence[Values]) -> dict[str, Spread]:
@@ -225,39 +185,22 @@ def deciding(world: World) -> tuple[str, bool]:
             return f"{slo.metric}_ms.{slo.stat}", False
     if slos:
         return "slo_attainment", True
-    return ("output_throughput", True) if world.concurrency is not None else ("norm_latency_ms.p90", False)
+    if world.concurrency is not None:
+        return "output_throughput", True
+    return "norm_latency_ms.p90", False
 
 
-def of_objective(objective: str) -> tuple[str, bool]:
-    """`deciding` for an objective of `tune`."""
-    return {
-        "goodput": ("goodput", True), "throughput": ("output_throughput", True), "cost": (A_REPLICA, True),
-        "latency": ("norm_latency_ms.p90", False),
-    }[objective]  # fmt: skip
-
-
-def _replay(requests: Trace | None, metric: str, memo: Memo, draw: Draw) -> Values:
-    """requests: by default the world's. At module level, for pickling."""
-    world, _ = draw
-    metrics = list(dict.fromkeys((metric, *TOLD)))
-
-    def values() -> Values:
-        summary = world.run(requests)
-        read = {name: attrgetter("goodput" if name == A_REPLICA else name)(summary) for name in metrics}
-        of_each = {name: math.nan if value is None else float(value) for name, value in read.items()}
-        return of_each | ({A_REPLICA: of_each[A_REPLICA] / world.replicas} if metric == A_REPLICA else {})
-
-    def asked() -> Json:
-        return asked_of(world, of=metrics, requests=None if requests is None else contents_of_requests(requests))
-
-    return dict(memo.replay(asked, values))
-
-
-def _capacity(attainment: float, num_requests: int, memo: Memo, draw: Draw) -> Values:
-    options = {"attainment": attainment, "num_requests": num_requests, "max_replications": 2, "memo": memo}
-    return {CAPACITY: sustained(draw[0], **options)}
+def _replay(requests: Trace, metrics: Sequence[str], draw: Draw) -> Values:
+    """At module level, for pickling."""
+    summary = draw[0].run(requests)
+    values = dict.fromkeys(metrics, math.nan)
+    for name in metrics:
+        if (value := attrgetter(name)(summary)) is not None:
+            values[name] = float(value)
+    return values
 
 
 def _ranked(values: dict[str, float], higher: bool) -> list[str]:
     """The best first; ties in order, NaN last."""
-    return sorted(values, key=lambda p: math.inf if math.isnan(values[p]) else -values[p] if higher else values[p])
+    sign = 1 - 2 * higher
+    return sorted(values, key=lambda p: (math.isnan(values[p]), sign * values[p]))

@@ -13,7 +13,7 @@ from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.engine import EMIT
 from ..engine.errors import DsimError
 from ..engine.plain import plain
-from ..engine.policy import PRESETS, settings_of, with_file
+from ..engine.policy import settings_of, with_file
 from ..files.read import cut, did_you_mean, quoted, read_toml
 from ..files.schema import FileObject
 from ..profiler.placed import placed
@@ -28,11 +28,6 @@ MOST_CELLS = 100_000  # all are checked, stored and drawn
 POLICY = "policy."  # of `policy.chunk`, a field of the SPEC
 NOT_VARIED = ("allow_code", "check_rules", "slower", "profile_object", "pools", "links", "decider")
 FILES = ("trace", "profile", "yields", "lengths")  # may name a file
-# Which requests, apart from the seed, and their SLOs' classes.
-OF_REQUESTS = (
-    "trace", "arrival", "rate", "lengths", "concurrency", "num_requests",
-    "time_unit", "skip_bad", "columns", "only", "slos",
-)  # fmt: skip
 FLEET = "fleet"  # a file that sets several fields
 TYPES: dict[str, Any] = {n: kind for n, kind in typing.get_type_hints(World).items() if n not in NOT_VARIED}
 TYPES[FLEET] = str | None
@@ -63,66 +58,52 @@ def read_plan(config: str | Path | Mapping[str, Any], allow_code: AllowedCode = 
     else:
         title, source, folder = Path(config).stem, str(config), Path(config).absolute().parent
         content = read_toml(config)
-    file = FileObject(source, "", content, (), optional={"title": title, "base": {}, "grid": {}, "list": []})
-    base = _values(file.section("base"), f"{source}: base.")
+    file = FileObject(source, "", content, (), optional={"title": title, "base": {}, "grid": {}})
+    base = {name: value_of(f"{source}: base.{name}", name, v) for name, v in _flat(file.section("base")).items()}
     choices: dict[str, list[Any]] = {}
     for name, values in _flat(file.section("grid")).items():
         place = f"{source}: grid.{name}"
         if not isinstance(values, list) or not values:
             raise DsimError(f"{place} is {quoted(values)}, expected a list of values; a single one belongs in [base]")
         choices[name] = [value_of(place, name, value) for value in values]
-    listed = [_values(cell, f"{source}: list {i}, ") for i, cell in enumerate(file.sections("list"), 1)]
-    if not choices and not listed:
-        raise DsimError(f"{source}: there is nothing to vary, expected fields in [grid] or cells in [[list]]")
-    num_cells = math.prod(map(len, choices.values())) + len(listed)
+    if not choices:
+        raise DsimError(f"{source}: there is nothing to vary, expected fields in [grid]")
+    num_cells = math.prod(map(len, choices.values()))
     if num_cells > MOST_CELLS:
         raise DsimError(f"{source}: asks for {num_cells} cells, expected at most {MOST_CELLS}")
-    points = [*(grid(choices) if choices else ()), *listed]
-    varied = tuple(dict.fromkeys([*choices, *(name for point in listed for name in point)]))
-    # Every cell is checked before any runs.
     cells: dict[str, Cell] = {}
-    services: dict[Any, World] = {}
-    ready: set[Any] = set()  # by OF_REQUESTS
-    of_service = [name for name in World.__dataclass_fields__ if name not in (*OF_REQUESTS[1:], "seed")]
-    for i, point in enumerate((base | point for point in points), 1):
+    services: dict[tuple[Any, ...], World] = {}
+    for i, point in enumerate((base | point for point in grid(choices)), 1):  # all are checked before any runs
         try:
             world = world_of(folder, point, allow_code)
-            service, trace = (tuple(getattr(world, name) for name in names) for names in (of_service, OF_REQUESTS))
-            if service not in services:
-                for _, setting in world.each_pool():
-                    setting.check()
-                services[service] = world
+            for _, setting in world.each_pool():
+                setting.check()
             check_values(world)
-            if trace not in ready:
-                world.requests()
-                ready.add(trace)
+            world.requests()
             key = key_of(world)
         except DsimError as error:
-            summary = ", ".join(f"{name}={cut(_shown(point[name]))}" for name in varied if name in point)
+            summary = ", ".join(f"{name}={cut(_shown(point[name]))}" for name in choices)
             raise type(error)(f"{source}: cell {i} ({summary}): {error}") from None
-        labels = {}
-        settings = settings_of(services[service].parsed_policy())
-        for name in varied:
-            value = point.get(name, getattr(world, name, None))
-            labels[name] = _shown(settings.get(name.removeprefix(POLICY)) if name.startswith(POLICY) else value)
+        services.setdefault((world.trace, world.label, world.profile, world.workload, world.links), world)
+        settings = {f"{POLICY}{name}": value for name, value in settings_of(world.parsed_policy()).items()}
+        values = {**vars(world), **settings, **point}
+        # A policy's own field as parsed: `candidates=2/8`.
+        labels = {name: _shown(settings.get(name, values.get(name))) for name in choices}
         cells.setdefault(key, Cell(key, labels, world))  # equal cells run once
-    return Plan(file.text("title"), varied, tuple(cells.values()), content, tuple(services.values()))
+    worlds = tuple(services.values())
+    return Plan(file.text("title"), tuple(choices), tuple(cells.values()), config=content, services=worlds)
 
 
 def key_of(world: World) -> str:
     return digest(asked_of(world))[:24]
 
 
-def _values(table: FileObject, place: str) -> Json:
-    return {name: value_of(f"{place}{name}", name, value) for name, value in _flat(table).items()}
-
-
 def _flat(table: FileObject) -> Json:
-    """`policy.chunk = 4` without quotes is a TOML table, as is `decode.chunk = 4`."""
+    """`policy.chunk = 4` without quotes is a TOML table."""
     flat: Json = {}
     for name, value in table.values.items():
-        if isinstance(value, Mapping) and (name == "policy" or name not in TYPES):
-            flat |= {f"{name}.{field}": setting for field, setting in value.items()}
+        if isinstance(value, Mapping) and name == "policy":
+            flat |= {f"{POLICY}{field}": setting for field, setting in value.items()}
         else:
             flat[name] = value
     return flat
@@ -138,21 +119,19 @@ def value_of(place: str, name: str, value: Any) -> Any:
             raise DsimError(f"{place} is {quoted(value)}, expected {expected}")
         return value
     if name not in TYPES:
-        settings = {field for preset in PRESETS.values() for field in settings_of(preset.policy)}
-        hint = f" (did you mean {POLICY}{name}?)" if name in settings else did_you_mean(name, TYPES)
+        hint = did_you_mean(name, TYPES)
         raise DsimError(f"{place}: there is no field {quoted(name)}{hint}; there are {', '.join(TYPES)} and policy.*")
-    kind = TYPES[name]
-    if isinstance(kind, types.UnionType):
-        if value == "none":
-            return None
-        kinds = [k for k in typing.get_args(kind) if k is not type(None)]
-        kind = str if str in kinds and isinstance(value, str) else kinds[0]
+    kinds = typing.get_args(TYPES[name]) or (TYPES[name],)
     try:
-        if typing.get_origin(kind) is not tuple:
-            return plain(value, kind)
-        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-            raise ValueError("a list of SLOs")
-        return tuple(str(Slo.parse(item)) for item in value)
+        if typing.get_origin(TYPES[name]) is tuple:
+            if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+                raise ValueError("a list of SLOs")
+            return tuple(str(Slo.parse(item)) for item in value)
+        if value == "none" and types.NoneType in kinds:
+            return None
+        if isinstance(value, str) and str in kinds:
+            return value
+        return plain(value, kinds[0])
     except DsimError as error:
         raise DsimError(f"{place}: {error}") from None
     except ValueError as error:
@@ -162,7 +141,7 @@ def value_of(place: str, name: str, value: Any) -> Any:
 def world_of(folder: Path, values: Point, allow_code: AllowedCode = NO_CODE) -> World:
     """The world at a point of a configuration; files get absolute paths."""
     if "trace" not in values:
-        raise DsimError("there is no trace, expected one in [base], [grid] or [[list]]")
+        raise DsimError("there is no trace, expected one in [base] or [grid]")
     point = {name: _near(folder, value) if name in FILES and value else value for name, value in values.items()}
     world = World(point.pop("trace"), allow_code=allow_code)
     if (fleet := point.pop(FLEET, None)) is not None:

@@ -8,15 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..engine.latency import Features, LatencyModel, step_times
-from ..profiler.profile import gb
 from ..profiler.samples import KINDS_OF_STEPS, kinds_of
 from ..sim.fleet import Fleet
 from ..sim.setting import Setting
 
-WEIGHTS, PAGES, WINDOWED, WORKSPACE, FREE = (
-    "weights", "KV pages", "windowed layers", "sampler workspace", "left free",
-)  # fmt: skip
-ROWS, TOKENS = "max rows", "tokens of a prefill"  # settings that may bind instead
 COMPUTE, KV_MEMORY, ACTIVATION, HOST = "compute", "KV memory", "activation budget", "host overhead"
 
 FULL = 0.9  # of the KV pool; above it, requests wait for pages
@@ -29,9 +24,11 @@ DOUBTED = 0.1  # share of busy time in a kind of steps from which the profile's 
 JOURNALED = (*(name for name in Features._fields if name != "prefill_tokens"), "evicting")
 # A feature after an eviction: the feature, and the journal's evicted column.
 LEFT = {
-    "left_tokens": ("tokens", "evicted"), "left_q_kv": ("sum_q_kv", "evicted_q_kv"),
-    "left_kv": ("sum_kv", "evicted_kv"), "left_sampled": ("sampled_rows", "evicted_sampled"),
-}  # fmt: skip
+    "left_tokens": ("tokens", "evicted"),
+    "left_q_kv": ("sum_q_kv", "evicted_q_kv"),
+    "left_kv": ("sum_kv", "evicted_kv"),
+    "left_sampled": ("sampled_rows", "evicted_sampled"),
+}
 
 
 @dataclass(frozen=True)
@@ -40,8 +37,6 @@ class Limit:
 
     name: str
     setting: str = ""
-    binds: str = ""  # the largest part of memory, or the bounding setting (see `parts`)
-    memory: Mapping[str, int] = field(default_factory=dict)  # bytes, by content
 
 
 @dataclass
@@ -51,8 +46,6 @@ class Shares:
     setting: Setting
     busy: float = 0.0
     sums: dict[str, float] = field(default_factory=dict)
-    kv: float = 0.0  # byte seconds of KV
-    windowed: float = 0.0  # ... in layers with a window
     kinds: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(KINDS_OF_STEPS)))  # s
 
     def append(self, steps: Mapping[str, npt.NDArray[Any]], _lists: Mapping[str, Any]) -> None:
@@ -69,9 +62,6 @@ class Shares:
         self.busy += float(took.sum())
         kinds = kinds_of(prefill, steps["tokens"], steps["batch"])
         self.kinds += np.bincount(kinds, took, len(KINDS_OF_STEPS))
-        windowed = float((took * steps["window_kv"]).sum()) * self.setting.limits.window_bytes
-        self.windowed += windowed
-        self.kv += float((took * steps["sum_kv"]).sum()) * self.setting.limits.kv_bytes + windowed
         for name, amount in (
             ("decode", device[~prefill]),
             ("prefill", device[prefill]),
@@ -82,11 +72,6 @@ class Shares:
             (BEYOND, took[large]),
         ):
             self.sums[name] = self.sums.get(name, 0.0) + float(amount.sum())
-
-    @property
-    def in_windows(self) -> float:
-        """Share of held pages in layers with a window that share the pool."""
-        return self.windowed / self.kv if self.kv > 0 else 0.0
 
     def doubted(self) -> list[str]:
         """Failed checks of the profile, and the kinds of steps that it doubts, from DOUBTED of the busy time on."""
@@ -103,7 +88,7 @@ class Shares:
 
     def shares(self) -> dict[str, float]:
         """Shares of busy time: device in decode and prefill, host, waiting for each pool."""
-        return {name: total / self.busy if self.busy > 0 else 0.0 for name, total in self.sums.items()}
+        return {name: total / (self.busy or 1.0) for name, total in self.sums.items()}  # an idle run's sums are 0
 
 
 class PoolShares:
@@ -125,12 +110,11 @@ class PoolShares:
 
     def limits(self, preemptions: float) -> list[Limit]:
         """By pool. preemptions: per request, in decoding pools."""
-        return [
-            limited_by(
-                shares.shares(), 0.0 if self._fleet.prefills(pool) else preemptions, pool.setting, shares.in_windows
-            )
-            for pool, shares in zip(self.pools, self.by_pool, strict=True)
-        ]
+        limits = []
+        for pool, shares in zip(self.pools, self.by_pool, strict=True):
+            decodes = not self._fleet.prefills(pool)
+            limits.append(limited_by(shares.shares(), preemptions * decodes, pool.setting))
+        return limits
 
     def doubted(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(line for shares in self.by_pool for line in shares.doubted()))
@@ -143,52 +127,19 @@ class PoolShares:
         return max(range(len(self.pools)), key=lambda k: self.busy(k, end))
 
 
-def limited_by(shares: Mapping[str, float], preemptions: float, setting: Setting, in_windows: float = 0.0) -> Limit:
-    """preemptions: per request. in_windows: see Shares."""
+def limited_by(shares: Mapping[str, float], preemptions: float, setting: Setting) -> Limit:
+    """preemptions: per request."""
     policy, limits = setting.policy, setting.limits
-    memory = parts(setting, in_windows)
     pages, rows, tokens = (shares[name] for name in ("waiting for pages", "waiting for rows", "cut prefills"))
     if preemptions > THRASH or (pages > WAITED and pages >= max(rows, tokens)):
-        pool = {name: memory.get(name, 0) for name in (PAGES, WINDOWED)}
-        largest_part = largest(pool if policy.memory.num_pages is not None else memory)
-        return Limit(KV_MEMORY, f"num_pages={limits.num_pages}", largest_part, memory)
+        return Limit(KV_MEMORY, f"num_pages={limits.num_pages}")
     if rows > WAITED and rows >= tokens:
-        return Limit(ACTIVATION, _rows_setting(setting), ROWS, memory)
+        return Limit(ACTIVATION, f"max_batch={limits.max_batch}")
     if tokens > WAITED:
         budget = limits.max_prefill_tokens or policy.batching.max_prefill_tokens
-        return Limit(ACTIVATION, f"max_prefill_tokens={budget}", TOKENS, memory)
+        return Limit(ACTIVATION, f"max_prefill_tokens={budget}")
     device = shares["decode"] + shares["prefill"]
-    return Limit(COMPUTE if device >= shares["host"] else HOST, memory=memory)
-
-
-def parts(setting: Setting, in_windows: float = 0.0) -> dict[str, int]:
-    """Bytes by part with max_batch rows, without empty parts.
-
-    in_windows: share of pages in layers with a window (Shares.in_windows), unless they have a pool. The workspace
-    includes a step's logits.
-    """
-    policy, memory, limits = setting.policy, setting.memory, setting.limits
-    pool = limits.num_pages * policy.memory.page_size * memory.kv_bytes_per_token
-    of_windows = policy.memory.pools(limits.num_pages, limits.window_bytes, limits.kv_bytes)[1]
-    windowed = of_windows * policy.memory.page_size * memory.kv_bytes_per_token or round(in_windows * pool)
-    logits = memory.logit_bytes(
-        limits.max_batch,
-        limits.max_prefill_tokens or policy.batching.max_prefill_tokens,
-        policy.batching.logit_rows(policy, limits.max_batch),
-    )
-    sizes = {
-        WEIGHTS: memory.weight_bytes,
-        PAGES: pool - windowed,
-        WINDOWED: windowed,
-        WORKSPACE: limits.max_batch * memory.workspace_bytes + logits,
-    }
-    sizes[FREE] = max(0, memory.capacity_bytes - sum(sizes.values()))
-    return {name: size for name, size in sizes.items() if size}
-
-
-def largest(sizes: Mapping[str, int]) -> str:
-    """The part that binds when requests wait for pages."""
-    return max((name for name in sizes if name not in (WEIGHTS, FREE)), key=lambda name: sizes[name])
+    return Limit(COMPUTE if device >= shares["host"] else HOST)
 
 
 def device_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
@@ -207,23 +158,3 @@ def _features(steps: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[An
     features = {name: steps[name] for name in JOURNALED}
     after = {feature: steps[name] - steps[evicted] for feature, (name, evicted) in LEFT.items()}
     return features | after | {"prefill_tokens": np.where(steps["prefill"], steps["tokens"], 0)}
-
-
-def _rows_setting(setting: Setting) -> str:
-    """Where max_batch comes from."""
-    policy, profile, limits = setting.policy, setting.profile, setting.limits
-    batching = policy.batching
-    if batching.max_batch is not None:
-        return f"max_batch={limits.max_batch}"
-    if limits.max_batch == profile.default_max_batch:
-        return f"max_batch={limits.max_batch}, the profile's default"
-    usual = batching.batch_on(profile.device, profile.default_max_batch, policy.block_length)
-    if limits.max_batch < usual:
-        row = gb(setting.memory.workspace_bytes)
-        return f"max_batch={limits.max_batch}: {usual} rows of {row} would take more than half of the memory"
-    if usual * policy.block_length < batching.max_prefill_tokens:
-        return f"max_batch={limits.max_batch}, the engine's default"
-    return (
-        f"max_batch={limits.max_batch}, which is max_prefill_tokens={batching.max_prefill_tokens} "
-        f"over block_length={policy.block_length}"
-    )

@@ -14,7 +14,6 @@ from ..results.world import World
 from ..traces import Trace
 from .candidate import Candidate
 from .contents import Json, asked_of
-from .memo import Memo
 from .replicate import resample
 
 OBJECTIVES = {"goodput": "req/s", "throughput": "tok/s", "cost": "$ per 1000 good requests", "latency": "ms"}
@@ -32,14 +31,17 @@ class Part:
 
     kind: str  # search; rerank: same part, other luck; confirm: held-out part
     index: int = 0  # replication
-    share: float = 1.0  # of requests, from the first
+
+    @property
+    def held_out(self) -> bool:
+        return self.kind == "confirm"
 
 
 @dataclass(frozen=True)
 class ReplayOutcome:
-    """The objectives' values, and by how much the worst SLO on the run was missed."""
+    """The objective's value, and by how much the worst SLO on the run was missed."""
 
-    values: tuple[float, ...]
+    value: float
     violation: float = 0.0  # relative to the bound; 0: all hold
     missed: str = ""  # the worst
     attainment: float = math.nan  # share of good arrivals
@@ -48,74 +50,74 @@ class ReplayOutcome:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Replays a candidate on the search's part of the trace, or the held-out part, unless the memo has the outcome."""
+    """Replays a candidate on the search's part of the trace, or the held-out part."""
 
-    objectives: tuple[str, ...]
+    objective: str
     gpu_hour: float | None
 
-    def __call__(self, memo: Memo, cell: tuple[Candidate, Part]) -> ReplayOutcome:
-        candidate, part = cell
-        world, held_out = candidate.world, part.kind == "confirm"
-        if part.kind != "search":  # other luck
-            purpose = CONFIRM if held_out else RERANK
-            world = replace(world, seed=int(chance.key(world.seed, purpose, part.index)[0] >> np.uint64(2)))
+    def __call__(self, cell: tuple[Candidate, Part]) -> Json:
+        """The fields of a ReplayOutcome."""
+        world = _lucky(cell)
+        requests = traffic(world, cell[1].held_out)
+        return asdict(self.outcome(world, world.run(requests), requests.rate))
 
-        def inputs() -> Json:
-            return asked_of(world, held_out=held_out, share=part.share, of=self.objectives, gpu_hour=self.gpu_hour)
-
-        def outcome() -> Json:
-            requests = traffic(world, held_out)
-            if part.share < 1:
-                requests = requests.head(max(1, round(part.share * len(requests))))
-            return asdict(self.outcome(world, world.run(requests), requests.rate))
-
-        stored = memo.replay(inputs, outcome)
-        return ReplayOutcome(**{**stored, "values": tuple(stored["values"])})
+    def question(self, cell: tuple[Candidate, Part]) -> Json:
+        held_out = cell[1].held_out
+        return asked_of(_lucky(cell), held_out=held_out, of=self.objective, gpu_hour=self.gpu_hour)
 
     def outcome(self, world: World, summary: Summary, offered: float) -> ReplayOutcome:
-        """Objectives and missed SLOs of a run; offered: req/s."""
+        """The objective and missed SLOs of a run; offered: req/s."""
         slos = map(Slo.parse, world.slos)
         misses = [(_miss(slo, verdict), str(slo)) for slo, verdict in zip(slos, summary.slos, strict=True)]
         violation, missed = max(misses, default=(0.0, ""))
-        values = tuple(self._value(name, world.num_gpus, summary, offered) for name in self.objectives)
+        value = self._value(world.num_gpus, summary, offered)
         latency = _number(summary.norm_latency_ms.p90, 1e9)
         attained = _number(summary.slo_attainment, math.nan)
-        return ReplayOutcome(values, violation, missed if violation > 0 else "", attained, latency)
+        return ReplayOutcome(
+            value=value, violation=violation, missed=missed * (violation > 0), attainment=attained, latency=latency
+        )
 
-    def _value(self, name: str, gpus: int, summary: Summary, offered: float) -> float:
+    def _value(self, gpus: int, summary: Summary, offered: float) -> float:
         # Per time of arrivals: per run time, a shorter tail alone would gain.
         rate = summary.request_throughput
         # Without SLOs on requests, completed ones are good; SLOs on the run are constraints.
         if summary.slo_attainment is not None and not math.isnan(offered):
             rate = summary.slo_attainment * offered
-        if name == "throughput":
+        if self.objective == "throughput":
             return _number(summary.output_throughput, 0.0)
-        if name == "goodput":
+        if self.objective == "goodput":
             return _number(rate, 0.0)
-        if name == "cost":
+        if self.objective == "cost":
             assert self.gpu_hour is not None
             # Without good requests, price half a request.
-            least = 0.5 / summary.duration_s if summary.duration_s else 1e-9
-            hourly = gpus * self.gpu_hour
-            return 1000 * hourly / (3600 * max(_number(rate, 0.0), least))
+            least = 0.5 / (summary.duration_s or 5e8)
+            return gpus * self.gpu_hour / (3.6 * max(_number(rate, 0.0), least))
         return _number(summary.norm_latency_ms.p90, 1e9)
+
+
+def _lucky(cell: tuple[Candidate, Part]) -> World:
+    """The candidate's world with the replay's luck."""
+    world, part = cell[0].world, cell[1]
+    if part.kind == "search":
+        return world
+    purpose = {"confirm": CONFIRM, "rerank": RERANK}[part.kind]
+    return replace(world, seed=int(chance.key(world.seed, purpose, part.index)[0] >> np.uint64(2)))
 
 
 def traffic(world: World, held_out: bool) -> Trace:
     """Unchanged for the search; held out, redrawn by the seed."""
-    return _traffic(replace(world, policy="", replicas=1, pools=(), links=(), decider="always"), held_out)
+    return _traffic(replace(world, policy="", replicas=1), held_out)
 
 
 def split(trace: Trace) -> tuple[Trace, Trace]:
     """The first part by time, and the rest."""
     cut = int(np.searchsorted(trace.arrival, TRAIN * trace.duration, side="right"))
-    parts = trace.take(np.arange(cut)), trace.take(np.arange(cut, len(trace))) if cut < len(trace) else None
-    for requests, purpose in zip(parts, ("the search", "confirmation"), strict=True):
-        if requests is None or len(requests) < MIN_REQUESTS:
-            num = 0 if requests is None else len(requests)
-            raise TraceError(f"{trace.name} leaves {num} requests for {purpose}, expected at least {MIN_REQUESTS}")
-    assert parts[1] is not None
-    return parts[0], parts[1]
+    rows = np.arange(len(trace))
+    for part, purpose in ((rows[:cut], "the search"), (rows[cut:], "confirmation")):
+        if len(part) < MIN_REQUESTS:
+            size = f"{len(part)} requests for {purpose}"
+            raise TraceError(f"{trace.name} leaves {size}, expected at least {MIN_REQUESTS}")
+    return trace.take(rows[:cut]), trace.take(rows[cut:])
 
 
 def _miss(slo: Slo, verdict: SloVerdict) -> float:
@@ -123,8 +125,7 @@ def _miss(slo: Slo, verdict: SloVerdict) -> float:
     if verdict.met is None or verdict.met:
         return 0.0
     if slo.share is not None:
-        attained = verdict.attainment
-        return INFEASIBLE if attained is None else max((slo.share - attained) / slo.share, 1e-9)
+        return max(1 - (verdict.attainment or 0.0) / slo.share, 1e-9)
     if verdict.observed_ms is None:
         return INFEASIBLE
     return max(verdict.observed_ms / (1e3 * slo.bound) - 1, 1e-9)
@@ -141,4 +142,6 @@ def _traffic(world: World, held_out: bool) -> Trace:
 
 
 def _number(value: float | None, missing: float) -> float:
-    return missing if value is None or math.isnan(value) else value
+    if value is None or math.isnan(value):
+        return missing
+    return value

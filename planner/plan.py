@@ -1,17 +1,8 @@
-"""A plan: which policy on which GPUs, how many, at what cost, and how sure that is.
-
-0. Search settings that an engine has flags for (settings.py).
-1. A pilot of short replays drops candidates that cost far too much.
-2. A race (race.py) finds the fewest replicas of the others.
-3. Fleets of equal cost are ranked by distance from the SLOs' bounds, paired by replication.
-4. If replays were shorter than the trace, the best two race again on the whole trace.
-5. The best one's headroom is its capacity, by bisection over the rate.
-6. The best two face more traffic and a slower profile.
-"""
+"""A plan: which policy on which GPUs, how many, at what cost, and how sure that is (docs/plan-method.md)."""
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -20,12 +11,10 @@ import numpy as np
 from scipy.special import betaincinv
 
 from ..engine.errors import DsimError
-from ..engine.policy import name_of
-from ..files.read import cut
 from ..profiler.canvas_law import mean_forwards
 from ..profiler.profile import Profile
 from ..profiler.uncertainty import common_error
-from ..report.table import counted, percent
+from ..report.table import counted
 from ..results.spread import Spread
 from ..results.world import MAX_REPLICAS, Setup, World, setup_of
 from . import plan_replays
@@ -33,17 +22,15 @@ from .backend import Pool
 from .candidate import changed_fields, nearest_first, policy_toml
 from .candidates import PlanCandidate
 from .capacity import PARTS, STABILITY, CapacitySearch, check_rate, search_of
-from .contents import Json, asked_of, digest
-from .deploy import UNROUTED, deployment_of
+from .contents import Json, asked_of
+from .deploy import deployment_of
 from .memo import Memo
-from .plan_replays import PRECISION, Entrant, Replays, Task, whole_search
-from .plan_result import MEETS, MISSES, UNSURE, Due, Fleet, Planned, Risk, Values, Variant
-from .purchase import Horizon, growth_of
-from .race import FIRST, LIMIT, MOST, Entry, Lane, best_of, race, verdict
+from .plan_replays import PRECISION, Entrant, Replays, Task
+from .plan_result import MEETS, MISSES, UNSURE, Due, Fleet, Horizon, Planned, Risk, Values, Variant, growth_of
+from .race import LIMIT, MOST, Entry, Lane, best_of, race, verdict
 from .replicate import CONFIDENCE, Criterion, Interval, interval, judged, student
 from .settings import Tried, halve
 
-ROUTER = "jsq"  # that is tried in place of none
 DOUBT = 1.25  # possible error factor of a pilot
 MORE_TRAFFIC, SLOWER = 1.3, 1.2
 HEADROOM = 4  # replications of the capacity search
@@ -52,35 +39,24 @@ Progress = Callable[[str, int, int | None], object]  # phase, replays done, of h
 Case = tuple[Entrant, float, float]  # with a rate (req/s) and a slow-down of the profile
 
 
-def plan(
-    world: World, candidates: Sequence[PlanCandidate], left_out: Sequence[Fleet] = (), *,
-    rate: float | None = None, jobs: int | None = None, ray: str | None = None, **options: Any,
-) -> Planned:  # fmt: skip
+def plan(world: World, candidates: Sequence[PlanCandidate], left_out: Sequence[Fleet] = (), **options: Any) -> Planned:
     """Rank candidates by the cost of the smallest fleet that meets the world's `slos` at a rate.
 
-    The world's policy, profile and replicas are unused. rate: by default the trace's. jobs, ray: see `Pool`.
-    options: of PlanSearch. DsimError if no candidate meets the SLOs.
+    The world's policy, profile and replicas are unused. options: of PlanSearch (rate: by default the trace's), jobs
+    and ray of `Pool`. DsimError if no candidate meets the SLOs.
     """
     world.routing()
     for candidate in candidates:
         fleet_world(world, candidate).loaded_profile()
-    with Pool(jobs, ray) as pool:
-        return PlanSearch(world, candidates, pool, _rate(world, rate), **options).result(left_out)
+    rate = _rate(world, options.pop("rate", None))
+    with Pool(options.pop("jobs", None), options.pop("ray", None)) as pool:
+        return PlanSearch(world, candidates, pool, rate, **options).result(left_out)
 
 
-def inputs_of(
-    world: World, candidates: Sequence[PlanCandidate], *, rate: float | None, attainment: float,
-    max_replicas: int, num_requests: int | None,
-) -> Json:  # fmt: skip
-    """Of a plan's replays."""
-    inputs = asked_of(replace(world, policy=World.policy))
-    del inputs["policy"]
-    entries = []
-    for candidate in candidates:
-        fields = asked_of(fleet_world(world, candidate))
-        entries.append((str(candidate), candidate.price, [*candidate.settings], fields["policy"], fields["profile"]))
-    size = {"attainment": attainment, "max_replicas": max_replicas, "num_requests": num_requests}
-    return {**inputs, **size, "candidates": digest(entries), "rate": _rate(world, rate)}
+def inputs_of(world: World, candidates: Sequence[PlanCandidate], **size: Any) -> Json:
+    """What tells a plan from another one. size: rate, attainment, max_replicas and num_requests."""
+    entries = [(str(candidate), candidate.price, [*candidate.settings]) for candidate in candidates]
+    return {**asked_of(replace(world, policy=World.policy)), **size, "candidates": entries}
 
 
 def _rate(world: World, rate: float | None) -> float:
@@ -103,25 +79,12 @@ def fleet_world(world: World, candidate: PlanCandidate, replicas: int = 1) -> Wo
     return replace(world, policy=candidate.policy, replicas=replicas, profile_object=candidate.profile)
 
 
-def fleet_of_today(text: str) -> tuple[str, int]:
-    """SPEC and replicas of `SPEC,replicas=N`."""
-    policy, _, count = text.rpartition(",replicas=")
-    if not policy or not (count.isdigit() and 1 <= int(count) <= MAX_REPLICAS):
-        raise DsimError(f"today is {cut(text)}, expected SPEC,replicas=N such as vllm-diffusion:4,replicas=3")
-    return policy, int(count)
-
-
-class _NoFleetError(DsimError):
-    """No fleet meets the SLOs."""
-
-
 @dataclass
 class PlanSearch:
     """A plan's steps, each a method.
 
     A share `attainment` of arrivals must meet SLOs without a statistic. `spare` standby replicas cost, but serve
-    nothing. With a `horizon` the cost is the mean over it. `today`: what runs now, as SPEC,replicas=N. `memo`
-    changes no result. `command`, `currency`: of the setup.
+    nothing. With a `horizon` the cost is the mean over it. `command`, `currency`: of the setup.
     """
 
     world: World
@@ -132,7 +95,6 @@ class PlanSearch:
     max_replicas: int = 64
     spare: int = 0
     horizon: Horizon | None = None
-    today: str | None = None
     attainment: float = 0.99
     num_requests: int | None = None
     command: str = ""
@@ -152,11 +114,11 @@ class PlanSearch:
             group = []
             for setting in settings or [candidate]:
                 search = search_of(fleet_world(self.world, setting), PRECISION, self.attainment, self.num_requests)
-                group.append(Entrant(setting, search, whole_search(search, self.attainment)))
+                group.append(Entrant(setting, search))
             self.groups.append(group)
         self.originals = [group[0].candidate for group in self.groups]
         self.chosen = [group[0] for group in self.groups]  # each candidate's setting
-        self.search, self.whole = self.chosen[0].search, self.chosen[0].whole
+        self.search = self.chosen[0].search
         self.criteria = self.search.criteria
         self.replays = Replays(self.pool, self.memo, self._report)
         self.changes = {  # rate, and slow-down of the profile
@@ -166,10 +128,9 @@ class PlanSearch:
 
     def result(self, left_out: Sequence[Fleet]) -> Planned:
         self._choose_settings()
-        entrants, dropped = self._settle([entrant for entrant in self.chosen if not entrant.candidate.is_research])
-        order, tied, failed = self._decide(entrants)
+        entrants, dropped = self._settle(self.chosen)
+        order, tied = self._rank(entrants)
         order = self._as_named_if_enough(order)
-        research = self._research([entrant for entrant in self.chosen if entrant.candidate.is_research])
         best = order[0]
         heads = order[:1]
         if self.horizon is not None:  # of each GPU's best: what a request a second costs at the limit
@@ -178,21 +139,17 @@ class PlanSearch:
         ranking = [self._fleet(entrant, capacities.get(entrant, ())) for entrant in order]
         recommended = ranking[0]
         self.spread = max(float(np.std(entrant.lane.settled, ddof=1)) for entrant in order[:2])
-        today = None if self.today is None else self._today(best, *fleet_of_today(self.today))
-        laws, routed, risks = self._under_laws(best), self._with_router(best), self._risks(best, order[:2][-1])
+        laws, risks = self._under_laws(best), self._risks(best)
         bought = (recommended.gpus or 0) // recommended.gpus_per_replica
-        policy, code = best.candidate.policy, self.world.allow_code
-        longest = self.world.longest()
-        deployment = deployment_of(
-            policy, best.candidate.profile, bought, router=self.world.router, allow_code=code, spare=self.spare,
-            untested=best.untested, context=int((longest.input_length + longest.limit).max()),
-        )  # fmt: skip
-        note = f"# The SLOs are met without the spare: {self.spare} of the replicas.\n" if self.spare else ""
+        policy, code, longest = best.candidate.policy, self.world.allow_code, self.world.longest()
+        context, profile = int((longest.input_length + longest.limit).max()), best.candidate.profile
+        deployment = deployment_of(policy, profile, bought, allow_code=code, spare=self.spare, context=context)
+        note = f"# The SLOs are met without the spare: {self.spare} of the replicas.\n" * bool(self.spare)
         refused = (f"{c.original} cannot run as it is: {c.refused}" for c in self.originals if c.refused)
         return Planned(
             rate=self.rate,
             ranking=tuple(ranking),
-            left_out=(*failed, *dropped, *left_out),
+            left_out=(*dropped, *left_out),
             tied=tuple(str(entrant.candidate) for entrant in tied),
             risks=risks,
             criteria=tuple(criterion.text for criterion in self.criteria),
@@ -205,16 +162,12 @@ class PlanSearch:
             block=self.search.block,
             setup=self._setup(),
             notes=(
-                *_missed(self.search, self.whole, min(2, len(order))),
-                *self._notes_on_answers(best.candidate),
+                *_missed(self.search),
                 *_notes_on_gpus([entrant.candidate for entrant in (*order, *self.chosen)], self.search),
                 *dict.fromkeys(refused),
             ),
             growth=None if self.horizon is None else growth_of(self.horizon, recommended),
-            routed=routed,
             laws=laws,
-            today=today,
-            research=tuple(research),
             deployment=deployment,
         )
 
@@ -238,45 +191,28 @@ class PlanSearch:
     def _choose_settings(self) -> None:
         """Choose each policy's best setting."""
         self.phase = "settings"
-        halvings = {
-            k: halve(group, {entrant for entrant in group if entrant.untested})
-            for k, group in enumerate(self.groups) if len(group) > 1
-        }  # fmt: skip
-        rounds = {k: next(halving) for k, halving in halvings.items()}
-        while rounds:  # all policies at once, to fill the pool
-            tasks = [
-                Task(plan_replays.setting_rate, entrant, self.rate, index=rung, start=start)
-                for settings, rung, start in rounds.values() for entrant in settings
-            ]  # fmt: skip
-            scores = iter([float(answer.get("rate", 0.0)) for answer in self.replays(tasks)])
-            for k, (settings, _, _) in list(rounds.items()):
-                try:
-                    rounds[k] = halvings[k].send([next(scores) for _ in settings])
-                except StopIteration as done:
-                    del rounds[k]
-                    self._choose(k, *done.value)
 
-    def _choose(self, k: int, best: Entrant, rates: Mapping[Entrant, float], equal: int) -> None:
-        """rates: req/s that a replica serves, by setting."""
-        first = self.originals[k]
-        self.chosen[k] = best
-        best.tried = Tried(
-            num=len(self.groups[k]),
-            given=first.original if first.refused else first.policy,
-            given_rate=0.0 if first.refused else rates[self.groups[k][0]],
-            best=best.candidate.policy,
-            rate=rates[best],
-            equal=equal,
-        )
+        def rates_of(settings: Sequence[Entrant], rung: int, start: float | None) -> list[float]:
+            """Req/s that a replica serves."""
+            tasks = [Task(plan_replays.setting_rate, e, self.rate, index=rung, start=start) for e in settings]
+            return [float(answer.get("rate", 0.0)) for answer in self.replays(tasks)]
 
-    def _research(self, entrants: Sequence[Entrant]) -> list[Fleet]:
-        """The fleets of schedulers that no engine has, the cheapest first, as far as short replays tell."""
-        if not entrants:
-            return []
-        try:
-            return [self._fleet(entrant) for entrant in self._rank(self._settle(entrants)[0])[0]]
-        except _NoFleetError:
-            return []
+        for k, group in enumerate(self.groups):
+            if len(group) < 2:
+                continue
+            best, rates, equal = halve(group, rates_of, {entrant for entrant in group if entrant.untested})
+            first = self.originals[k]
+            tried = Tried(
+                num=len(group),
+                given=first.policy,
+                given_rate=rates[group[0]],
+                best=best.candidate.policy,
+                rate=rates[best],
+                equal=equal,
+            )
+            if first.refused:
+                tried = replace(tried, given=first.original, given_rate=0.0)
+            best.tried, self.chosen[k] = tried, best
 
     def _settle(self, entrants: Sequence[Entrant]) -> tuple[list[Entrant], list[Fleet]]:
         """The entrants that a race finds fleets for, and the dropped rows."""
@@ -291,9 +227,8 @@ class PlanSearch:
                 guesses[entrant] = int(answer["replicas"])
         if not guesses:
             reason = next(iter(dropped.values())).dropped
-            raise _NoFleetError(
-                f"no fleet of up to {self.max_replicas} replicas meets the SLOs at {self.rate:g} req/s; {reason}"
-            )
+            limit = f"{self.max_replicas} replicas"
+            raise DsimError(f"no fleet of up to {limit} meets the SLOs at {self.rate:g} req/s; {reason}")
         costs = {
             entrant: self._mean_cost(entrant, [math.ceil(guess * growth) for growth in self._growths])
             for entrant, guess in guesses.items()
@@ -312,39 +247,15 @@ class PlanSearch:
             lane = entrant.lane
             if lane.replicas is None:
                 size = counted(lane.low, "replica")
-                reason = f"more than {size}: costs more than two others" if lane.dropped else f"even {size}: not enough"
+                reason = f"even {size}: not enough"
+                if lane.dropped:
+                    reason = f"more than {size}: costs more than two others"
                 rows.append(self._row(entrant, least=lane.low + 1, dropped=reason))
-        return self._enough(guesses), rows
-
-    def _enough(self, entrants: Iterable[Entrant]) -> list[Entrant]:
-        enough = [entrant for entrant in entrants if entrant.replicas]
+        enough = [entrant for entrant in guesses if entrant.replicas]
         if not enough:
             limit = f"{self.max_replicas} replicas"
-            raise _NoFleetError(f"no fleet of up to {limit} surely meets the SLOs at {self.rate:g} req/s")
-        return enough
-
-    def _decide(self, entrants: Sequence[Entrant]) -> tuple[list[Entrant], list[Entrant], list[Fleet]]:
-        """`_rank`, with the first two settled on the whole trace; also the rows that failed there."""
-        order, tied = self._rank(entrants)
-        if self.search is self.whole:
-            return order, tied, []
-        self.phase = "racing on the whole trace"
-        best: list[Entrant] = []
-        failed: list[Fleet] = []
-        while order and (len(best) < 2 or self._cost(order[0]) < max(map(self._cost, best))):
-            num = max(1, 2 - len(best))
-            head, order = order[:num], order[num:]
-            for entrant in head:
-                entrant.on_whole = True
-            self._race({entrant: entrant.replicas for entrant in head})
-            for entrant in head:
-                if entrant.replicas:
-                    best.append(entrant)
-                    continue
-                reason = f"even {counted(entrant.lane.low, 'replica')}: not enough on the whole trace"
-                failed.append(self._row(entrant, least=entrant.lane.low + 1, dropped=reason))
-        first, tied = self._rank(self._enough(best))
-        return first + order, tied, failed
+            raise DsimError(f"no fleet of up to {limit} surely meets the SLOs at {self.rate:g} req/s")
+        return enough, rows
 
     def _as_named_if_enough(self, order: list[Entrant]) -> list[Entrant]:
         """The best policy as it was named, where that costs no more and the settings found do not surely gain.
@@ -355,12 +266,13 @@ class PlanSearch:
         original = next(group[0] for group in self.groups if best in group)
         if original is best:
             return order
-        original.on_whole = best.on_whole
-        self._race({original: best.replicas}, best.replicas if self.horizon is None else None)
+        self._race({original: best.replicas}, best.replicas * (self.horizon is None))
         if not original.replicas or self._cost(original) > self._cost(best):
             return order
         original.tried = best.tried
-        return [original if best.untested else self._rank([original, best])[0][0], *order[1:]]
+        if not best.untested:
+            original = self._rank([original, best])[0][0]
+        return [original, *order[1:]]
 
     def _rank(self, entrants: Sequence[Entrant]) -> tuple[list[Entrant], list[Entrant]]:
         """By cost, known quality and distance from the SLOs' bounds; and those tied with the best."""
@@ -386,14 +298,6 @@ class PlanSearch:
 
     # The recommendation in other cases
 
-    def _with_router(self, best: Entrant) -> Variant | None:
-        """The best fleet behind a router that knows the queues; None if another router is named, or for one replica."""
-        if self.world.router != UNROUTED or best.replicas == 1:
-            return None
-        self.phase = "another router"
-        replicas = min(best.replicas, self._needed(best, router=ROUTER) or best.replicas)
-        return Variant(name=ROUTER, replicas=replicas, **self._charge(replicas, best))
-
     def _under_laws(self, best: Entrant) -> tuple[Variant, ...]:
         """What the best policy needs under each counted law of canvases; empty if one is given."""
         world, profile = self.world, best.candidate.profile
@@ -403,74 +307,45 @@ class PlanSearch:
         self.phase = "another law"
         variants = []
         for law in laws:
-            is_default = law is profile.canvas_laws[0]
-            needed = best.replicas if is_default else self._needed(best, workload=law.workload)
+            needed: int | None = best.replicas
+            if law is not profile.canvas_laws[0]:
+                other = _with(best, best.candidate, workload=law.workload)
+                needed = self._raced([(other, self.rate, 1.0)], [best.replicas])[0].replicas
             charge, forwards = self._charge(needed, best), mean_forwards(law)
             variants.append(Variant(name=law.workload, replicas=needed, **charge, forwards=forwards, source=law.source))
         return tuple(variants)
 
-    def _needed(self, best: Entrant, **changed: Any) -> int | None:
-        """Replicas that a policy needs where fields of its world are others; None: more than allowed."""
-        [lane] = self._raced([(_with(best, best.candidate, **changed), self.rate, 1.0)], [best.replicas])
-        return lane.replicas
-
-    def _today(self, best: Entrant, policy: str, replicas: int) -> Fleet:
-        """What runs today, on the recommended GPUs and under the plan's traffic."""
-        self.phase = "today's fleet"
-        today = _with(best, replace(best.candidate, policy=policy, settings={}), policy=policy)
-        today.lane = Lane(
-            candidate=0, price=today.candidate.weight, limit=replicas, trial=replicas, low=replicas - 1, high=replicas
-        )
-        tasks = [self._replay((today, self.rate, 1.0), replicas, index) for index in range(FIRST)]
-        answers = self._answers(tasks, f"today is {policy}: ")
-        today.lane.severities[replicas] = [float(answer["severity"]) for answer in answers]
-        return self._fleet(today)
-
     def _headroom(self, entrants: Sequence[Entrant]) -> dict[Entrant, list[Json]]:
         """Capacities in HEADROOM replications, each with the criterion that breaks above it."""
         self.phase = "headroom"
-
-        def capacity(entrant: Entrant, index: int, start: float | None) -> Task:
-            task, settled = self._replay((entrant, self.rate, 1.0), entrant.replicas, index), entrant.lane.settled
-            severity = settled[index] if index < len(settled) else None
-            return replace(task, work=plan_replays.fleet_capacity, severity=severity, start=start)
-
-        # The first rates are the others' starts; the risks fill the pool meanwhile.
-        first = [capacity(entrant, 0, None) for entrant in entrants]
-        risks = [self._replay((e, *case), e.replicas, 0) for e in entrants for case in self.changes.values()]
-        starts = [answer.get("rate") for answer in self.replays([*first, *risks])]
-        tasks = [capacity(e, i, start) for e, start in zip(entrants, starts, strict=False) for i in range(HEADROOM)]
+        replays = [self._replay((entrant, self.rate, 1.0), entrant.replicas, 0) for entrant in entrants]
+        firsts = [replace(task, work=plan_replays.fleet_capacity) for task in replays]
+        starts = [answer.get("rate") for answer in self.replays(firsts)]  # of the other replications
+        tasks = [
+            replace(task, index=i, start=start)
+            for task, start in zip(firsts, starts, strict=True)
+            for i in range(HEADROOM)
+        ]
         answers = iter(self._answers(tasks))
         return {entrant: list(islice(answers, HEADROOM)) for entrant in entrants}
 
-    def _risks(self, first: Entrant, second: Entrant) -> tuple[Risk, ...]:
-        """More traffic, a lost replica and a slower profile, for the best two (perhaps the same)."""
+    def _risks(self, best: Entrant) -> tuple[Risk, ...]:
+        """More traffic, a lost replica and a slower profile."""
         self.phase = "risks"
-        replicas, cases = first.replicas, self.changes.values()
-        after = self._raced([(first, *case) for case in cases], [replicas] * len(cases))
-        costs = [{} if lane.replicas is None else {str(first.candidate): lane.cost(lane.replicas)} for lane in after]
-        # No change makes the runner-up cheaper, so it is replayed only where the recommendation then costs more.
-        dearer = [
-            (prices, case) for prices, case in zip(costs, cases, strict=True)
-            if second is not first and min(prices.values(), default=math.inf) > second.lane.cost(second.replicas)
-        ]  # fmt: skip
-        rivals = self._raced([(second, *case) for _, case in dearer], [second.replicas] * len(dearer))
-        for (prices, _), lane in zip(dearer, rivals, strict=True):
-            if lane.replicas is not None:
-                prices[str(second.candidate)] = lane.cost(lane.replicas)
+        replicas, cases = best.replicas, self.changes.values()
         risks = []
-        for (change, case), lane, prices in zip(self.changes.items(), after, costs, strict=True):
-            cheapest = min(prices, key=prices.__getitem__, default="")
-            risks.append(self._risk(change, lane, replicas, (first, *case), lane.replicas, cheapest))
-        remaining = replicas - (0 if self.spare else 1)
-        today, name = (first, self.rate, 1.0), str(first.candidate)
-        lost = self._risk("a replica lost", first.lane, remaining, today, replicas, name)
-        if lost.verdict != MEETS:
-            needs = None if replicas == self.max_replicas else replicas + 1
-            lost = self._risk("a replica lost", first.lane, remaining, today, needs, name)
+        lanes = self._raced([(best, *case) for case in cases], [replicas] * len(cases))
+        for (change, case), lane in zip(self.changes.items(), lanes, strict=True):
+            risks.append(self._risk(change, lane, replicas, (best, *case), lane.replicas))
+        remaining = replicas - (not self.spare)
+        lost = self._risk("a replica lost", best.lane, remaining, (best, self.rate, 1.0), replicas)
+        if lost.verdict != MEETS and replicas < self.max_replicas:
+            lost = replace(lost, needs=replicas + 1, per_hour=self._charge(replicas + 1, best)["per_hour"])
+        elif lost.verdict != MEETS:
+            lost = replace(lost, needs=None, per_hour=None)
         return risks[0], lost, risks[1]
 
-    def _risk(self, change: str, lane: Lane, replicas: int, case: Case, needs: int | None, best: str) -> Risk:
+    def _risk(self, change: str, lane: Lane, replicas: int, case: Case, needs: int | None) -> Risk:
         """What becomes of a lane's fleet of `replicas`. needs: what it takes then."""
         answers: list[Json] = []
         values: Values = {}
@@ -481,7 +356,10 @@ class PlanSearch:
             meet = all(_slack(c, values[c.text]) >= 0 for c in self.criteria if c.text in values)
             sure = verdict(severities, len(severities) + 1, self.spread)
             # The mean of logarithms and the printed mean may lie on different sides of a bound.
-            outcome = MISSES if sure is False else MEETS if sure and meet else UNSURE
+            if sure is not False:
+                outcome = UNSURE
+            if sure and meet:
+                outcome = MEETS
         return Risk(
             change=change,
             values=values,
@@ -490,7 +368,6 @@ class PlanSearch:
             stable=2 * sum(answer["stable"] for answer in answers) > len(answers),
             needs=needs,
             per_hour=self._charge(needs, case[0])["per_hour"],
-            best=best,
         )
 
     # Rows of the result
@@ -500,20 +377,22 @@ class PlanSearch:
 
     def _fleet(self, entrant: Entrant, capacities: Sequence[Json] = ()) -> Fleet:
         """capacities: the fleet's, where they were searched."""
-        due, replicas = self._dues(entrant), entrant.replicas
-        charge = self._charge(due[0].replicas if due else replicas, entrant)
+        due, replicas, mean_cost = self._dues(entrant), entrant.replicas, None
+        if due:
+            mean_cost = self._cost(entrant)
+        charge = self._charge(replicas, entrant)
         tokens = None
         if charge["per_hour"] is not None:
             tokens = entrant.search.world.per_million_tokens(charge["per_hour"], self.rate)
         answers = self._raced_answers((entrant, self.rate, 1.0), entrant.lane, replicas)
         first, values = answers[0], _values(self.criteria, answers)
-        slacks = {c.text: _slack(c, values[c.text]) if c.text in values else math.inf for c in self.criteria}
-        room, breaks_first = None, min(slacks, key=lambda text: slacks[text])
+        slacks = {c.text: _slack(c, values[c.text]) for c in self.criteria if c.text in values}
+        room, breaks_first = None, min(slacks, key=lambda text: slacks[text], default=self.criteria[0].text)
         if capacities:
             rate = interval([capacity["rate"] / self.rate for capacity in capacities])
             room = Interval(rate.value - 1, rate.low - 1, rate.high - 1)
             binding = Counter(capacity["binding"] for capacity in capacities).most_common(1)[0][0]
-            breaks_first = STABILITY if binding < 0 else self.criteria[binding].text
+            breaks_first = [*(c.text for c in self.criteria), STABILITY][binding]  # -1: the queue grows
         shares = {slo: [answer["attained"].get(slo, 1.0) for answer in answers] for slo in first["attained"]}
         return self._row(
             entrant,
@@ -529,7 +408,7 @@ class PlanSearch:
             breaks_first=breaks_first,
             doubted=tuple(first["doubted"]),
             due=due,
-            mean_cost=self._cost(entrant) if due else None,
+            mean_cost=mean_cost,
             untested=entrant.untested,
             **{name: first[name] for name in ("limited_by", "limiting_setting", "assumed", "latency_ms")},
         )
@@ -546,15 +425,9 @@ class PlanSearch:
         return tuple(dues)
 
     def _refusal(self, entrant: Entrant, answer: Json) -> str:
-        if "error" in answer:
-            return str(answer["error"])
         texts = " and ".join(f"'{criterion.text}'" for criterion in self.criteria)
-        value, observed, limit = answer["value"], "", self.max_replicas
-        if value is not None and len(self.criteria) == 1:
-            share = self.criteria[0].share
-            observed = f": {1e3 * value:.4g} ms" if share is None else f": {percent(value, share)} %"
-            observed += f" on {limit}"
-        return f"{entrant.candidate.policy} misses {texts} even on {limit} replicas{observed}"
+        missed = f"{entrant.candidate.policy} misses {texts} even on {self.max_replicas} replicas"
+        return str(answer.get("error", missed))
 
     # Costs, races and replays
 
@@ -563,7 +436,7 @@ class PlanSearch:
         if replicas is None:
             return {"gpus": None, "per_hour": None}
         gpus, price = (replicas + self.spare) * entrant.candidate.gpus, entrant.candidate.price
-        return {"gpus": gpus, "per_hour": None if price is None else gpus * price}
+        return {"gpus": gpus, "per_hour": price and gpus * price}
 
     def _cost(self, entrant: Entrant) -> float:
         return self._mean_cost(entrant, [lane.replicas or 0 for lane in (entrant.lane, *entrant.later)])
@@ -578,7 +451,7 @@ class PlanSearch:
         """Factors of the rate: today, and at each date of the horizon."""
         return [1.0] if self.horizon is None else [self.horizon.yearly**years for years in self.horizon.dates]
 
-    def _race(self, starts: Mapping[Entrant, int], limit: int | None = None) -> None:
+    def _race(self, starts: Mapping[Entrant, int], limit: int = 0) -> None:
         """Race at the plan's rate, and at those of the horizon. starts: first replicas."""
         growths = self._growths
         cases = [(entrant, self.rate * growth, 1.0) for entrant in starts for growth in growths]
@@ -607,9 +480,7 @@ class PlanSearch:
 
     def _replay(self, case: Case, replicas: int, index: int) -> Task:
         entrant, rate, slower = case
-        return Task(
-            plan_replays.fleet_replay, entrant, rate, replicas, slower=slower, index=index, whole=entrant.on_whole
-        )
+        return Task(plan_replays.fleet_replay, entrant, rate, replicas, slower=slower, index=index)
 
     def _answers(self, tasks: Sequence[Task], prefix: str = "") -> list[Json]:
         """DsimError for a refused task."""
@@ -622,27 +493,10 @@ class PlanSearch:
     def _report(self) -> None:
         self.progress(self.phase, self.replays.num_replays, None)
 
-    def _notes_on_answers(self, best: PlanCandidate) -> list[str]:
-        """Of settings that change answers: recommended, or not searched."""
-        notes = [
-            f"{name}={value} changes the model's answers, and replays do not judge their quality: compare answers first"
-            for name, value in changed_fields(best.policy, self.world.allow_code).items()
-            if name in best.changing
-        ]
-        policies: dict[tuple[str, ...], list[str]] = {}
-        for candidate in self.originals:
-            if candidate.changing and not candidate.searches_changing:
-                policies.setdefault(candidate.changing, []).append(name_of(candidate.policy))
-        for fields, names in policies.items():
-            of_policies = f"{' and '.join(fields)} of {', '.join(dict.fromkeys(names))}"
-            notes.append(f"settings that change the answers were not searched: {of_policies} (--change-answers)")
-        return notes
-
 
 def _with(model: Entrant, candidate: PlanCandidate, **changed: Any) -> Entrant:
     """A candidate that is replayed like another one, with a world's changed fields."""
-    search, whole = (replace(search, world=replace(search.world, **changed)) for search in (model.search, model.whole))
-    return Entrant(candidate, search, whole, model.on_whole)
+    return Entrant(candidate, replace(model.search, world=replace(model.search.world, **changed)))
 
 
 def _nearest(entrants: Sequence[Entrant]) -> list[Entrant]:
@@ -657,10 +511,11 @@ def _best_answers(entrants: Sequence[Entrant]) -> list[Entrant]:
         name, relative = candidate.profile.model.name, candidate.quality.relative
         if relative is not None:
             best[name] = max(relative, best.get(name, relative))
-    return [
-        entrant for entrant in entrants
-        if entrant.candidate.quality.relative in (None, best.get(entrant.candidate.profile.model.name))
-    ]  # fmt: skip
+
+    def is_best(candidate: PlanCandidate) -> bool:
+        return candidate.quality.relative in (None, best.get(candidate.profile.model.name))
+
+    return [entrant for entrant in entrants if is_best(entrant.candidate)]
 
 
 def _values(criteria: Sequence[Criterion], answers: Sequence[Json]) -> Values:
@@ -687,33 +542,27 @@ def _notes_on_gpus(candidates: Sequence[PlanCandidate], search: CapacitySearch) 
     profiles: dict[str, Profile] = {}
     for candidate in candidates:
         profiles.setdefault(candidate.profile.device.name, candidate.profile)
-    return [common_error([*profiles.values()], search.world.setting().drawn)] if len(profiles) > 1 else []
+    if len(profiles) < 2:
+        return []
+    return [common_error([*profiles.values()], search.world.setting().drawn)]
 
 
-def _missed(search: CapacitySearch, whole: CapacitySearch, num_settled: int) -> tuple[str, ...]:
-    """Notes on the part of the trace that short replays miss."""
-    if search.world.arrival != "trace":
-        return ()
+def _missed(search: CapacitySearch) -> tuple[str, ...]:
+    """A note on the part of the trace that short replays miss."""
     total = len(search.world.source())
-    short, long = (min(total, len(range(s.num_requests)[judged(s.num_requests)])) for s in (search, whole))
-    if short == total:
+    num = len(range(search.num_requests)[judged(search.num_requests)])
+    if search.world.arrival != "trace" or num >= total:
         return ()
-    sample = f"{short:,} of the trace's {total:,} requests, in {PARTS} stretches"
-    if search is whole:
-        return (f"each replay judges {sample}: a busier stretch between them is missed",)
-    settled = "the recommendation and the runner-up were" if num_settled > 1 else "the recommendation was"
-    scope = "the whole trace" if long >= total else f"replays that judge {long:,}"
-    return (
-        f"replays of {search.num_requests:,} requests judge {sample}. They sorted out the other policies; only "
-        f"{settled} settled on {scope}, with headroom and risks. Another policy may need fewer or more "
-        "replicas than is said here",
-    )
+    sample = f"{num:,} of the trace's {total:,} requests, in {PARTS} stretches"
+    return (f"each replay judges {sample}: a busier stretch between them is missed",)
 
 
 def _slack(criterion: Criterion, spread: Spread) -> float:
     """A value's relative distance from its bound; above 0 is good."""
     excess = (spread.value or 0.0) - criterion.bound
-    return (excess if criterion.share is not None else -excess) / criterion.bound
+    if criterion.share is None:
+        excess = -excess
+    return excess / criterion.bound
 
 
 def _of_count(share: float, num: int) -> tuple[float, float]:

@@ -6,21 +6,18 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import numpy as np
-
 from ..results.metrics import attainment, of_class
 from .backend import Pool
 from .candidate import beyond_tested
 from .candidates import PlanCandidate
-from .capacity import MANY, PER_REPLICA, PILOT, WHOLE, CapacitySearch, latency_ms, search_of
+from .capacity import PER_REPLICA, PILOT, CapacitySearch, latency_ms
 from .contents import Json
 from .crossing import find
-from .fewest import Fewest
 from .limits import BEYOND, PoolShares
 from .memo import Memo
 from .pool_counts import PILOT_PER_REPLICA, severity_of
-from .race import Lane
-from .replicate import Reading, measure, replication, to_judge
+from .race import Fewest, Lane
+from .replicate import measure, replication
 from .settings import Tried, score
 
 PRECISION = 0.02  # of the searches, whose replays grow with it
@@ -35,8 +32,6 @@ class Entrant:
 
     candidate: PlanCandidate
     search: CapacitySearch
-    whole: CapacitySearch  # judges the whole trace, even if --num-requests is less
-    on_whole: bool = False  # replays the whole trace now
     tried: Tried | None = None  # settings, if this one was chosen among them
     lane: Lane = field(init=False)  # at the plan's rate
     later: list[Lane] = field(default_factory=list)  # after today, in the horizon
@@ -55,14 +50,12 @@ class Entrant:
 class Task:
     """Work on an entrant: `setting_rate`, `pilot`, `fleet_replay` or `fleet_capacity`."""
 
-    work: Callable[[Memo, CapacitySearch, "Task"], Json]
+    work: Callable[[CapacitySearch, "Task"], Json]
     entrant: Entrant | None  # None: in a worker
     rate: float  # req/s
     replicas: int = 1
     slower: float = 1.0
     index: int = 0  # replication; of a setting: rung
-    whole: bool = False
-    severity: float | None = field(default=None, compare=False)  # at the rate, if already replayed
     start: float | None = field(default=None, compare=False)  # first rate of a search; None: the plan's
 
 
@@ -81,24 +74,16 @@ class Replays:
         cells: dict[str, tuple[CapacitySearch, Task]] = {}
         for i, task in enumerate(new):
             assert task.entrant is not None
-            search = task.entrant.whole if task.whole else task.entrant.search
-            cells[str(i)] = search, replace(task, entrant=None)
-        with closing(self._memo.run(self._pool, _do, cells)) as outcomes:
+            cells[str(i)] = task.entrant.search, replace(task, entrant=None)
+        with closing(self._memo.run(self._pool, _do, cells, _question)) as outcomes:
             for outcome in outcomes:
-                answer: Json = {"error": outcome.error} if outcome.refused else outcome.result()
+                answer: Json = {"error": outcome.error}
+                if not outcome.refused:
+                    answer = outcome.result()
                 self._answers[new[int(outcome.key)]] = answer
                 self.num_replays += answer.get("replays", 0)
                 self._on_progress()
         return [self._answers[task] for task in tasks]
-
-
-def whole_search(search: CapacitySearch, attainment: float) -> CapacitySearch:
-    """The search with replays that judge the whole trace, up to WHOLE requests."""
-    world = search.world
-    if world.arrival != "trace" and world.lengths is not None:
-        return search
-    num = min(to_judge(len(world.source())), WHOLE if world.arrival == "trace" else MANY)
-    return search if num <= search.num_requests else search_of(world, PRECISION, attainment, num)
 
 
 def fleet(search: CapacitySearch, replicas: int, slower: float = 1.0) -> CapacitySearch:
@@ -107,38 +92,39 @@ def fleet(search: CapacitySearch, replicas: int, slower: float = 1.0) -> Capacit
     return replace(search, world=world, num_requests=max(search.num_requests, PER_REPLICA * replicas))
 
 
-def _do(memo: Memo, cell: tuple[CapacitySearch, Task]) -> Json:
+def _do(cell: tuple[CapacitySearch, Task]) -> Json:
     search, task = cell
-    answer = task.work(memo, search, task)
-    return {**answer, "replays": memo.num_replays}
+    return task.work(search, task)
 
 
-def pilot(memo: Memo, search: CapacitySearch, task: Task) -> Json:
+def _question(cell: tuple[CapacitySearch, Task]) -> Json:
+    search, task = cell
+    fields = {name: value for name, value in vars(task).items() if name not in ("work", "entrant")}
+    return {**search.inputs, **fields, "work": task.work.__name__}
+
+
+def pilot(search: CapacitySearch, task: Task) -> Json:
     """Approximate replicas for the rate; null above `task.replicas`."""
-    value = math.nan
+    num_replays = 0
     size = Fewest(limit=task.replicas, stride=2.0)
     while size.open:
         short = search.shortened(max(search.shortened().num_requests, PILOT_PER_REPLICA * size.trial))
         short = replace(short, world=replace(search.world, replicas=size.trial))
-        reading = short.requests(PILOT, memo)(task.rate)
-        value = reading.values[int(np.argmax(reading.severities))]
-        # A growing queue shows what one replica serves.
-        growing = size.high is None and not reading.stable
-        size.decide(reading.holds, math.ceil(size.trial * task.rate / reading.throughput) if growing else None)
-    return {"replicas": size.replicas, "value": None if math.isnan(value) else value}
+        reading = short.requests(PILOT)(task.rate)
+        num_replays += 1
+        guess = None
+        if size.high is None and not reading.stable:  # a growing queue shows what one replica serves
+            guess = math.ceil(size.trial * task.rate / reading.throughput)
+        size.decide(reading.holds, guess)
+    return {"replicas": size.replicas, "replays": num_replays}
 
 
-def fleet_replay(memo: Memo, search: CapacitySearch, task: Task) -> Json:
+def fleet_replay(search: CapacitySearch, task: Task) -> Json:
     """A fleet's criteria, limit, and what clients see."""
-    sized = fleet(search, task.replicas, task.slower)
-    answer: Json = memo.replay(lambda: sized.inputs(task.index, task.rate, "a fleet"), lambda: _of_fleet(sized, task))
-    return answer
-
-
-def _of_fleet(search: CapacitySearch, task: Task) -> Json:
+    search = fleet(search, task.replicas, task.slower)
     world, requests = replication(search.world, task.index, search.num_requests, search.block)
-    shares = PoolShares(world.fleet()) if task.index == 0 else None
-    append = None if shares is None else shares.append
+    shares = PoolShares(world.fleet())
+    append = {0: shares.append}.get(task.index)  # the first replication shows the limit
     reading, records, window = measure(world, search.criteria, requests, task.rate, append)
     attained = {}
     for slo in (slo for criterion in search.criteria for slo in criterion.slos if slo.stat is None):
@@ -154,30 +140,25 @@ def _of_fleet(search: CapacitySearch, task: Task) -> Json:
         "rejected": reading.rejected,
         "replays": 1,
     }
-    if shares is not None:
+    if task.index == 0:
         [limit], [of_fleet] = shares.limits(records.totals.preemptions / len(requests)), shares.by_pool
         answer |= {"limited_by": limit.name, "limiting_setting": limit.setting, "assumed": of_fleet.shares()[BEYOND]}
         answer |= {"doubted": shares.doubted(), "latency_ms": latency_ms(window, CLIENT_METRICS)}
     return answer
 
 
-def fleet_capacity(memo: Memo, search: CapacitySearch, task: Task) -> Json:
+def fleet_capacity(search: CapacitySearch, task: Task) -> Json:
     """The highest rate that meets the SLOs, and the criterion broken above it."""
     sized = fleet(search, task.replicas, task.slower)
-    replay, severity = sized.requests(task.index, memo), task.severity
-
-    def read(rate: float) -> Reading:
-        if severity is not None and severity <= 0 and math.isclose(rate, task.rate, rel_tol=1e-9):
-            return Reading(
-                rate=rate, values=(math.nan,), severities=(severity,), stable=True, throughput=rate, rejected=0.0
-            )
-        return replay(rate)
-
-    width = OWN_WIDTH if task.start is None else NEXT_WIDTH
+    width = OWN_WIDTH
+    if task.start is not None:
+        width = NEXT_WIDTH
+    read = sized.requests(task.index)
     crossing = find(read, sized.criteria, task.start or task.rate, width, OWN_SHARPNESS)
-    return {"rate": crossing.rate, "binding": crossing.binding}
+    return {"rate": crossing.rate, "binding": crossing.binding, "replays": crossing.num_replays}
 
 
-def setting_rate(memo: Memo, search: CapacitySearch, task: Task) -> Json:
+def setting_rate(search: CapacitySearch, task: Task) -> Json:
     """The rate that a replica serves, on replays of the rung's length."""
-    return {"rate": score(search, task.index, task.start or task.rate, memo)}
+    rate, num_replays = score(search, task.index, task.start or task.rate)
+    return {"rate": rate, "replays": num_replays}

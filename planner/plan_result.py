@@ -1,9 +1,13 @@
-"""The result of a plan: fleets, risks and the ranking."""
+"""The result of a plan: fleets, risks, the ranking, and how long the fleet lasts as traffic grows."""
 
-from collections.abc import Mapping
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
+from ..engine.errors import DsimError
 from ..files.place import FolderKind
 from ..report.page import Page
 from ..report.result import Result, frame_of
@@ -22,10 +26,13 @@ if TYPE_CHECKING:
 SCHEMA = "dsim-plan"
 FILES = ("plan.toml", "plan.json", "report.html")
 DEPLOY = "deploy"  # a folder
-PLAN = FolderKind(
-    "a plan", (*FILES, DEPLOY, "profile-*.json", *STORE_FILES), "plan.json", SCHEMA, (DEPLOY,),
-    store=STORE,
-)  # fmt: skip
+MAY_HOLD = (*FILES, DEPLOY, "profile-*.json", *STORE_FILES)
+PLAN = FolderKind("a plan", MAY_HOLD, manifest="plan.json", schema=SCHEMA, folders=(DEPLOY,), store=STORE)
+
+PERIODS = {"year": 1.0, "month": 12.0, "week": 365.25 / 7}  # in a year
+MOST_GROWTH = 10.0  # each period
+MOST_YEARS = 10.0
+QUARTERS = 4  # of a horizon
 
 MEETS, MISSES, UNSURE = "meets", "misses", "unsure"  # the SLOs
 Values = Mapping[str, Spread]  # by criterion: s, or share of arrivals
@@ -82,7 +89,7 @@ class Fleet:
 
     @property
     def name(self) -> str:
-        return f"{self.policy} on {self.place}" if self.place else self.policy
+        return " on ".join(filter(None, (self.policy, self.place)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +103,6 @@ class Risk:
     stable: bool  # in most replays
     needs: int | None  # replicas; None: more than allowed
     per_hour: float | None
-    best: str  # cheaper one of the best two then
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,16 +117,64 @@ class Growth:
     horizon: float  # years
 
 
+@dataclass(frozen=True)
+class Horizon:
+    """Traffic that grows; each quarter buys the GPUs that it needs."""
+
+    growth: str  # 30%/year, or per month or week; compound
+    years: float = 1.0
+
+    def __post_init__(self) -> None:
+        parsed_growth(self.growth)
+        if not 0 < self.years <= MOST_YEARS:
+            raise DsimError(f"horizon is {self.years:g} years, expected above 0 and at most {MOST_YEARS:g}")
+
+    @property
+    def yearly(self) -> float:
+        """Factor of the traffic."""
+        share, per = parsed_growth(self.growth)
+        return math.pow(1 + share, PERIODS[per])
+
+    @property
+    def dates(self) -> list[float]:
+        """Today, each quarter of the horizon, and its end, in years."""
+        return [self.years * k / QUARTERS for k in range(QUARTERS + 1)]
+
+    def mean(self, replicas: Sequence[int]) -> float:
+        """Paid on average, by the replicas that each date needs; between two dates the mean of both."""
+        return sum((a + b) / 2 for a, b in itertools.pairwise(replicas)) / QUARTERS
+
+
+def growth_of(horizon: Horizon, fleet: Fleet) -> Growth:
+    """How long the fleet lasts."""
+    share, per = parsed_growth(horizon.growth)
+    room = fleet.headroom
+    assert room is not None
+    low, high = (math.log(1 + max(end, 0.0)) / math.log(horizon.yearly) for end in (room.low, room.high))
+    return Growth(text=horizon.growth, share=share, per=per, low=low, high=high, horizon=horizon.years)
+
+
+def parsed_growth(text: str) -> tuple[float, str]:
+    """Share of the traffic, and period."""
+    match = re.fullmatch(rf"(\d+(?:\.\d+)?) ?%/({'|'.join(PERIODS)})", text.strip())
+    if match is None or not 0 < (share := float(match[1]) / 100) <= MOST_GROWTH:
+        raise DsimError(
+            f"growth is {text}, expected a percentage above 0 and up to {100 * MOST_GROWTH:g} for each "
+            f"{', '.join(PERIODS)}, such as 30%/year".replace(", week", " or week")
+        )
+    return share, match[2]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """The recommended policy behind another router, or under a counted law of canvases."""
+    """The recommended policy under a counted law of canvases."""
 
     name: str
     replicas: int | None  # None: more than allowed
     gpus: int | None  # with spare
     per_hour: float | None
-    forwards: float | None = None  # denoising, of a canvas, on average
-    source: str = ""  # of the law
+    forwards: float  # denoising, of a canvas, on average
+    source: str  # of the law
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -146,10 +200,7 @@ class Planned(Result):
     confidence: float = CONFIDENCE
     notes: tuple[str, ...] = ()
     growth: Growth | None = None  # None: traffic is constant
-    research: tuple[Fleet, ...] = ()  # of schedulers that no released engine has, the cheapest first
-    today: Fleet | None = None  # what runs now, replayed
     laws: tuple[Variant, ...] = ()  # the default one first; empty: the workload or yield is given, or no canvases
-    routed: Variant | None = None  # None: a router is named, or one replica is enough
     deployment: Deployment | None = None  # None: no released engine is known to serve it
     ensemble: Uncertain | None = None
 

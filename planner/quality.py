@@ -7,18 +7,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.errors import CodeError, DsimError, PolicyError
 from ..engine.hooks import decide, holds_back, pages_to_admit, placed, preempted, rows_updated, step_over
 from ..engine.jit import is_ours
 from ..engine.policy import AXES, PRESETS, Policy, name_of, parse, settings_of
 from ..files.read import cut, float_of, quoted, read_csv
+from .candidate import with_fields
 
 # Questions of scheduling: they change when and where tokens are computed, never the tokens.
 SCHEDULING = frozenset({decide, step_over, rows_updated, holds_back, pages_to_admit, placed, preempted})
 TEXT = ("system", "model", "benchmark", "policy", "source")  # columns, not parameters
 SCORES = ("score", "baseline")
-NEAR = 1e-9
 PUBLISHED = "published"
 PUBLISHED_TEMPERATURE = 1.0
 
@@ -33,7 +35,9 @@ class Quality:
     same: bool = False  # the answers are those of the policy to beat
 
     def __str__(self) -> str:
-        return "unknown" if self.relative is None else f"{100 * self.relative:.1f} %"
+        if self.relative is None:
+            return "unknown"
+        return f"{100 * self.relative:.1f} %"
 
     def shortfall(self, least: float | None) -> str:
         """Why it is not enough; empty: it is."""
@@ -54,7 +58,7 @@ class Score:
     preset: str
     parameters: Mapping[str, str]  # as written; blank: any value
     score: float
-    baseline: float | None
+    baseline: float  # of the full cache
     source: str
 
 
@@ -69,13 +73,15 @@ class QualityTable:
 
 @dataclass(frozen=True)
 class _Point:
-    """A table's setting, over its benchmarks."""
+    """A table's setting, by the sums over its benchmarks."""
 
     factors: Mapping[str, Any]  # by field; missing fields may have any value
     relative: float
-    worst: tuple[str, float]
-    benchmarks: tuple[str, ...]
     source: str
+
+    def differences(self, factors: Mapping[str, Any]) -> list[str]:
+        """Fields that differ, in their order."""
+        return [name for name, value in factors.items() if name in self.factors and self.factors[name] != value]
 
 
 @cache
@@ -86,7 +92,7 @@ def published() -> QualityTable:
 
 
 def load_table(path: str | Path | None, allow_code: AllowedCode = NO_CODE) -> QualityTable | None:
-    """A user's CSV of policy fields and `score`, if there is one; see docs/quality.md.
+    """A user's CSV of policies, their fields, `score` and `baseline`, if there is one; see docs/quality.md.
 
     allow_code: files that its policies may name.
     """
@@ -95,42 +101,39 @@ def load_table(path: str | Path | None, allow_code: AllowedCode = NO_CODE) -> Qu
     scores = tuple(_read(path))
     if not scores:
         raise DsimError(f"{path} holds no scores, expected at least one row")
-    factors = [factors_of_row(score, str(path), allow_code) for score in scores]
-    if not any(s.baseline is not None or _is_reference(factor) for s, factor in zip(scores, factors, strict=True)):
-        raise DsimError(f"{path} has neither a baseline nor a row of the full cache (threshold 0.9, nothing evicted)")
+    for score in scores:
+        factors_of_row(score, str(path), allow_code)
     return QualityTable(str(path), scores, allow_code=allow_code)
 
 
 def quality_of(policy: Policy, model: str, table: QualityTable | None = None) -> Quality:
     """Relative to the full cache on this model; None, with the reason, without a score."""
     factors = quality_factors(policy)
-    reference = reference_of(policy.family)
-    if _family(policy) == _family(reference) and factors == quality_factors(reference):
+    if factors == quality_factors(reference_of(policy.family)):
         return Quality(1.0, "by definition: this is the full cache, and batching does not change tokens")
     if policy.rows.commits == "tokens":
         return Quality(None, "", ("an autoregressive model is another checkpoint, and no score compares the two",))
     table = table or published()
+    place = f"in {table.name}".replace(f"in {PUBLISHED}", PUBLISHED)
     points = [
         p for p in _points(table, model) if set(p.factors) <= set(factors) and p.factors["family"] == factors["family"]
     ]
-    place = PUBLISHED if table.name == PUBLISHED else f"in {table.name}"
     if not points:
         return Quality(None, "", (f"no score is {place} for {name_of(policy.name)} on {model}",))
-    closest = min(points, key=lambda p: len(_distance(p, factors)))
-    distance = _distance(closest, factors)
-    if not distance:
-        notes: tuple[str, ...] = ()
-        if len(closest.benchmarks) > 1:
-            worst, share = closest.worst
-            notes = (f"mean of {', '.join(closest.benchmarks)}; the worst is {worst}, {100 * share:.1f} %",)
-        return Quality(closest.relative, closest.source, notes)
-    if len(distance) == 1:
-        (name,) = distance
-        line = [p for p in points if _distance(p, factors) <= distance and name in p.factors]
-        if len(line) > 1 and all(_number(p.factors[name]) for p in line) and _number(factors[name]):
-            return _between(line, name, factors[name], place)
-    name = min(distance, key=list(factors).index)
-    return Quality(None, "", (f"{name} is {factors[name]}, and no score is {place} for that on {model}",))
+    closest = min(points, key=lambda p: len(p.differences(factors)))
+    if not closest.differences(factors):
+        return Quality(closest.relative, closest.source)
+    [name, *more] = closest.differences(factors)
+    value = factors[name]
+    line = {p.factors[name]: p for p in points if name in p.factors and set(p.differences(factors)) <= {name}}
+    if more or len(line) < 2 or not all(isinstance(v, int | float) for v in (value, *line)):
+        return Quality(None, "", (f"{name} is {value}, and no score is {place} for that on {model}",))
+    values = sorted(line)
+    if not values[0] < value < values[-1]:
+        scored = ", ".join(f"{v:g}" for v in values)
+        return Quality(None, "", (f"{name} is {value:g}, and scores are {place} at {scored}: none is extrapolated",))
+    relative = float(np.interp(value, values, [line[v].relative for v in values]))
+    return Quality(relative, closest.source, (f"on a line between scores of {name}",))
 
 
 def quality_factors(policy: Policy) -> dict[str, Any]:
@@ -147,7 +150,8 @@ def parse_share(text: str | float | None) -> float | None:
     if text is None:
         return None
     text_of_share = str(text).strip()
-    share = float_of(text_of_share.removesuffix("%")) / (100 if text_of_share.endswith("%") else 1)
+    percent = text_of_share.endswith("%")
+    share = float_of(text_of_share.removesuffix("%")) / (1 + 99 * percent)
     if not 0 < share <= 1.5:
         raise DsimError(f"quality {cut(text)} is not a share of the full cache's, expected such as 98% or 0.98")
     return share
@@ -155,7 +159,7 @@ def parse_share(text: str | float | None) -> float | None:
 
 def factors_of_row(score: Score, place: str, allow_code: AllowedCode) -> dict[str, Any]:
     """The preset's fields, replaced by the row's cells; blank cells mean any value."""
-    spec = ",".join([score.preset, *(f"{name}={value}" for name, value in score.parameters.items() if value)])
+    spec = with_fields(score.preset, {name: value for name, value in score.parameters.items() if value})
     try:
         factors = quality_factors(parse(spec, allow_code))
     except (CodeError, PolicyError) as error:
@@ -164,45 +168,20 @@ def factors_of_row(score: Score, place: str, allow_code: AllowedCode) -> dict[st
 
 
 def _read(path: str | Path) -> Iterator[Score]:
-    for line, cells in read_csv(path, ["score"]):
-        fields = [name for name in cells if name not in (*TEXT, *SCORES)]
-        numbers = {name: _score(cells.get(name, ""), name, line) for name in SCORES}
-        score = numbers["score"]
-        if score is None:
-            raise DsimError(f"{line}: score is blank, expected a number")
+    for line, cells in read_csv(path, ["policy", *SCORES]):
+        numbers = {name: float_of(cells[name]) for name in SCORES}
+        for name, value in numbers.items():
+            if not 0 <= value < math.inf or (name == "baseline" and value == 0):
+                raise DsimError(f"{line}: {name} is {quoted(cells[name])}, expected a number above zero")
         yield Score(
             system=cells.get("system", ""),
             model=cells.get("model", ""),
             benchmark=cells.get("benchmark", ""),
-            preset=cells.get("policy") or _preset_with(fields, line),
-            parameters={name: cells[name] for name in fields},
-            score=score,
-            baseline=numbers["baseline"],
+            preset=cells["policy"],
+            parameters={name: cell for name, cell in cells.items() if name not in (*TEXT, *SCORES)},
             source=cells.get("source") or str(path),
+            **numbers,
         )
-
-
-def _score(cell: str, name: str, line: str) -> float | None:
-    if not cell:
-        return None
-    value = float_of(cell)
-    if not (math.isfinite(value) and value >= 0) or (name == "baseline" and value == 0):
-        raise DsimError(f"{line}: {name} is {quoted(cell)}, expected a number above zero")
-    return value
-
-
-def _preset_with(fields: list[str], line: str) -> str:
-    """The preset of a row without `policy`: whole blocks, if it has the row's fields."""
-    for name in sorted(PRESETS, key=lambda name: not PRESETS[name].reference):
-        if set(fields) <= set(settings_of(PRESETS[name].policy)):
-            return name
-    fields_of_presets = dict.fromkeys(f for p in PRESETS.values() for f in settings_of(p.policy))
-    strange = [f for f in fields if f not in fields_of_presets]
-    if strange:
-        raise DsimError(
-            f"{line}: there is no policy field {quoted(strange[0])}; the fields are {', '.join(fields_of_presets)}"
-        )
-    raise DsimError(f"{line}: no policy has all of {', '.join(fields)}, expected a column `policy` that says which")
 
 
 @cache
@@ -213,47 +192,11 @@ def _points(table: QualityTable, model: str) -> tuple[_Point, ...]:
         if _same_model(score.model, model):
             factors = factors_of_row(score, table.name, table.allow_code)
             groups.setdefault(tuple(factors.items()), []).append(score)
-    # A ratio to a zero score is undefined.
-    full = {s.benchmark: s.score for key, g in groups.items() if _is_reference(dict(key)) for s in g if s.score}
     points = []
     for key, scores in groups.items():
-        based = [(s, s.baseline or full.get(s.benchmark)) for s in scores]
-        pairs = [(s, b) for s, b in based if b is not None]
-        if len(pairs) < len(based):
-            continue
-        relative = sum(s.score for s, _ in pairs) / sum(b for _, b in pairs)
-        share, worst = min((s.score / b, s.benchmark) for s, b in pairs)
-        names = tuple(s.benchmark for s, _ in pairs)
-        points.append(_Point(dict(key), relative, (worst, share), names, pairs[0][0].source))
+        relative = sum(s.score for s in scores) / sum(s.baseline for s in scores)
+        points.append(_Point(dict(key), relative, scores[0].source))
     return tuple(points)
-
-
-def _between(line: list[_Point], name: str, value: float, place: str) -> Quality:
-    """On the line between the nearest two settings."""
-    line = sorted(line, key=lambda p: float(p.factors[name]))
-    values = [float(p.factors[name]) for p in line]
-    if not values[0] < value < values[-1]:
-        scored = ", ".join(f"{v:g}" for v in values)
-        return Quality(None, "", (f"{name} is {value:g}, and scores are {place} at {scored}: none is extrapolated",))
-    i = next(i for i, v in enumerate(values) if v > value)
-    low, high = line[i - 1], line[i]
-    share = (value - values[i - 1]) / (values[i] - values[i - 1])
-    relative = low.relative + share * (high.relative - low.relative)
-    return Quality(relative, low.source, (f"on a line between {name} {values[i - 1]:g} and {values[i]:g}",))
-
-
-def _distance(point: _Point, factors: Mapping[str, Any]) -> set[str]:
-    """Fields that differ."""
-    fields = set()
-    for name, scored in point.factors.items():
-        value = factors[name]
-        if not (abs(scored - value) < NEAR if _number(scored) and _number(value) else scored == value):
-            fields.add(name)
-    return fields
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _family(policy: Policy) -> str:
@@ -273,10 +216,6 @@ def reference_of(family: str) -> Policy:
     """
     exact = family if family in ("full-sequence", "canvas") else "block-diffusion"
     return next(p.policy for p in PRESETS.values() if p.reference and p.policy.family == exact)
-
-
-def _is_reference(factors: Mapping[str, Any]) -> bool:
-    return dict(factors) == quality_factors(reference_of("block-diffusion"))
 
 
 def _same_model(written: str, model: str) -> bool:

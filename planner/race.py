@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .fewest import Fewest
 from .replicate import student
 
 FIRST = 3  # replications before the first interval
@@ -33,6 +32,45 @@ class Entry:
 
 
 Severities = Callable[[Sequence[Entry]], Sequence[float]]  # of the worst SLO, or LIMIT
+
+
+@dataclass(kw_only=True)
+class Fewest:
+    """Without a guess, steps grow by `stride` until one size is too small and one enough; then the range is halved."""
+
+    limit: int  # replicas
+    trial: int = 1  # to try next
+    stride: float = 1.0
+    low: int = 0  # most replicas that are too few, or not surely enough
+    high: int | None = None  # fewest that are enough
+    step: float = 1.0
+
+    @property
+    def replicas(self) -> int | None:
+        """The answer; None if unknown, or above `limit`."""
+        return self.high if self.high is not None and self.high - self.low == 1 else None
+
+    @property
+    def open(self) -> bool:
+        """Whether sizes are left to try."""
+        return self.replicas is None and self.low < self.limit
+
+    def decide(self, enough: bool, guess: int | None = None) -> None:
+        """Record whether `trial` is enough, and choose the next size; guess: of the answer."""
+        if enough:
+            self.high = self.trial
+        else:
+            self.low = self.trial
+        if not self.open:
+            return
+        if guess is not None or self.high is None:
+            highest = self.limit if self.high is None else self.high - 1
+            self.trial = min(max(guess or 0, self.low + int(self.step)), highest)
+        elif self.low == 0:
+            self.trial = max(1, self.high - int(self.step))
+        else:
+            self.trial = (self.low + self.high) // 2
+        self.step *= self.stride
 
 
 @dataclass(kw_only=True)
@@ -113,8 +151,12 @@ def verdict(severities: Sequence[float], limit: int, spread: float | None = None
 
 def half_width(severities: Sequence[float], spread: float | None = None) -> float:
     """Student's, or the normal one of a known spread if narrower."""
-    half = student(np.array(severities)) if len(severities) >= FIRST else math.inf
-    return half if spread is None else min(half, NORMAL * spread / math.sqrt(len(severities)))
+    half = math.inf
+    if len(severities) >= FIRST:
+        half = student(np.array(severities))
+    if spread is not None:
+        half = min(half, NORMAL * spread / math.sqrt(len(severities)))
+    return half
 
 
 def best_of(severities: Sequence[Sequence[float]]) -> list[int]:
@@ -129,4 +171,4 @@ def best_of(severities: Sequence[Sequence[float]]) -> list[int]:
 def _second_price(lanes: Sequence[Lane]) -> float:
     """The second cheapest cost known to be enough; infinite if there is none."""
     costs = sorted(lane.cost(lane.high) for lane in lanes if lane.high is not None)
-    return costs[1] if len(costs) > 1 else math.inf
+    return [*costs, math.inf, math.inf][1]

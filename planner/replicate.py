@@ -39,11 +39,6 @@ class Criterion:
         """s, or share of arrivals."""
         return self.slos[0].bound if self.share is None else self.share
 
-    def times(self, factor: float) -> "Criterion":
-        """With all latency bounds times a factor."""
-        slos = [replace(slo, bound=factor * slo.bound, text="") for slo in self.slos]
-        return criteria_of(slos, self.share or 1.0)[0]
-
 
 @dataclass(frozen=True)
 class Reading:
@@ -62,10 +57,20 @@ class Reading:
         return self.stable and max(self.severities) <= 0
 
     @property
+    def severity(self) -> float:
+        """Of the criterion nearest to its bound, or furthest beyond."""
+        return max(self.severities)
+
+    @property
+    def criterion(self) -> int:
+        return int(np.argmax(self.severities))
+
+    @property
     def worst(self) -> int:
         """The criterion furthest beyond its bound; -1 if none is violated."""
-        i = int(np.argmax(self.severities))
-        return i if self.severities[i] > 0 else -1
+        if self.severity <= 0:
+            return -1
+        return self.criterion
 
 
 @dataclass(frozen=True)
@@ -236,7 +241,9 @@ def _judge(criterion: Criterion, requests: Columns, result: RunRecords) -> tuple
     assert slo.stat is not None
     if slo.metric == "itl":
         gaps = result.totals.itl
-        value = gaps.mean() if slo.stat == "mean" else gaps.quantile(int(slo.stat[1:]) / 100)
+        value = gaps.mean()
+        if slo.stat != "mean":
+            value = gaps.quantile(int(slo.stat[1:]) / 100)
     else:
         value = statistic(latencies(requests)[slo.metric], slo.stat)
     if math.isnan(value):

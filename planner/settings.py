@@ -4,9 +4,9 @@ All are tried on short replays, the best share on longer ones, with the same req
 to which one replica meets the SLOs.
 """
 
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,18 +14,15 @@ from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.errors import DsimError
 from ..engine.policy import Policy, name_of, named_fields, parse, preset_of, settings_of
 from ..profiler.profile import Profile
-from .candidate import changed_fields, grid, nearest_first, plain_spec, refusal, spelt, with_fields
+from .candidate import changed_fields, grid, plain_spec, refusal, spelt, with_fields
 from .capacity import PILOT, CapacitySearch
 from .crossing import find
-from .memo import Memo
-from .space import fitted_at
 
 T = TypeVar("T")
 
 RUNGS = (400, 1600)  # requests of a replay, by rung
 GOES_ON = 0.25  # share that reaches the next rung
 PREFIX_CACHING = {"prefix_caching": [False, True]}
-CANVASES = {"canvas_length": [64, 128]}  # a law scales to narrower canvases
 MOST = 64  # settings of a policy
 GAIN = 1.02  # factor by which a setting must beat the given one
 NEAR = 1.01  # factor within which fewer changes win
@@ -51,25 +48,22 @@ def settings_to_try(
     check: Callable[[Policy], object],
     allow_code: AllowedCode = NO_CODE,
     shared_prefixes: bool = False,
-    answers: Mapping[str, Sequence[Any]] | None = None,
 ) -> list[str]:
     """The SPEC, if it can run, and its variations by flags of the policy's engine.
 
-    Fields that the SPEC sets stay, and fields that may change answers, except those in `answers` (`changing_answers`).
-    Hiding the host's time is no choice where step times contain it. shared_prefixes: the trace names prefixes, so
-    prefix caching is one. Empty if no setting passes the check.
+    Fields that the SPEC sets stay, and fields that may change answers. Hiding the host's time is no choice where step
+    times contain it. shared_prefixes: the trace names prefixes, so prefix caching is one. Empty if no setting passes.
     """
-    answers = answers or {}
     preset = preset_of(name_of(spec), spec, allow_code)
     base = plain_spec(spec, allow_code)
     policy = parse(base, allow_code)
     fixed = named_fields(spec, allow_code)
     values = settings_of(policy)
-    space = {**(preset.space or {}), **(PREFIX_CACHING if shared_prefixes else {}), **answers}
+    space = {**(preset.space or {}), **(PREFIX_CACHING if shared_prefixes else {})}
     free = {
         name: [values[name], *(v for v in choices if spelt(v) != spelt(values[name]))]
         for name, choices in space.items()
-        if preset.engine and name in preset.flags and name in (preset.policy.neutral | answers.keys()) - fixed
+        if preset.engine and name in preset.flags and name in preset.policy.neutral - fixed
     }
     changed = changed_fields(spec, allow_code)
     specs = [base]
@@ -89,50 +83,43 @@ def settings_to_try(
     return sorted(unique, key=lambda setting: setting.count(","))  # fewest changes first
 
 
-def changing_answers(
-    spec: str, profile: Profile, workload: str | None, allow_code: AllowedCode = NO_CODE
-) -> dict[str, list[Any]]:
-    """Flags that change answers, with values: fitted blocks and thresholds, narrower canvases. Fields of the SPEC
-    stay."""
-    preset = preset_of(name_of(spec), spec, allow_code)
-    choices = {**fitted_at(profile, workload), **(CANVASES if profile.family == "canvas" else {})}
-    free = preset.flags.keys() - named_fields(spec, allow_code) if preset.engine else ()
-    return {name: values for name, values in choices.items() if name in free}
+# The rates of settings on a rung's replays; the first rate to try (None: the plan's).
+Rates = Callable[[Sequence[T], int, float | None], Sequence[float]]
 
 
-# Yields settings, a rung, and the first rate (None: the plan's); receives each setting's rate; returns the best
-# setting, the last rung's scores, and how many are as good.
-Halving = Generator[tuple[Sequence[T], int, float | None], Sequence[float], tuple[T, dict[T, float], int]]
+def halve(settings: Sequence[T], rates_of: Rates[T], untested: Collection[T] = ()) -> tuple[T, dict[T, float], int]:
+    """The best setting, the last rung's rates, and how many settings are as good.
 
-
-def halve(settings: Sequence[T], untested: Collection[T] = ()) -> Halving[T]:
-    """The best setting; the first one is the policy as given. untested: beyond the engine's tested range."""
+    The first one is the policy as given. untested: beyond the engine's tested range.
+    """
     running = list(settings)
     start: float | None = None
     rates: dict[T, float] = {}
+    worth: dict[T, float] = {}
     for rung in range(len(RUNGS)):
-        first = yield running[:1], rung, start
+        first = rates_of(running[:1], rung, start)
         start = first[0] or start
-        remainder = yield running[1:], rung, start
-        rates = dict(zip(running, [*first, *remainder], strict=True))
-        worth = {i: rate / (UNTESTED if i in untested else 1.0) for i, rate in rates.items()}
+        rates = dict(zip(running, [*first, *rates_of(running[1:], rung, start)], strict=True))
+        worth = {i: rate / UNTESTED ** (i in untested) for i, rate in rates.items()}
         order = sorted(running[1:], key=lambda i: -worth[i])  # stable
         running = [running[0], *order[: max(1, round(GOES_ON * len(order)))]]
         start = max(rates.values()) or start
-    as_given = running[0]
-    highest = max((worth[i] for i in rates if i != as_given), default=0.0)
-    equals = [i for i in rates if i != as_given and worth[i] * NEAR >= highest]
-    best = nearest_first(equals, list(settings).index)[0] if equals else as_given
+    as_given, *tried = rates
+    highest = max((worth[i] for i in tried), default=0.0)
+    equals = [i for i in tried if worth[i] * NEAR >= highest]
+    best = min(equals, key=list(settings).index, default=as_given)
     if worth[best] <= GAIN * worth[as_given]:
         best = as_given
     return best, rates, sum(i != best and rate * NEAR >= worth[best] for i, rate in worth.items())
 
 
-def score(search: CapacitySearch, rung: int, start: float, memo: Memo) -> float:
-    """One replica's rate within the SLOs on the rung's replays; 0 if none or a request does not fit."""
+def score(search: CapacitySearch, rung: int, start: float) -> tuple[float, int]:
+    """One replica's rate within the SLOs on the rung's replays, and their number; 0 if none or a request does not
+    fit."""
     short = search.shortened(min(search.num_requests, RUNGS[rung]))
-    read = replace(short, world=replace(search.world, replicas=1)).requests(PILOT, memo)
+    read = replace(short, world=replace(search.world, replicas=1)).requests(PILOT)
     try:
-        return find(read, search.criteria, start, WIDTH, SHARPNESS).rate
+        crossing = find(read, search.criteria, start, WIDTH, SHARPNESS)
     except DsimError:
-        return 0.0
+        return 0.0, 0
+    return crossing.rate, crossing.num_replays

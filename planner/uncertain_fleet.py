@@ -12,11 +12,10 @@ from ..results.world import World
 from .candidates import PlanCandidate
 from .capacity import CapacitySearch, search_of
 from .ensemble import Draw, Values, ask, interval, paired
-from .fewest import Fewest
-from .memo import Memo
 from .plan import fleet_worlds
-from .plan_replays import PRECISION, fleet, whole_search
+from .plan_replays import PRECISION, fleet
 from .plan_result import Fleet, Planned
+from .race import Fewest
 from .replicate import Criterion, Reading
 
 REPLICAS, COST, GPUS = "replicas needed", "cost an hour", "GPUs needed"
@@ -29,26 +28,27 @@ def plan_ensemble(
     """The recommendation and its rivals under `num` drawn profiles. options: see `uncertain_fleets`."""
     fleets = rivals(planned)
     worlds = fleet_worlds(replace(world, rate=planned.rate), candidates, list(fleets.values()))
-    return uncertain_fleets(
-        dict(zip(fleets, worlds, strict=True)), [replica_cost(planned, row) for row in fleets.values()], num,
-        num_requests=planned.num_requests, spare=planned.recommended.spare, cost=COST if planned.priced else GPUS,
-        **options,
-    )  # fmt: skip
+    named = dict(zip(fleets, worlds, strict=True))
+    weights = [replica_cost(planned, row) for row in fleets.values()]
+    size = {"num_requests": planned.num_requests, "spare": planned.recommended.spare}
+    return uncertain_fleets(named, weights, num, **size, cost=(GPUS, COST)[planned.priced], **options)
 
 
 def rivals(planned: Planned) -> dict[str, Fleet]:
     """The recommendation, the runner-up, and the next GPU's cheapest fleet; dropped ones of an estimated size."""
-    best, *runners_up = planned.ranking
+    best, *rivals = planned.ranking
     dropped = [replace(row, replicas=row.about or row.least) for row in planned.left_out if row.about or row.least]
-    runners_up += sorted(dropped, key=lambda row: (row.replicas or 0) * replica_cost(planned, row))
-    another_gpu = [row for row in runners_up if row.device != best.device]
-    chosen = (best, *runners_up[:1], *another_gpu[:1])
-    return {f"{counted(row.replicas or 0, 'replica')} of {row.name}": row for row in chosen}
+    rivals += sorted(dropped, key=lambda row: (row.replicas or 0) * replica_cost(planned, row))
+    another_gpu = [row for row in rivals if row.device != best.device]
+    rows = (best, *rivals[:1], *another_gpu[:1])
+    return {f"{counted(row.replicas or 0, 'replica')} of {row.name}": row for row in rows}
 
 
 def replica_cost(planned: Planned, fleet: Fleet) -> float:
     """Of an hour, or in GPUs without prices."""
-    return fleet.gpus_per_replica * ((fleet.price or 0.0) if planned.priced else 1.0)
+    if not planned.priced:
+        return fleet.gpus_per_replica
+    return fleet.gpus_per_replica * (fleet.price or 0.0)
 
 
 def uncertain_fleets(
@@ -70,9 +70,11 @@ def uncertain_fleets(
     best, *runners_up = fleets
     first, rate = fleets[best].replicas, fleets[best].rate or 0.0
     unpaced = {name: replace(world.located(), rate=None) for name, world in fleets.items()}
-    search = whole_search(search_of(unpaced[best], PRECISION, attainment, num_requests), attainment)
+    search = search_of(unpaced[best], PRECISION, attainment, num_requests)
     judged = _metric(search.criteria[0]), False
-    drawn, values = ask(partial(sized, search, rate), unpaced, num, judged, moving=1, **options)
+    question = {**search.inputs, "rate": rate}
+    replay = partial(sized, search, rate)
+    drawn, values = ask(replay, unpaced, num, judged, question=question, moving=1, **options)
     costs = {
         name: [{cost: (draw[REPLICAS] + spare) * weight} for draw in values[name]]
         for name, weight in zip(fleets, weights, strict=True)
@@ -81,7 +83,7 @@ def uncertain_fleets(
         drawn.intervals[name][cost] = interval([draw[cost] for draw in draws])
     return replace(
         drawn,
-        answer=f"{best} {'meets' if first == 1 else 'meet'} the SLOs at {rate:g} req/s",
+        answer=f"{best} {('meet', 'meets')[first == 1]} the SLOs at {rate:g} req/s",
         survives=sum(draw[REPLICAS] <= first for draw in values[best][1:]) / num,
         best=best,
         ratios={name: paired(costs[best], costs[name]) for name in runners_up},
@@ -95,25 +97,28 @@ def _metric(criterion: Criterion) -> str:
     return f"requests that miss {' or '.join(map(str, criterion.slos))} (%)"
 
 
-def sized(model: CapacitySearch, rate: float, memo: Memo, draw: Draw) -> Values:
+def sized(model: CapacitySearch, rate: float, draw: Draw) -> Values:
     """The criteria on the planned fleet, and the fewest replicas that meet them; infinite: the search ended.
 
     model: a search of the same traffic. The draw's number is its replication; in 0 the size is the plan's.
     """
     world, index = draw
-    search = replace(model, world=world, policy=world.policy)
+    search = replace(model, world=world)
 
     def read(replicas: int) -> Reading:
-        return fleet(search, replicas).requests(index, memo)(rate)
+        return fleet(search, replicas).requests(index)(rate)
 
     reading = read(world.replicas)
-    values = [
-        math.nan if math.isnan(value) else 1e3 * value if criterion.share is None else 100 * (1 - value)
-        for criterion, value in zip(search.criteria, reading.values, strict=True)
-    ]
+    values = {}
+    for criterion, value in zip(search.criteria, reading.values, strict=True):
+        values[_metric(criterion)] = 1e3 * value
+        if criterion.share is not None:
+            values[_metric(criterion)] = 100 * (1 - value)
     size = Fewest(limit=MOST_TIMES * world.replicas, trial=world.replicas, stride=2.0)
     size.decide(reading.holds)
     while index and size.open:
         size.decide(read(size.trial).holds)
-    replicas = world.replicas if index == 0 else size.replicas or math.inf
-    return {**dict(zip(map(_metric, search.criteria), values, strict=True)), REPLICAS: float(replicas)}
+    values[REPLICAS] = float(size.replicas or math.inf)
+    if index == 0:
+        values[REPLICAS] = float(world.replicas)
+    return values

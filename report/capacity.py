@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from ..results.metrics import ROUNDING
 from ..results.world import Setup
 from .chart import Chart
-from .ensemble import decided, of_ensemble
 from .page import Figure, Number, Page, Section, Table, estimate, numbers, table
 from .run import front_end
 from .table import counted, number, outward, percent, places_of, within
@@ -32,13 +31,13 @@ def capacity_page(capacity: "Capacity") -> Page:
     return Page(
         name=f"dsim: capacity of {capacity.policy}",
         question="How much traffic meets the SLOs?",
-        answer=decided(_answer(capacity), capacity.ensemble),
+        answer=_answer(capacity),
         alarms=tuple(_alarms(capacity)),
         cautions=tuple(cautions),
         numbers=_numbers(capacity),
         chart=chart,
         facts=_facts(capacity),
-        sections=(*sections, *of_ensemble(capacity.ensemble)),
+        sections=tuple(sections),
         notes=capacity.notes,
         command=setup.command,
         version=setup.dsim,
@@ -79,10 +78,8 @@ def _alarms(capacity: "Capacity") -> list[str]:
 
 
 def _facts(capacity: "Capacity") -> tuple[tuple[str, str], ...]:
-    setup, cost, binding = capacity.setup, capacity.cost, capacity.binding_slo
+    setup, binding = capacity.setup, capacity.binding_slo
     facts = {"Trace": setup.traffic, "SLOs": ", ".join(capacity.bounds)}
-    if capacity.one_fewer is not None:
-        facts["One replica less"] = f"sustains {span(capacity.one_fewer)}: too little, or not certainly enough"
     if binding == "stability":
         binding = "none: the queue grows without end first"
     facts["Binding SLO"] = f"{binding} (in {100 * capacity.binding_share:.0f}% of replications)"
@@ -94,9 +91,6 @@ def _facts(capacity: "Capacity") -> tuple[tuple[str, str], ...]:
         f"median {name} {number(ms['p50'])} ms, p90 {number(ms['p90'])} ms" for name, ms in percentiles.items()
     ]
     facts["At capacity"] = "; ".join(latencies)
-    if cost is not None:
-        hourly, tokens = money(cost.per_hour, setup), money(cost.per_million_tokens, setup)
-        facts["Cost"] = f"{hourly} an hour for {counted(cost.gpus, 'GPU')}, {tokens} for a million tokens of answers"
     replays = f"{capacity.num_replays} replays of {capacity.num_requests:,} requests"
     resampled = f"resampled {capacity.block:,} requests at a time"
     facts |= setup_facts(setup)
@@ -121,12 +115,8 @@ def money(amount: float | None, setup: Setup, places: int = 2) -> str:
 
 
 def _numbers(capacity: "Capacity") -> tuple[Number, ...]:
-    setup, cost = capacity.setup, capacity.cost
     value, _, ends = span(capacity.rate).partition(" (")
     rows = [("capacity", value, f"{ends[:-1]}, {100 * capacity.confidence:g} % sure")]
-    if cost is not None:
-        tokens, hourly = money(cost.per_million_tokens, setup), money(cost.per_hour, setup)
-        rows.append(("a million tokens", tokens, f"{hourly} an hour"))
     for name, about in CLIENTS.items():
         ms = capacity.latency_ms.get(name)
         if ms is not None:

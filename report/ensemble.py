@@ -8,7 +8,6 @@ from .page import Block, Section, Table, Words, table
 from .table import number, outward, places_of
 
 TITLE = "What the answer depends on"
-ASKED_RATE = "the rate asked for"  # of a capacity, in place of a rival
 MOST_NAMED = 2  # rivals in the answer
 # How to measure a cause, by prefix; the first match counts.
 COMMANDS = {
@@ -41,10 +40,7 @@ def decided(answer: str, ensemble: Uncertain | None) -> str:
     rivals = []
     for name, ratio in list(ensemble.ratios.items())[:MOST_NAMED]:
         [metric, spread], *_ = ratio.items()
-        rival = name
-        if name != ASKED_RATE:
-            rival = f"that of {name}"
-        rivals.append(f"{times(spread)} {rival}")
+        rivals.append(f"{times(spread)} that of {name}")
     level = f"in {100 * ensemble.level:.0f} % of {ensemble.num} drawn profiles"
     comparison = f"The {metric} of {ensemble.best} is {' and '.join(rivals)}, {level}."
     return f"{answer.removesuffix('.')}. {comparison}".removeprefix(". ")

@@ -1,7 +1,7 @@
 """The pages of `dsim tune` and `dsim sweep`: the best settings of a search, the best cell of a sweep."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,15 +9,15 @@ import numpy as np
 
 from ..results.metrics import LATENCIES, METRICS, Metric, led_by, path
 from .chart import COLOURS, INK, LINES, Chart, colour, logarithmic
-from .ensemble import decided, of_ensemble
 from .page import Figure, Number, Page, Row, Section, Table, Words, estimate, numbers, priced_apart, table
 from .run import front_end
 from .table import counted, number, percent, plus_minus
 
 if TYPE_CHECKING:
     from ..planner.replicate import Interval
+    from ..planner.search import Trial
     from ..planner.sweep import Sweep
-    from ..planner.tuned import Finalist, Trial, Tuned
+    from ..planner.tune import Finalist, Tuned
 
 Json = Mapping[str, Any]  # of --json
 GAIN = "A gain above zero is better: more goodput or throughput, less cost or latency."
@@ -28,89 +28,80 @@ MAX_CURVES = len(COLOURS) * len(LINES)
 # By column of a sweep. ttft and norm_latency show what e2el would.
 DRAWN = {
     name if name not in LATENCIES else f"{path(name)}_p90": replace(
-        metric, title=metric.title if name not in LATENCIES else f"{metric.title}, p90"
+        metric, title=metric.title + ", p90" * (name in LATENCIES)
     )
     for name in led_by("goodput")
     if (metric := METRICS[name]).title and name != "e2el"
-} | {"quality": Metric("quality", "score", better="high", title="Quality", axis="score")}
+}
 
 
 def tune_page(tuned: "Tuned") -> Page:
-    setup, first = tuned.setup, next(iter(tuned.objectives))
-    recommended = tuned.recommended
-    cautions = [estimate(setup.profile)] if setup.estimated else []
-    quality = tuned.winner.quality
+    setup, quality, cautions = tuned.setup, tuned.winner.quality, []
+    if setup.estimated:
+        cautions.append(estimate(setup.profile))
     if quality.relative is None and not quality.same:
         reason = f"There is no published score for the answers of {tuned.winner.policy}: {' '.join(quality.notes)}."
         cautions.append(("Quality unknown.", reason))
     roles = Words(tuple(f"  {role}: {finalist}" for role, finalist in _finalists(tuned)), loud=True)
-    chart, *figures = _figures(tuned)
     facts = {
         "Trace": setup.traffic,
-        "Profile": setup.profile + (": estimated, not measured" if setup.estimated else ""),
+        "Profile": setup.profile + ": estimated, not measured" * setup.estimated,
         "Workload": setup.workload,
         "Front end": front_end(setup.frontend),
         "Router": setup.router,
         "SLOs": ", ".join(setup.slos) or "none",
-        "Price": "" if setup.gpu_hour is None else f"{setup.gpu_hour:g} {setup.currency} for a GPU's hour",
         "Search": f"{len(tuned.trials)} settings tried, {tuned.num_replays} replays, seed {setup.seed}",
         "Confirmed on": f"{tuned.replications} replications of the held-out part, paired",
     }
+    if setup.gpu_hour is not None:
+        facts["Price"] = f"{setup.gpu_hour:g} {setup.currency} for a GPU's hour"
+    about = (
+        f"{tuned.objective} of each setting, in the colour of its policy: ● meets every SLO with a statistic, ✕ misses "
+        "one. The line shows the best so far that meets them."
+    )
     return Page(
         name=f"dsim tune: {setup.trace}",
         question="Which settings serve this traffic best?",
-        answer=decided(_found(tuned, first), tuned.ensemble),
+        answer=_found(tuned),
         cautions=tuple(cautions),
-        numbers=_numbers_of(tuned, first, recommended),
-        chart=chart,
+        numbers=_numbers_of(tuned, tuned.recommended),
+        chart=Figure("history", "Trials", about, _history(tuned)),
         facts=tuple((name, value) for name, value in facts.items() if value),
-        sections=(
-            Section("Confirmed", (roles, _confirmed(tuned), Words((f"Run it: {tuned.run}",)))),
-            *of_ensemble(tuned.ensemble),
-            Section("The search", tuple(figures)),
-        ),
+        sections=(Section("Confirmed", (roles, _confirmed(tuned), Words((f"Run it: {tuned.run}",)))),),
         notes=tuned.notes,
         command=setup.command,
         version=setup.dsim,
     )
 
 
-def _found(tuned: "Tuned", name: str) -> str:
+def _found(tuned: "Tuned") -> str:
     """The answer: what to run, its gain, and what the policy to beat misses."""
-    winner, default, recommended = tuned.winner, tuned.default, tuned.recommended
-    is_fleet = bool(default.pools)  # its name takes lines
-    today = "the fleet as given" if is_fleet else str(default)
-    gain = winner.gains[name]
+    name, winner, default, recommended = tuned.objective, tuned.winner, tuned.default, tuned.recommended
     found_nothing = _same(winner, default)
+    gained = f"a gain in {name} of {gain_text(winner.gain)} over {default}"
+    if winner.gain is None:  # the default's value is zero
+        before, after = (f"{finalist.value.value:.4g}" for finalist in (default, winner))
+        gained = f"{name} {after} {_unit(tuned)} against {before} of {default}"
+    gained += ", on traffic that the search never saw" + priced_apart(tuned.implementations)
+    text = f"{winner}: {gained}."
     if found_nothing:
-        subject = "The fleet as given" if is_fleet else today
-        text = f"{subject}, the default, is the best of the {len(tuned.trials)} settings tried."
-    else:
-        gained = f"a gain in {name} of {gain_text(gain)} over {today}"
-        if gain is None:  # the default's value is zero
-            before, after = (f"{finalist.values[name].value:.4g}" for finalist in (default, winner))
-            gained = f"{name} {after} {_unit(tuned, name)} against {before} of {today}"
-        gained += ", on traffic that the search never saw" + priced_apart(tuned.implementations)
-        text = f"{winner}: {gained}."
-        if not tuned.confirmed:
-            best = "the best found" if is_fleet else f"the best found, {winner},"
-            text = f"Keep {today}: {best} has {gained}."
+        text = f"{default}, the default, is the best of the {len(tuned.trials)} settings tried."
+    elif not tuned.confirmed:
+        text = f"Keep {default}: the best found, {winner}, has {gained}."
     text += "".join(f" {line}." for line in (*recommended.untested, *tuned.doubted))
     if tuned.equal:
-        does = "does" if tuned.equal == 1 else "do"
         text += (
-            f" {counted(tuned.equal, 'other setting')} {does} as well within 1 %; this one changes the fewest of the "
+            f" As good within 1 %: {counted(tuned.equal, 'other setting')}; this one changes the fewest of the "
             "engine's own settings."
         )
     if default.meets_run_slos < 0.5:
         text += f" The policy to beat misses an SLO on the run in {1 - default.meets_run_slos:.0%} of replays"
         if not found_nothing and winner.meets_run_slos >= 0.5:
-            verb = "costs" if name == "cost" else "has"
-            text += f"; the best that meets them {verb} {winner.values[name].value:.4g} {_unit(tuned, name)}"
+            text += f"; the best that meets them has a {name} of {winner.value.value:.4g} {_unit(tuned)}"
         text += "."
     if default.attainment is not None:
         text += f" The policy to beat meets the SLOs for {_share(default.attainment)} of requests"
-        text += "." if found_nothing else f", the best for {_share(winner.attainment)}."
+        text += f", the best for {_share(winner.attainment)}" * (not found_nothing) + "."
     return text
 
 
@@ -121,19 +112,21 @@ def gain_text(gain: "Interval | None") -> str:
     return f"{100 * gain.value:+.1f} % (95 %: {100 * gain.low:+.1f} to {100 * gain.high:+.1f})"
 
 
-def _unit(tuned: "Tuned", name: str) -> str:
-    return tuned.objectives[name].replace("$", tuned.setup.currency)
+def _unit(tuned: "Tuned") -> str:
+    return tuned.unit.replace("$", tuned.setup.currency)
 
 
 def _share(value: float | None) -> str:
-    return "an unknown share" if value is None else f"{percent(value)} %"
+    if value is None:
+        return "an unknown share"
+    return f"{percent(value)} %"
 
 
 def _quality(finalist: "Finalist") -> str:
     """In percent of the full cache's."""
     if finalist.quality.relative is not None:
         return f"{100 * finalist.quality.relative:.1f} %"
-    return "the default's" if finalist.quality.same else "unknown"
+    return {True: "the default's", False: "unknown"}[finalist.quality.same]
 
 
 def _same(finalist: "Finalist", other: "Finalist") -> bool:
@@ -142,27 +135,23 @@ def _same(finalist: "Finalist", other: "Finalist") -> bool:
 
 def _finalists(tuned: "Tuned") -> "list[tuple[str, Finalist]]":
     """With their roles."""
-    rows = [(f"front {i}", finalist) for i, finalist in enumerate(tuned.front, 1)]
-    if not rows:
-        rows = [("winner", tuned.winner)]
-        if tuned.runner_up is not None:
-            rows.append(("runner-up", tuned.runner_up))
-    finalists = [(f"{role}, default" if _same(f, tuned.default) else role, f) for role, f in rows]
-    return finalists if finalists != rows else [*rows, ("default", tuned.default)]
+    if _same(tuned.winner, tuned.default):
+        return [("winner, default", tuned.winner)]
+    return [("winner", tuned.winner), ("default", tuned.default)]
 
 
 def _confirmed(tuned: "Tuned") -> Table:
-    heads = ["", "quality"]
-    for name in tuned.objectives:
-        heads += [f"{name} ({_unit(tuned, name)})", "gain over the default"]
-    heads += ["requests that meet the SLOs"]
+    name = f"{tuned.objective} ({_unit(tuned)})"
+    heads = ["", "quality", name, "gain over the default", "requests that meet the SLOs"]
     rows = []
     for role, finalist in _finalists(tuned):
-        cells = [role, _quality(finalist)]
-        for name, value in finalist.values.items():
-            cells.append(plus_minus(value.value, (value.high - value.low) / 2))
-            cells.append("" if _same(finalist, tuned.default) else gain_text(finalist.gains[name]))
-        rows.append([*cells, "" if finalist.attainment is None else _share(finalist.attainment)])
+        value = finalist.value
+        cells = [role, _quality(finalist), plus_minus(value.value, (value.high - value.low) / 2), "", ""]
+        if not _same(finalist, tuned.default):
+            cells[3] = gain_text(finalist.gain)
+        if finalist.attainment is not None:
+            cells[4] = _share(finalist.attainment)
+        rows.append(cells)
     filled = [i for i in range(len(heads)) if i == 0 or any(row[i] for row in rows)]
     caption = (
         "Means over new random draws on the part of the trace that the search did not use, with 95 % intervals. Gains "
@@ -171,103 +160,55 @@ def _confirmed(tuned: "Tuned") -> Table:
     return table([heads[i] for i in filled], [[row[i] for i in filled] for row in rows], caption=caption)
 
 
-def _numbers_of(tuned: "Tuned", name: str, best: "Finalist") -> tuple[Number, ...]:
-    gain = None if _same(tuned.winner, tuned.default) else tuned.winner.gains[name]
-    gained = "none" if gain is None else f"{100 * gain.value:+.1f} %"
+def _numbers_of(tuned: "Tuned", best: "Finalist") -> tuple[Number, ...]:
+    name, gain = tuned.objective, "none"
+    if not _same(tuned.winner, tuned.default):
+        gain = gain_text(tuned.winner.gain).partition(" (")[0]
     rows = [
-        (f"gain in {name}", gained, "over the default, on traffic that the search never saw"),
-        (name, f"{best.values[name].value:.4g}", f"{_unit(tuned, name)}, of the recommended setting"),
+        (f"gain in {name}", gain, "over the default, on traffic that the search never saw"),
+        (name, f"{best.value.value:.4g}", f"{_unit(tuned)}, of the recommended setting"),
     ]
     if best.attainment is not None:
         about = f"the default: {_share(tuned.default.attainment)}"
         rows.append(("requests that meet the SLOs", _share(best.attainment), about))
-    rows.append(("replicas", f"{best.replicas}", "of each pool" if best.pools else "of the recommended setting"))
+    rows.append(("replicas", f"{best.replicas}", "of the recommended setting"))
     rows.append(("quality", _quality(best), "of answers, compared with the full cache"))
     return numbers(rows)
 
 
-def _figures(tuned: "Tuned") -> list[Figure]:
-    """The answer's first."""
-    first, *secondary = tuned.objectives
-    trials = [trial for trial in tuned.trials if trial.state == "complete"]
-    about = f"In {first}, on held-out traffic, with 95 % intervals. {GAIN}"
-    figures = [Figure("gains", "Confirmed gain", about, _gains(tuned, first))]
-    if secondary:
-        about = "Each point is a setting; those on the line are not beaten in both objectives by any other."
-        figures.insert(0, Figure("front", "The front", about, _front(tuned, trials, first, secondary[0])))
-    grouped = "replicas of each pool" if tuned.default.pools else "policy"
-    about = (
-        f"{first} of each setting, in the colour of its {grouped}: ● meets every SLO with a statistic, ✕ misses one. "
-        "The line shows the best so far that meets them."
-    )
-    return [*figures, Figure("history", "Trials", about, _history(tuned, trials, first))]
-
-
-def _axis(tuned: "Tuned", name: str) -> str:
-    return f"{name} ({_unit(tuned, name)})"
-
-
-def _history(tuned: "Tuned", trials: "Sequence[Trial]", name: str) -> Chart:
-    chart = Chart("trial", _axis(tuned, name), legend=True, from_zero=False)
-    _add_trials(chart, tuned, trials, lambda trial: trial.trial, name)
-    better = max if name in ("goodput", "throughput") else min
-    best: list[float | None] = []
-    for trial in trials:
-        reached = [value for value in (*best[-1:], trial.values[name] if _meets(trial) else None) if value is not None]
-        best.append(better(reached, default=None))
-    chart.add("scatter", x=[trial.trial for trial in trials], y=best, mode="lines", name="best so far", line=STAIRS)
-    return chart
-
-
-def _add_trials(
-    chart: Chart, tuned: "Tuned", trials: "Sequence[Trial]", x: "Callable[[Trial], float]", objective: str
-) -> None:
-    """Points in the colour of their preset, or of a fleet's replicas."""
-    groups: dict[str, list[Trial]] = {}
-    for trial in trials:
-        name = str(trial.replicas) if tuned.default.pools else trial.policy.split(",")[0]
-        groups.setdefault(name, []).append(trial)
-    presets = getattr(tuned.space.get("policy"), "values", ())
-    names = list(map(str, presets)) if presets else sorted(groups)
-    shades = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
-    for name, group in groups.items():
-        symbols = ["circle" if _meets(trial) else "x-thin-open" for trial in group]
+def _history(tuned: "Tuned") -> Chart:
+    """Points in the colour of their preset, and the best so far that meets the SLOs."""
+    chart = Chart("trial", f"{tuned.objective} ({_unit(tuned)})", legend=True, from_zero=False)
+    better = min
+    if tuned.objective in ("goodput", "throughput"):
+        better = max
+    best: dict[int, float] = {}
+    for i, preset in enumerate(tuned.space["policy"]):
+        trials = [trial for trial in tuned.trials if trial.policy.split(",")[0] == preset and trial.value is not None]
+        symbols = [{True: "circle", False: "x-thin-open"}[_meets(trial)] for trial in trials]
         chart.add(
-            "scatter", x=list(map(x, group)), y=[trial.values[objective] for trial in group], mode="markers",
-            name=name, text=[trial.policy for trial in group],
-            marker={"color": shades.get(name, INK), "symbol": symbols, "size": 7},
-        )  # fmt: skip
+            "scatter",
+            x=[trial.trial for trial in trials],
+            y=[trial.value for trial in trials],
+            mode="markers",
+            name=str(preset),
+            text=[trial.policy for trial in trials],
+            marker={"color": colour(i), "symbol": symbols, "size": 7},
+        )
+    reached = []
+    for trial in tuned.trials:
+        if trial.value is None:
+            continue
+        if _meets(trial):
+            reached.append(trial.value)
+        if reached:
+            best[trial.trial] = better(reached)
+    chart.add("scatter", x=list(best), y=list(best.values()), mode="lines", name="best so far", line=STAIRS)
+    return chart
 
 
 def _meets(trial: "Trial") -> bool:
     return (trial.violation or 0.0) <= 0
-
-
-def _front(tuned: "Tuned", trials: "Sequence[Trial]", x: str, y: str) -> Chart:
-    chart = Chart(_axis(tuned, x), _axis(tuned, y), legend=True, from_zero=False)
-    _add_trials(chart, tuned, trials, lambda trial: trial.values[x], y)
-    points = sorted((f.searched[x], f.searched[y], str(f)) for f in tuned.front)
-    xs, ys, names = (list(column) for column in zip(*points, strict=True))
-    chart.add(
-        "scatter", x=xs, y=ys, text=names, mode="lines+markers", name="front", line=STAIRS,
-        marker={"size": 10, "symbol": "circle-open", "color": INK},
-    )  # fmt: skip
-    return chart
-
-
-def _gains(tuned: "Tuned", name: str) -> Chart:
-    chart = Chart("gain over the default", "", legend=True, from_zero=False)
-    finalists = [(role, f, f.gains[name]) for role, f in _finalists(tuned) if "default" not in role]
-    with_gains = [(role, f, gain) for role, f, gain in finalists if gain is not None]
-    chart.add(
-        "scatter", x=[gain.value for _, _, gain in with_gains], y=[role for role, _, _ in with_gains], mode="markers",
-        showlegend=False, text=[str(f) for _, f, _ in with_gains], marker={"color": COLOURS[0], "size": 9},
-        error_x={"type": "data", "array": [gain.high - gain.value for _, _, gain in with_gains]},
-    )  # fmt: skip
-    chart.vline(0.0, dash="solid")
-    chart.x["tickformat"] = "+.1~%"
-    chart.y["autorange"] = "reversed"
-    return chart
 
 
 # Sweeps
@@ -320,13 +261,13 @@ def sweep_page(sweep: "Sweep") -> Page:
     return Page(
         name=f"dsim: {sweep.title}",
         question="Which of these scenarios serves best?",
-        answer=decided(answer + "".join(f" {line}." for line in sweep.doubted), sweep.ensemble),
+        answer=answer + "".join(f" {line}." for line in sweep.doubted),
         alarms=tuple(alarms),
         cautions=tuple(cautions),
         numbers=numbers([*means[:3], ("cells", f"{num_rows} of {sweep.num_cells}", about)]),
         chart=next(iter(figures), None),
         facts=tuple(facts),
-        sections=(*(section for section in sections if section.blocks), *of_ensemble(sweep.ensemble)),
+        sections=tuple(section for section in sections if section.blocks),
         notes=(
             "Cells with the same seed have the same requests and random draws, so that they compare like with like.",
             "Latencies cover completed requests.",
@@ -409,7 +350,7 @@ def _cells(sweep: "Sweep", metrics: Mapping[str, Metric]) -> Table:
             if row.get(name) is not None:
                 cells[-1] = number(row[name] * metric.scale)
         rows.append(Row((*cells, "✕ overloaded" * (row.get("stable") is False))))
-    caption = f"At most {MAX_ROWS} cells. All metrics are in results.csv; docs/metrics.md has every formula."
+    caption = f"At most {MAX_ROWS} cells. All metrics are in results.csv, and dsim metrics prints every formula."
     return Table(tuple(head), tuple(rows), caption=caption, left=frozenset())
 
 

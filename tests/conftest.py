@@ -90,8 +90,7 @@ def _patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture
 def two_replications(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search confirms its winners by two replays, not by ten."""
-    for module in ("confirm", "tune"):
-        monkeypatch.setattr(f"dsim.planner.{module}.REPLICATIONS", 2)
+    monkeypatch.setattr("dsim.planner.tune.REPLICATIONS", 2)
 
 
 @pytest.fixture(autouse=True)

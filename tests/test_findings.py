@@ -20,9 +20,8 @@ import pytest
 from dsim.comparison.clients.read import read_client
 from dsim.comparison.errors import errors, relative_error
 from dsim.engine.errors import DsimError, ModelError
-from dsim.engine.policy import parse
 from dsim.live.weights import config_of
-from dsim.planner.quality import load_table, quality_of
+from dsim.planner.quality import load_table
 from dsim.planner.record import in_twin, record
 from dsim.planner.sweep import sweep
 from dsim.profiler.profile import SHIPPED
@@ -189,9 +188,9 @@ def test_an_input_of_another_shape_is_told_in_a_line(name: str, held: Any, words
 
 
 def test_beside_a_score_of_nought_nothing_is_a_share() -> None:
-    Path("q.csv").write_text("policy,threshold,score\nlmdeploy-bd32,0.9,0\noptimus,0.8,50\n")
-    found = quality_of(parse("optimus,threshold=0.8"), "SDAR-8B", load_table("q.csv"))
-    assert found.relative is None
+    Path("q.csv").write_text("policy,threshold,score,baseline\noptimus,0.8,50,0\n")
+    with pytest.raises(DsimError, match="baseline is '0', expected a number above zero"):
+        load_table("q.csv")
 
 
 CONFIG_JSON = {

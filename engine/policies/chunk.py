@@ -55,6 +55,6 @@ PRESETS = {
         "chunk",
         "a fixed chunk of the block, streaming as tokens are cached",
         "Optimus, arXiv 2605.24832 (elastic-chunking.md 6.2)",
-        {"chunk": {"low": 2, "high": 32, "step": 2}, "obs": [False, True], FITTED: True, **BATCHING_SPACE},
+        {"chunk": list(range(2, 33, 2)), "obs": [False, True], FITTED: True, **BATCHING_SPACE},
     )
 }

@@ -168,7 +168,7 @@ PRESETS = {
         "full-sequence: dLLM-Serve, refreshes and reuses of many requests in a step, under a token budget",
         "dLLM-Serve (full-sequence-diffusion.md 4)",
         {
-            "retention": {"low": 0.1, "high": 0.9, "step": 0.1},
+            "retention": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9],
             "max_batched_tokens": [4096, 8192, 16384],
             "look_ahead": [False, True],
         },

@@ -79,7 +79,7 @@ PRESETS = {
         "retention",
         "full-sequence: Sparse-dLLM, two full passes a block, then the block against the keys kept",
         "Sparse-dLLM (full-sequence-diffusion.md 2.1)",
-        {"retention": {"low": 0.1, "high": 0.9, "step": 0.1}, "max_batch": [1, 4, 16]},
+        {"retention": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9], "max_batch": [1, 4, 16]},
         probe="sparse-dllm,logits=block",
     )
 }

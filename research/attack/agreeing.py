@@ -138,7 +138,7 @@ def _sweep(chance: Random, folder: Path) -> list[str]:
     return ["sweep", "sweep.toml"]
 
 
-TABLES = ("results.csv", "results.parquet")
+TABLES = ("results.csv",)
 
 
 def resumed(chance: Random, folder: Path) -> None:

@@ -113,7 +113,7 @@ def toml_text(text: str, chance: Random) -> bytes:
         elif how < 0.75:
             lines.insert(i, f"{chance.choice(('a', 'policy', 'x.y', 'rate', key.strip() or 'b'))} = {value}")
         elif how < 0.85:
-            lines.insert(i, chance.choice(("[grid]", "[base]", "[[list]]", "[x]", "[policy]")))
+            lines.insert(i, chance.choice(("[grid]", "[base]", "[x]", "[policy]")))
         else:
             del lines[i]
             lines = lines or [""]

@@ -16,6 +16,7 @@ from unittest import mock
 from dsim.comparison.comparison import COMPARISON
 from dsim.engine.errors import DsimError
 from dsim.files.place import FolderKind, check_folder
+from dsim.planner.backend import Pool
 from dsim.planner.capacity import CAPACITY
 from dsim.planner.memo import STORE, Memo
 from dsim.planner.plan_result import PLAN
@@ -133,14 +134,17 @@ def _answers() -> dict[str, Any]:
     return {f"replay {i}": {"rate": float(i), "values": [0.1, None, "x" * i], "stable": True} for i in range(9)}
 
 
+def _ask(memo: Memo) -> list[Any]:
+    return list(memo.map(Pool(1), lambda key: _answers()[key], list(_answers()), lambda key: {"of": key}))
+
+
 @cache
 def _store() -> bytes:
     """A store of a few replays."""
     with TemporaryDirectory() as folder:
         memo = Memo()
         memo.open(Path(folder) / STORE)
-        for key, answer in _answers().items():
-            memo.replay(lambda key=key: {"of": key}, lambda answer=answer: answer)  # type: ignore[misc]
+        _ask(memo)
         memo.claim("plan", {"seed": 0})
         memo.close()
         return (Path(folder) / STORE).read_bytes()
@@ -153,8 +157,7 @@ def store(chance: Random, folder: Path) -> None:
     try:
         memo.open(folder / STORE)
         memo.claim("plan", {"seed": 0})
-        for key, answer in _answers().items():
-            assert memo.replay(lambda key=key: {"of": key}, lambda answer=answer: answer) == answer  # type: ignore[misc]
+        assert _ask(memo) == list(_answers().values())
     finally:
         memo.close()
 

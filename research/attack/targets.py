@@ -298,9 +298,6 @@ slos = ["ttft=1s"]
 [grid]
 rate = [1, 2]
 policy.max_batch = [4, 8]
-[[list]]
-policy = "ar"
-replicas = 2
 """
 SPACE_FILE = """policy = ["optimus", "chunk"]
 chunk = [4, 16]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -17,11 +18,11 @@ from ...files.place import FolderKind
 from ...files.read import quoted, read_csv
 from ...files.write import csv_of, write_whole
 from ...planner.backend import Outcome, Pool
+from ...planner.capacity import capacity
 from ...planner.contents import asked_of
-from ...planner.ensemble import sustained
 from ...planner.grid import key_of
 from ...planner.memo import FILES as STORE_FILES
-from ...planner.memo import STORE, Memo, StoreFolder
+from ...planner.memo import STORE, StoreFolder
 from ...planner.replicate import student
 from .experiment import AT_LEAST, PREDICTED, Experiment, PlacedRun, Series
 from .machine import OnMachine
@@ -36,6 +37,7 @@ FOLDER = FolderKind(
 RECORDED = Path(__file__).parent / "recorded.csv"
 PLACE = ("experiment", "series", "at", "measure")
 CAPACITY_REPLICATIONS = 3
+ROUGH = 0.05  # precision of a capacity
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ def reproduce(
     with StoreFolder(out, FOLDER, force=force) as folder, Pool(jobs, ray) as pool:
         folder.begin()
         outcomes, interrupted = folder.finish(
-            pool, _values, points,
+            pool, _values, points, question=_question,
             progress=lambda ended, of, key: progress and progress(ended, of, names.get(key, "")),
         )  # fmt: skip
         done = {key: _entry(outcome) for key, outcome in outcomes.items()}
@@ -204,25 +206,37 @@ def _entry(outcome: Outcome[dict[str, float]]) -> dict[str, Any]:
     return {"values": outcome.value} if outcome.error is None else {"error": outcome.error}
 
 
-def _values(memo: Memo, point: SeededRun) -> dict[str, float]:
+def _question(point: SeededRun) -> dict[str, Any]:
+    return asked_of(point.world, of=point.measures, code=point.run.memory)
+
+
+def _values(point: SeededRun) -> dict[str, float]:
     """In any process."""
     found: dict[str, float] = {}
     world = point.world
     replayed = [m for m in point.measures if m not in MEASURES or MEASURES[m].of is not None]
     if replayed:
-        found |= memo.replay(lambda: asked_of(world, of=replayed), lambda: _replayed(world, replayed))
+        found |= _replayed(world, replayed)
     if "capacity" in point.measures:
         found["capacity"] = sustained(
-            world, max_replications=CAPACITY_REPLICATIONS, num_requests=world.num_requests, memo=memo
+            world, max_replications=CAPACITY_REPLICATIONS, num_requests=world.num_requests
         )  # fmt: skip
     if "peak_memory" in point.measures:
         if point.run.memory is None:
             raise DsimError(f"{point.run.at}: peak_memory needs the key memory, which names the code")
-        code = point.run.memory
-        found["peak_memory"] = memo.replay(
-            lambda: asked_of(world, of=["peak_memory", code]), lambda: peak(code, _sizes(world)) / GIB
-        )
+        found["peak_memory"] = peak(point.run.memory, _sizes(world)) / GIB
     return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def sustained(world: OnMachine, **options: Any) -> float:
+    """A capacity: 0 if an SLO is met at no rate, and where the queue starts to grow if all are met until then."""
+    try:
+        return capacity(world, precision=ROUGH, jobs=1, curve=False, **options).rate.value
+    except DsimError as error:
+        never, grows = "holds at no rate" in str(error), re.search(r"the (\S+) req/s at which the queue", str(error))
+        if not never and grows is None:
+            raise
+        return 0.0 if grows is None else float(grows[1])
 
 
 def _replayed(world: OnMachine, measures: Sequence[str]) -> dict[str, float]:

@@ -61,8 +61,8 @@ def test_replays_in_other_processes_find_a_frames_requests_and_a_profile_by_name
             assert np.array_equal(getattr(back, column), getattr(trace, column)), column
     profile = replace(dsim.load_profile("a100-sdar-8b"), frontend=0.5)
     assert dsim.load_profile(profile_name(profile)) == profile
-    cells = [{"policy": dsim.parse_policy("ar")}, {"policy": "chunk:8"}]
-    swept = dsim.sweep({"base": {"trace": requests, "profile": profile}, "list": cells})
+    policies = [dsim.parse_policy("ar"), "chunk:8"]
+    swept = dsim.sweep({"base": {"trace": requests, "profile": profile}, "grid": {"policy": policies}})
     assert swept.to_frame()["policy"].tolist() == ["ar", "chunk:8"]
     least = swept.to_frame()["ttft_ms_p50"].min()
     assert least > 500  # the front end's half second, which the shipped profile lacks
@@ -130,8 +130,7 @@ def same(drawn: go.Figure, figure: Figure) -> bool:
 
 
 def test_a_sweeps_figures_are_its_reports(requests: pd.DataFrame) -> None:
-    swept = dsim.sweep({"base": {"trace": requests, "policy": "ar"}, "grid": {"rate": [1, 2]}}, ensemble=2)
-    assert swept.to_json()["ensemble"]["num"] == 2
+    swept = dsim.sweep({"base": {"trace": requests, "policy": "ar"}, "grid": {"rate": [1, 2]}})
     assert swept.plot("curve-output_throughput").data[0]["x"] == (1, 2)
     assert swept.to_frame()["rate"].tolist() == [1.0, 2.0]
 

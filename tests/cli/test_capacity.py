@@ -23,21 +23,20 @@ QUEUE = [
     "--slo", "mean:e2el=150ms", "--num-requests", "150", "--precision", "50%",
 ]  # fmt: skip
 EXPECTED = {
-    "dsim": __version__, "trace": "azure-conv", "seed": 3, "gpu_hour": 2.0, "currency": "EUR",
+    "dsim": __version__, "trace": "azure-conv", "seed": 3,
     "slos": ["mean:e2el=150ms", "ttft=1s"], "profile": "a100-sdar-8b", "estimated": True,
 }  # fmt: skip
 KEYS = ["schema", "version", "rate", "replicas", "binding_slo", "limited_by", "curve"]
 
 
 def test_json_is_one_object_that_stands_alone_the_page_says_the_same_and_so_do_the_bytes_again() -> None:
-    asked = [*QUEUE, "--gpu-hour", 2, "--currency", "EUR", "--seed", 3, "--slo", "ttft=1s"]
+    asked = [*QUEUE, "--seed", 3, "--slo", "ttft=1s"]
     ran = succeed(*asked, "--jobs", 1, "--json", "-o", "runs/queue")
     found = ran.json
     assert list(found)[:7] == KEYS
-    assert (found["binding_slo"], found["binds"], found["replicas"]) == ("mean:e2el=150ms", "max rows", 1)
+    assert (found["binding_slo"], found["replicas"]) == ("mean:e2el=150ms", 1)
     setup = found["setup"]
     assert {name: setup[name] for name in EXPECTED} == EXPECTED
-    assert list(found["memory"]) == ["weights", "KV pages", "sampler workspace", "left free"]
     assert setup["command"] == shlex.join(["dsim", *map(str, asked)])
     assert found["rate"]["low"] < found["rate"]["value"] < found["rate"]["high"]
     # A request of one token has a first one, and no pace after it.
@@ -49,7 +48,7 @@ def test_json_is_one_object_that_stands_alone_the_page_says_the_same_and_so_do_t
     assert json.loads(Path("runs/queue/capacity.json").read_text(encoding="utf-8")) == found
     page = Path("runs/queue/report.html").read_bytes()
     text = html.unescape(page.decode())
-    parts = [f"<code>{setup['command']}</code>", f"dsim {__version__}", "EUR an hour", "mean:e2el=150ms", "ttft p90"]
+    parts = [f"<code>{setup['command']}</code>", f"dsim {__version__}", "mean:e2el=150ms", "ttft p90"]
     for part in (*parts, "Estimated, not measured"):
         assert part in text
     assert b"src=" not in page.replace(b"<script src=", b"src=")[-4000:]
@@ -59,32 +58,14 @@ def test_json_is_one_object_that_stands_alone_the_page_says_the_same_and_so_do_t
     assert "pass --force" in dsim(*QUEUE, "-o", "runs/queue").refusal
 
 
-def test_measured_runs_stand_beside_the_curve_at_their_own_rate() -> None:
-    clients = Path(__file__).parents[1] / "comparison" / "clients"
-    bench = json.loads((clients / "vllm_bench.json").read_text())
-    succeed("import", clients / "vllm_bench.json", "-o", "measured")
-    succeed(*QUEUE, "--slo", "ttft=60ms", "--jobs", 1, "--measured", "measured", "-o", "out")
-    (point,) = json.loads(Path("out/capacity.json").read_text(encoding="utf-8"))["measured"]
-    span = max(bench["start_times"]) - min(bench["start_times"])
-    assert point["rate"] == pytest.approx((len(bench["latencies"]) - 1) / span)
-    met = sum(ttft <= 0.06 for ttft in bench["ttfts"]) / len(bench["ttfts"])
-    assert point["values"] == pytest.approx(
-        {"mean:e2el=150ms": 1e3 * sum(bench["latencies"]) / len(bench["latencies"]), "99% meet ttft=60ms": met}
-    )
-    ran = dsim(*QUEUE, "--slo", "chat/ttft=60ms", "--measured", "measured")
-    says = "SLO chat/ttft=60ms is of a class, and a measured run's file holds none: expected an SLO of all"
-    assert ran.refusal == says
-
-
 def test_the_text_says_what_binds_what_limits_and_what_to_trust() -> None:
-    ran = succeed(*QUEUE, "--jobs", 1, "--gpu-hour", 2, line_every=0.0005)
+    ran = succeed(*QUEUE, "--jobs", 1, line_every=0.0005)
     assert re.search(r"^capacity( of 1 replica)?: \d+ replays, ", ran.err, re.M)
     lines = ran.out.splitlines()
     assert lines[0].startswith("ar,max_batch=1 sustains ")
     assert " at 95% confidence on 1 replica" in lines[0]
     for start in (
         "Binding SLO: mean:e2el=150ms (in ", "Limited by: activation budget, max_batch=1 (of the busy time: ",
-        "Cost: 2.00 USD an hour for 1 GPU, ",
     ):  # fmt: skip
         assert any(line.startswith(start) for line in lines)
     assert any(line.startswith("At capacity: median ttft ") and " ms, p90 " in line for line in lines)
@@ -97,7 +78,7 @@ def test_a_rate_asks_for_replicas() -> None:
     one = dsim(*quick).json["rate"]["value"]
     found = succeed(*quick, "--rate", f"{1.5 * one:.3f}", "--max-replicas", 8)
     assert found.json["replicas"] in (2, 3)
-    assert found.json["one_fewer"]["low"] < 1.5 * one
+    assert found.json["rate"]["low"] >= 1.5 * one * 0.999
 
 
 def test_an_input_error_leaves_no_folder() -> None:

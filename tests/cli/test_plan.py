@@ -107,12 +107,10 @@ def test_a_plan_goes_on_from_what_it_has_and_gives_the_same_bytes() -> None:
     again = dsim(*asked)
     assert again.out == whole.out
     assert Path("out/report.html").read_bytes() == page
-    assert re.search(r"^\d+ replays, \d+ of them from the store$", again.err, re.MULTILINE)
+    assert re.search(r"^\d+ answers, \d+ of them from the store$", again.err, re.MULTILINE)
     assert rows(Path("out/replays.db")) == kept
     asked[len(QUEUE) : len(QUEUE)] = ["--seed", 1]
-    assert dsim(*asked).refusal == (
-        "out/replays.db holds another plan: its seed is 0, this one's is 1; choose another folder or pass --force"
-    )
+    assert dsim(*asked).refusal == ("out/replays.db holds another plan: choose another folder or pass --force")
     never = dsim(*asked, "--slo", "mean:e2el=0.1ms", "--max-replicas", 1, "--force")
     assert "no fleet of up to 1 replicas meets the SLOs" in never.refusal
     assert Path("out/report.html").read_bytes() == page
@@ -122,10 +120,10 @@ def test_a_plan_goes_on_from_what_it_has_and_gives_the_same_bytes() -> None:
 def test_ctrl_c_keeps_the_replays_and_ends_with_130() -> None:
     original, calls = plan_replays._do, iter(range(100))
 
-    def stopped(memo: Any, work: Any) -> Any:
+    def stopped(cell: Any) -> Any:
         if next(calls) >= 3:
             raise KeyboardInterrupt
-        return original(memo, work)
+        return original(cell)
 
     with mock.patch.object(plan_replays, "_do", stopped):
         ran = dsim(*QUEUE, "--jobs", 1, "-o", "out")

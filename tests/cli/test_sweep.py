@@ -23,7 +23,7 @@ num_requests = 40
 rate = [1, 2]
 policy.chunk = [4, 8]
 """
-FILES = ["replays.db", "report.html", "results.csv", "results.parquet", "sweep.json"]
+FILES = ["replays.db", "report.html", "results.csv", "sweep.json"]
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def _files(tmp_path: Path) -> None:
 def test_a_sweep_ends_with_what_it_did_and_json_is_one_object_with_the_api_s_rows() -> None:
     ran = dsim("sweep", "c.toml", "-o", "runs/out", "--jobs", 1)
     assert (ran.code, ran.out) == (0, "4 cells; 4 run; estimated, not measured (a100-sdar-8b)\n")
-    assert ran.err == "Wrote runs/out/ (sweep.json, replays.db, results.parquet, results.csv, report.html)\n"
+    assert ran.err == "Wrote runs/out/ (sweep.json, replays.db, results.csv, report.html)\n"
     assert held(Path("runs/out")) == FILES
     again = dsim("sweep", "c.toml", "-o", "runs/out", "--jobs", 1)
     assert again.out == "4 cells; 0 run; 4 there already; estimated, not measured (a100-sdar-8b)\n"
@@ -52,33 +52,10 @@ def test_a_sweep_ends_with_what_it_did_and_json_is_one_object_with_the_api_s_row
     ]  # fmt: skip
 
 
-def test_progress_counts_cells_and_an_ensembles_progress_counts_its_replays() -> None:
+def test_progress_counts_cells() -> None:
     cells: list[tuple[int, int]] = []
-    replays: list[tuple[int, int]] = []
-    done = sweep(
-        "c.toml", jobs=1, ensemble=2,
-        progress=lambda done, of: cells.append((done, of)), asking=lambda done, of: replays.append((done, of)),
-    )  # fmt: skip
-    assert done.ensemble is not None
+    sweep("c.toml", jobs=1, progress=lambda done, of: cells.append((done, of)))
     assert cells == [(n, 4) for n in range(5)]
-    assert replays[-1][0] == replays[-1][1] == len(replays) > 4
-
-
-def test_an_ensemble_asks_drawn_profiles_of_the_best_cells_alone() -> None:
-    plain = dsim("sweep", "c.toml", "-o", "out", "--jobs", 1, "--json")
-    assert plain.json["ensemble"] is None
-    ran = dsim("sweep", "c.toml", "-o", "out", "--jobs", 1, "--ensemble", 2, "--json")
-    told = ran.json["ensemble"]
-    best = max(plain.json["results"], key=lambda row: row["output_throughput"])
-    name = f"rate={best['rate']}, policy.chunk={best['policy.chunk']}"
-    assert next(iter(told["intervals"])) == name
-    assert len(told["intervals"]) == 3
-    assert told["intervals"][name]["output_throughput"]["value"] == best["output_throughput"]
-    assert "is the best by output_throughput under " in Path("out/report.html").read_text(encoding="utf-8")
-    text = dsim("sweep", "c.toml", "-o", "out", "--jobs", 1, "--ensemble", 2).out
-    assert f"{name} is the best by output_throughput under " in text
-    assert text.splitlines()[0].endswith(", in 33 % of 2 drawn profiles.")
-    assert dsim("sweep", "c.toml", "-o", "out", "--ensemble", 0).refusal == "ensemble is 0, expected 2 to 1000 draws"
 
 
 def test_policies_that_commit_at_another_threshold_than_theirs_are_told_of_the_first_eight_by_name() -> None:
@@ -124,7 +101,7 @@ def test_ctrl_c_leaves_a_folder_that_the_same_command_finishes() -> None:
     assert (running.returncode, out) == (130, "8 cells; 3 run; estimated, not measured (a100-sdar-8b)\n")
     assert err == (
         "Interrupted: 3 of 8 cells are finished and kept; to go on: dsim sweep c.toml -o out\n"
-        "Wrote out/ (sweep.json, replays.db, results.parquet, results.csv, report.html)\n"
+        "Wrote out/ (sweep.json, replays.db, results.csv, report.html)\n"
     )
     assert len(Path("out/results.csv").read_text().splitlines()) == 1 + 3
     assert "8 cells; 5 run; 3 there already; " in succeed("sweep", "c.toml", "-o", "out", "--jobs", 1).out

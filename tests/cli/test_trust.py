@@ -11,7 +11,6 @@ import dsim as package
 from dsim.comparison.comparison import compare_runs
 from dsim.engine.allowed_code import NO_CODE, allowed, check_allowed
 from dsim.engine.errors import CodeError
-from dsim.planner.measured import measured_runs
 from dsim.results.run import read_run
 from dsim.results.world import World, named_code
 
@@ -79,7 +78,6 @@ BRINGS_CODE: dict[str, tuple[tuple[str, ...], str, str]] = {
     )},
     "a sweep's base": (SWEPT, f'{SWEEP}policy = "{SPEC}"\n[grid]\nseed = [0, 1]\n', "{}: cell "),
     "a sweep's grid": (SWEPT, GRID, "{}: cell "),
-    "a sweep's list": (SWEPT, f'{SWEEP}[[list]]\npolicy = "{SPEC}"\n', "{}: cell "),
     "a sweep's policy file": (SWEPT, f'{SWEEP}[grid]\npolicy = ["mine.toml"]\n', "{}: cell "),
     "a space": (("tune", "small.jsonl", *SLO, "--space", "{}"), f'policy = ["optimus", "{SPEC}"]\n', "{}: "),
     "tune's quality table": (("tune", "small.jsonl", *SCORED), SCORES, "{}: "),
@@ -106,8 +104,6 @@ def test_a_run_does_not_bring_its_code_with_it(recorded: Path) -> None:
     for side in ("a", "b"):
         shutil.copytree(recorded, side)
     assert refusal("compare", "a", "b").startswith("a: ")
-    # What only shows a run asks for no policy.
-    assert measured_runs([Path("a")], ["ttft=2s"], 0.99)
     assert not has_run()
 
 

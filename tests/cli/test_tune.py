@@ -30,18 +30,13 @@ def tune(*more: object) -> Ran:
 
 @pytest.mark.slow
 def test_a_search_ends_in_a_policy_that_replay_takes() -> None:
-    ran = tune("-o", "tuned", "--policy", "lmdeploy-bd32", "--ensemble", 2)
+    ran = tune("-o", "tuned", "--policy", "lmdeploy-bd32")
     assert (ran.code, ran.err) == (0, "Wrote tuned/ (policy.toml, tune.json, trials.csv, report.html)\n")
     assert held(Path("tuned")) == FILES
     info = json.loads(Path("tuned/tune.json").read_text())
     recommended = info["winner" if info["confirmed"] else "default"]
     assert ran.out.startswith(f"{info['winner']['policy']}: ")
     assert "Profile: a100-sdar-8b: estimated, not measured\n" in ran.out
-    assert "Note: the quality of the recommended policy is unknown: no score is published for" in ran.out
-    asked = f"{recommended['policy']}, the recommendation, is the best by goodput"
-    assert (info["ensemble"]["answer"], info["ensemble"]["metric"]) == (asked, "goodput")
-    assert f"{asked} under {100 * info['ensemble']['survives']:.0f} % of 2 drawn profiles." in ran.out
-    assert f" The goodput of {info['ensemble']['best']} is " in ran.out.splitlines()[0]
     replayed = dsim("replay", "trace.jsonl", "--policy", "tuned/policy.toml", "--json")
     spelt = dsim("replay", "trace.jsonl", "--policy", recommended["policy"], "--json")
     [by_file], [by_spec] = replayed.json["policies"], spelt.json["policies"]
@@ -58,7 +53,6 @@ def test_a_search_ends_in_a_policy_that_replay_takes() -> None:
         "Quality unknown.",
         'id="history"',
         'id="gains"',
-        'id="tornado-0"',
     ):
         assert part in page
 
@@ -69,22 +63,13 @@ def test_json_is_one_object_and_the_same_seed_gives_the_same_bytes() -> None:
     assert first.out == again.out
     assert first.json["default"]["policy"] == "lmdeploy-bd32"
     assert first.json["default"]["quality"]["relative"] == 1.0
-    assert first.json["objectives"] == {"goodput": "req/s"}
+    assert first.json["unit"] == "req/s"
     other = tune("--json", "--seed", 1, "--policy", "lmdeploy-0.18")
     assert other.json["setup"]["seed"] == 1
     assert other.err == (
         "Warning: lmdeploy-0.18: threshold is 0.85, the engine's own, but a100-sdar-8b holds yields for "
         "sharegpt-focus at 0.9: these are used\n"
     )
-
-
-def test_two_objectives_give_a_front_and_a_policy_for_each_of_its_settings() -> None:
-    ran = tune("--objective", "throughput", "--objective", "latency", "-o", "tuned")
-    assert ran.code == 0
-    info = json.loads(Path("tuned/tune.json").read_text())
-    names = [f"front-{i}.toml" for i in range(1, len(info["front"]) + 1)]
-    assert held(Path("tuned")) == sorted([*FILES, *names])
-    assert 'id="front"' in Path("tuned/report.html").read_text()
 
 
 @pytest.mark.slow
@@ -94,8 +79,8 @@ def test_more_trials_go_on_from_the_replays_that_are_kept_and_no_mistake_loses_t
     kept = stored(store)
     for more, message in (
         (["--jobs", "0"], "jobs is 0, expected at least 1"),
-        (["--ray", "127.0.0.2:1"], "127.0.0.2:1: no Ray cluster answers there: "),
-        (["--seed", 1], "tuned/replays.db holds another search: its seed is 0, this one's is 1; choose another folder"),
+        (["--ray", "127.0.0.2:1"], "ray is 127.0.0.2:1, expected HOST:PORT of a running Ray cluster, or auto: "),
+        (["--seed", 1], "tuned/replays.db holds another search: choose another folder"),
     ):
         assert tune("-o", "tuned", "--trials", 5, *more).refusal.startswith(message)
         assert stored(store) == kept

@@ -17,7 +17,6 @@ from dsim.engine.errors import DsimError
 from dsim.engine.latency import LatencyModel
 from dsim.live.config import ModelConfig
 from dsim.live.weights import random_model
-from dsim.planner.memo import Memo
 from dsim.profiler.measure import Loaded, open_any, shape_of
 from dsim.profiler.profile import Profile, load, save
 from dsim.research.tiny.saved import save_model
@@ -30,7 +29,7 @@ POLICIES = ["lmdeploy-bd32:4,max_batch=4,page_size=8", "chunk:2,block_length=4,m
 def test_a_load_is_of_a_policy_s_own_capacity_or_in_flight_up_to_its_largest_batch(
     world: tuple[World, Loaded],
 ) -> None:
-    capacities, cells = plan_cells(world[0], POLICIES, ["3", "full", "64", "0.5"], 7, Memo())
+    capacities, cells = plan_cells(world[0], POLICIES, ["3", "full", "64", "0.5"], 7)
     assert [cell.policy for cell in cells] == POLICIES * 3
     assert [(c.load, c.concurrency, c.num_requests, c.again) for c in cells[::2]] == [
         ("3", 3, 7, True), ("full", 4, 8, False), ("0.5", None, 7, False),

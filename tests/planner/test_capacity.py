@@ -14,7 +14,7 @@ import pytest
 
 from dsim.engine.errors import DsimError
 from dsim.engine.policy import parse
-from dsim.planner.capacity import AtBound, Capacity, CapacitySearch, _at_bound, capacity, fewest_replicas
+from dsim.planner.capacity import Capacity, CapacitySearch, capacity, fewest_replicas
 from dsim.planner.crossing import Crossing, Slope, common_slope, find
 from dsim.planner.limits import Limit, device_time, limited_by
 from dsim.planner.replicate import COOLDOWN, WARMUP, Reading, criteria_of
@@ -67,7 +67,7 @@ def lindley(search: CapacitySearch) -> Callable[[int], Callable[[float], Reading
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches run on Lindley's recursion: the interval's coverage needs hundreds of them."""
-    monkeypatch.setattr(CapacitySearch, "requests", lambda self, index, memo: lindley(self)(index))
+    monkeypatch.setattr(CapacitySearch, "requests", lambda self, index: lindley(self)(index))
     module = sys.modules[CapacitySearch.__module__]
     limit = dataclasses.asdict(Limit("compute"))
 
@@ -142,35 +142,18 @@ def test_the_same_seed_gives_the_same_numbers_whatever_the_jobs_and_a_curve_thro
     assert not one.curve[-1].holds
     assert one.bounds == {MEAN: 2000.0}
     assert values[0] < 2000 < values[-1]
-    others = {other.slo: other.rate / one.rate.value for other in one.other_bounds}
-    known = {f"mean:e2el={bound:g}ms": md1_capacity(bound / 1e3) / md1_capacity(2.0) for bound in (1800, 2200)}
-    assert others == pytest.approx(known, rel=0.1)
 
 
 @pytest.mark.usefixtures("fast")
 def test_the_fewest_replicas_are_enough_and_one_less_is_not(md1: World) -> None:
     # Servers that share one queue in the recursion: N of them sustain a little more than N times one's rate.
-    found = fewest_replicas(md1, 2.5, jobs=1, curve=False, gpu_hour=3.0)
+    found = fewest_replicas(md1, 2.5, jobs=1, curve=False)
     assert found.rate.low >= 2.5
-    assert found.one_fewer is not None
-    assert found.one_fewer.low < 2.5
-    assert found.cost is not None
-    assert found.cost.gpus == found.replicas
-    assert found.cost.per_hour == 3.0 * found.replicas
-    assert found.cost.per_million_tokens == pytest.approx(3.0 * found.replicas / (2.5 * 3600) * 1e6)
+    fewer = quick(dataclasses.replace(md1, replicas=found.replicas - 1))
+    assert fewer.rate.low < 2.5
     assert fewest_replicas(md1, 0.1, jobs=1, curve=False).replicas == 1
-    with pytest.raises(DsimError, match=r"^2 replicas sustain 1\.\d+ req/s \(.*\), expected at least 50: "):
+    with pytest.raises(DsimError, match=r"^2 replicas sustain 1\.\d+ req/s \(.*\), expected at least 50$"):
         fewest_replicas(md1, 50.0, max_replicas=2, jobs=1)
-
-
-@pytest.mark.usefixtures("fast")
-def test_a_replica_counts_its_profiles_gpus(md1: World, tmp_path: Path) -> None:
-    profile = load(md1.profile)
-    four = dataclasses.replace(profile, device=dataclasses.replace(profile.device, count=4))
-    save(four, tmp_path / "four.json")
-    found = quick(dataclasses.replace(md1, profile=str(tmp_path / "four.json"), replicas=2), gpu_hour=1.5)
-    assert found.cost is not None
-    assert (found.cost.gpus, found.cost.per_hour) == (8, 12.0)
 
 
 CRITERIA = criteria_of([Slo.parse("mean:ttft=1s")], 0.99)
@@ -184,48 +167,30 @@ def cubic(rate: float, saturation: float = math.inf) -> Reading:
 def test_find_brackets_the_rate_at_which_a_criterion_fails() -> None:
     for centre in (0.01, 1.9, 2.0, 2.2, 300.0):
         read = mock.Mock(side_effect=cubic)
-        assert find(read, CRITERIA, centre, 0.05, 0.005).rate == pytest.approx(2.0, rel=0.003)
-        assert read.call_count <= (4 if 1.8 < centre < 2.3 else 16)
+        crossing = find(read, CRITERIA, centre, 0.05, 0.005)
+        assert crossing.rate == pytest.approx(2.0, rel=0.003)
+        assert read.call_count == crossing.num_replays <= (4 if 1.8 < centre < 2.3 else 16)
 
 
-@pytest.mark.parametrize(("value", "doubt", "replays"), [(3.0, 0.1, 1), (2.8, 0.1, 1), (3.0, 1.0, 2)])
-def test_a_slope_of_other_replications_spares_replays_as_far_as_it_is_sure(
-    value: float, doubt: float, replays: int
-) -> None:
+@pytest.mark.parametrize(("value", "replays"), [(3.0, 1), (2.8, 1), (-3.0, 3)])
+def test_a_slope_of_other_replications_spares_replays(value: float, replays: int) -> None:
     for centre in (1.98, 2.02):
-        read = mock.Mock(side_effect=cubic)
-        found = find(read, CRITERIA, centre, 0.05, 0.01, Slope(value, doubt, 0))
-        assert read.call_count == replays
+        found = find(cubic, CRITERIA, centre, 0.05, 0.01, Slope(value, 0))
+        assert found.num_replays == replays
         assert found.rate == pytest.approx(2.0, rel=0.0025)
 
 
 def found_with(*near: tuple[float, float], binding: int = 0) -> Crossing:
-    return Crossing(1.0, binding, 0.0, near=near)
+    return Crossing(rate=1.0, binding=binding, rejected=0.0, num_replays=len(near), near=near)
 
 
 def test_the_common_slope_is_that_of_parallel_lines_through_each_replications_readings() -> None:
-    rising = [found_with((0.1, 0.3), (0.2, 0.6)), found_with((0.0, 7.0), (0.2, 7.6)), found_with((9.0, 0.0))]
-    assert common_slope(rising) is None  # 1 degree of freedom
+    rising = [found_with((0.1, 0.3), (0.2, 0.6)), found_with((9.0, 0.0))]
+    assert common_slope(rising) is None  # too few readings
     rising.append(found_with((0.0, -1.0), (0.2, -0.4)))
-    assert common_slope(rising) == Slope(pytest.approx(3.0), 0.1, 0)
-    # Residuals of -2/3, 4/3 and -2/3 with 3 degrees of freedom: an error of 2/3, 2/9 of the slope.
-    bent = [found_with((-1.0, 5.0), (0.0, 10.0), (1.0, 11.0)), found_with((0.0, 0.0), (0.0, 0.0), (0.0, 0.0))]
-    assert common_slope(bent) == Slope(pytest.approx(3.0), pytest.approx(2 / 9), 0)
-    assert common_slope([found_with((-1.0, 6.0), (0.0, 0.0), (1.0, 12.0)), bent[1]]) is None  # in doubt
+    assert common_slope(rising) == Slope(pytest.approx(3.0), 0)
+    assert common_slope([found_with((0.0, 1.0), (0.1, 0.7)), found_with((0.0, 1.0), (0.1, 0.9))]) is None  # it falls
     assert common_slope([*rising, found_with((0.0, 1.0), (0.1, 1.3), binding=1)]) is None
-
-
-def test_the_capacity_at_another_bound_is_read_on_a_line_in_the_log_rate() -> None:
-    def at_bound(*severities: float) -> AtBound:
-        points = zip((1.0, 4.0), severities, strict=True)
-        return _at_bound(
-            "slo", [1], {rate: [Reading(rate, (), (9.0, s), s < math.inf, rate, 0.0)] for rate, s in points}
-        )
-
-    assert at_bound(-1.0, 1.0) == AtBound("slo", pytest.approx(2.0), "")
-    assert at_bound(0.1, 1.0) == AtBound("slo", 1.0, "below")
-    assert at_bound(-1.0, -0.1) == AtBound("slo", 4.0, "at least")
-    assert at_bound(-1.0, math.inf) == AtBound("slo", 1.0, "at least")  # the queue grows
 
 
 def test_a_slope_is_not_trusted_where_the_queue_grows_first() -> None:
@@ -263,7 +228,7 @@ def test_each_class_is_held_to_its_own_bound(tmp_path: Path, md1: World) -> None
     ("given", "how", "says"),
     [
         ({"slos": ("mean:e2el=900ms",)}, {}, "SLO 'mean:e2el=900ms' holds at no rate: mean of e2el is 1,00"),
-        ({"slos": ("mean:e2el=99999s",)}, {}, "SLO 'mean:e2el=99999s' is met at every rate, even at "),
+        ({"slos": ("mean:e2el=99999s",)}, {}, "every rate meets 'mean:e2el=99999s', even "),
         ({"slos": ()}, {}, "no SLO is given, expected at least one, such as p90:tpot_chunk=50ms"),
         ({"slos": ("chat/ttft=2s",)}, {}, "SLO 'chat/ttft=2s': no request is of class 'chat': the trace has no column"),
         ({"rate": 2.0}, {}, "rate is 2.0, expected none: the search varies the rate"),

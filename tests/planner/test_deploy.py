@@ -122,8 +122,6 @@ def test_caching_stays_as_the_engine_has_it_unless_it_is_named() -> None:
 
 def test_what_no_flag_says_is_named() -> None:
     assert deployed("lmdeploy-bd32,num_loops=4").unset == ("num_loops=4",)
-    (router,) = deployed("lmdeploy-0.18", SDAR, 2, router="least-tokens").unset
-    assert router.endswith("uses least-tokens")
 
 
 def test_a_truth_is_one_flag_or_the_other_and_a_file_holds_what_has_none() -> None:
@@ -154,16 +152,6 @@ def test_every_option_is_one_of_the_engines_release(name: str) -> None:
     words = [*deployed(name).command, deployed(name).port_flag, *deployed(name).everywhere.split()]
     assert [word for word in words if word.startswith("--") and word not in known[engine]["options"]] == []
     assert known[engine]["version"] == ENGINES[engine].version
-
-
-def test_compose_has_a_service_for_each_replica_of_a_host_with_gpus_of_its_own() -> None:
-    made = yaml.safe_load(deployed("vllm-diffusion", VLLM, 5).files()["compose.yaml"])["services"]
-    assert list(made) == [f"replica-{i}" for i in range(4)]  # eight GPUs
-    devices = [s["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"] for s in made.values()]
-    assert devices == [["0", "1"], ["2", "3"], ["4", "5"], ["6", "7"]]
-    assert [s["ports"] for s in made.values()] == [[f"{8000 + i}:8000"] for i in range(4)]
-    assert made["replica-0"]["entrypoint"][:3] == ["vllm", "serve", "google/diffusiongemma-26B-A4B-it"]
-    assert "2 such hosts hold the 5 replicas" in deployed("vllm-diffusion", VLLM, 5).files()["compose.yaml"]
 
 
 def test_kubernetes_takes_the_manifest_and_no_gpu_more_than_planned() -> None:

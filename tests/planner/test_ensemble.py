@@ -11,18 +11,7 @@ import pytest
 from dsim.engine.errors import ProfileError
 from dsim.engine.latency import Features
 from dsim.planner.backend import Pool
-from dsim.planner.ensemble import (
-    EOS,
-    capacities,
-    drawn,
-    ensemble,
-    interval,
-    known_causes,
-    level,
-    moved,
-    of_objective,
-    paired,
-)
+from dsim.planner.ensemble import EOS, drawn, ensemble, interval, known_causes, level, moved, paired
 from dsim.profiler.canvas_law import mean_forwards
 from dsim.profiler.known import unknown_host
 from dsim.profiler.profile import Fit, Profile, load, shipped
@@ -297,46 +286,6 @@ def test_an_answer_that_hangs_on_nothing_survives_and_one_on_a_coin_does_not() -
     assert second.low <= second.value <= second.high
 
 
-@pytest.mark.slow
-def test_a_recommendation_that_another_beats_does_not_survive_and_its_fleet_has_a_name() -> None:
-    base = replace(ASKED, policy="ar", concurrency=4, arrival="trace", rate=None, slos=("ttft=10s",))
-    judged = of_objective("cost")
-    asked = [replace(base, replicas=2), base, replace(base, policy="chunk:32")]
-    found = ensemble(asked, base.requests(), 2, judged=judged, recommended=True, pool=Pool(jobs=1))
-    assert found.answer == "ar, replicas=2, the recommendation, is the best by goodput of a replica (req/s)"
-    assert found.survives == 0.0
-    two, one = (found.intervals[f"ar, replicas={n}"][judged[0]].value for n in (2, 1))
-    # Steps take the launch floor whatever they hold: two replicas serve as much as one.
-    assert two == pytest.approx(one / 2, rel=0.1)
-    assert ensemble(asked[1:], base.requests(), 2, judged=judged, recommended=True, pool=Pool(jobs=1)).survives == 0.0
-    assert of_objective("latency") == ("norm_latency_ms.p90", False)
-    [spoken] = sentences(replace(found, survives=None, effects={"ar": ()}))
-    assert spoken == "ar: no uncertainty of the profile moves goodput of a replica (req/s)."
-
-
-@pytest.mark.parametrize(
-    "slo",
-    [
-        pytest.param("p90:norm_latency=50ms", marks=pytest.mark.slow),
-        pytest.param("p90:norm_latency=10s", marks=pytest.mark.slow),
-        "p90:norm_latency=46ms",
-    ],
-)
-def test_a_fleet_survives_where_its_capacity_stays_above_the_rate(slo: str) -> None:
-    # A bound that binds, one that never does, and one that a floor 10 % higher holds at no rate.
-    world = replace(ASKED, policy="ar", slos=(slo,), num_requests=None, rate=None)
-    found = capacities(world, 2, attainment=0.99, num_requests=200, rate=0.01, pool=Pool(jobs=1))
-    assert found.answer == "1 replica sustains 0.01 req/s"
-    [floor] = [e for e in found.effects["ar"] if e.cause == LAUNCH]
-    assert floor.low > floor.high >= 0.0
-    assert (floor.high == 0.0) == (slo == "p90:norm_latency=46ms")
-    drawn_values = found.intervals["ar"]["capacity (req/s)"]
-    assert found.ratios["the rate asked for"]["capacity (req/s)"].value == pytest.approx(100 * drawn_values.value)
-    assert drawn_values.value > 0.5
-    if floor.high > 0:
-        assert found.survives == 1.0
-
-
 def test_a_cause_that_a_profile_does_not_have_is_refused() -> None:
     with pytest.raises(ProfileError, match="is not uncertain of luck"):
         varied(SDAR, (("luck", 1.0),), MODEL)
@@ -344,7 +293,7 @@ def test_a_cause_that_a_profile_does_not_have_is_refused() -> None:
 
 @pytest.mark.parametrize("wrong", ["1", "1001"])
 def test_the_command_line_refuses_it_before_any_work(wrong: str) -> None:
-    for command in (("replay",), ("tune",), ("capacity", "--slo", "p90:ttft=1s")):
+    for command in (("replay",), ("plan", "--slo", "p90:ttft=1s")):
         said = dsim(command[0], "azure-conv", *command[1:], "--ensemble", wrong).refusal
         assert said == f"ensemble is {wrong}, expected 2 to 1000 draws"
 

@@ -16,9 +16,9 @@ from ..held_up import PATIENCE
 KILLS = 10
 PROGRAM = """
 from dsim.cli import main
-from dsim.planner import confirm, tune
+from dsim.planner import tune
 
-confirm.REPLICATIONS = tune.REPLICATIONS = 2
+tune.REPLICATIONS = 2
 main()
 """
 SWEEP = '[base]\ntrace = "azure-conv"\nnum_requests = 40\n[grid]\npolicy = ["ar", "chunk"]\nrate = [1, 2, 3, 4]\n'

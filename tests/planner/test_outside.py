@@ -18,7 +18,7 @@ from dsim.engine.policies.whole_block import FixedBlock
 from dsim.engine.policy import PRESETS, parse
 from dsim.planner.candidate import Candidate
 from dsim.planner.quality import quality_of
-from dsim.planner.space import Choice, Range, space_of
+from dsim.planner.space import space_of
 from dsim.report.page import Table
 from dsim.results.world import World, named_code
 
@@ -50,21 +50,15 @@ def test_the_two_ways_to_write_a_rule_serve_alike_and_runs_read_back(
     assert (ran.code, ran.err) == (0, "")
 
 
-def test_a_part_from_outside_says_by_its_ranges_what_may_be_moved() -> None:
-    space = space_of(WORLD, {"policy": ["optimus", COMPILED], "max_batch": [16, 64]})
-    assert space.of(COMPILED) == {
-        f"{COMPILED}.max_batch": Choice((16, 64)), f"{COMPILED}.max_chunk": Range(2, 32),
-        f"{COMPILED}.calm": Range(1, 64),
-    }  # fmt: skip
-    assert space.of("optimus") == {"optimus.max_batch": Choice((16, 64))}
-    calm = space_of(WORLD, {"policy": [COMPILED], COMPILED: {"calm": [2, 4]}})
-    assert calm.of(COMPILED) == {f"{COMPILED}.calm": Choice((2, 4))}
+def test_a_space_names_the_fields_of_a_policy_from_outside() -> None:
+    space = space_of(WORLD, {"policy": ["optimus", COMPILED], "max_batch": [16, 64], COMPILED: {"calm": [2, 4]}})
+    assert space.of(COMPILED) == {"max_batch": (16, 64), "calm": (2, 4)}
+    assert space.of("optimus") == {"max_batch": (16, 64)}
     also = space_of(WORLD, also=(COMPILED,))
     assert also.presets == (*space_of(WORLD).presets, COMPILED)
-    values = {f"{COMPILED}.max_chunk": 16, f"{COMPILED}.calm": 4}
-    candidate = also.candidate(COMPILED, values)
+    candidate = also.candidate(COMPILED, {"max_chunk": 16, "calm": 4})
     assert candidate == Candidate.at(WORLD, {"policy": f"{COMPILED}:4,max_chunk=16"})
-    assert also.values_of(candidate) == values
+    assert candidate.columns == {f"{COMPILED}.max_chunk": "16", f"{COMPILED}.calm": "4"}
 
 
 def test_a_space_with_a_file_that_is_not_there_is_one_line() -> None:

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from dsim.engine.errors import DsimError
-from dsim.planner.plan_result import Fleet
-from dsim.planner.purchase import Horizon, growth_of, parsed_growth
+from dsim.planner.plan_result import Fleet, Horizon, growth_of, parsed_growth
 from dsim.planner.quality import Quality
 from dsim.planner.race import Entry, race
 from dsim.planner.replicate import Interval

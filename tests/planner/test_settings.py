@@ -1,7 +1,6 @@
 """The search over an engine's settings: what it may try, and that halving keeps the best."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -9,19 +8,11 @@ from dsim.engine.errors import DsimError
 from dsim.engine.policy import PRESETS, parse
 from dsim.planner.candidate import beyond_tested
 from dsim.planner.candidates import candidates_of
-from dsim.planner.settings import GAIN, changing_answers, halve, settings_to_try
+from dsim.planner.settings import GAIN, halve, settings_to_try
 from dsim.planner.space import searchable
 from dsim.profiler.profile import load
 from dsim.results.world import World
 
-SDAR = load("a100-sdar-8b")
-SEVERAL = replace(
-    SDAR,
-    commits=(
-        *SDAR.commits,
-        *(replace(c, block_length=4, pass_probability=c.pass_probability[:4]) for c in SDAR.commits),
-    ),
-)
 VLLM, FP8 = load("h200x2-diffusiongemma-vllm"), load("h100-diffusiongemma-fp8")
 
 
@@ -47,20 +38,6 @@ def test_prefix_caching_is_tried_where_the_trace_names_prefixes_and_the_engine_h
     assert not any("prefix_caching=true" in one for one in fixed)
     gemma = settings_to_try("sglang-gemma", VLLM, searchable(VLLM, None), shared_prefixes=True)
     assert not any("prefix_caching" in one for one in gemma)  # SGLang serves it without its radix cache
-
-
-def test_what_changes_the_answers_is_tried_only_where_that_is_asked_for() -> None:
-    gemma = changing_answers("vllm-diffusion", VLLM, None)
-    assert gemma == {"canvas_length": [64, 128]}
-    assert changing_answers("vllm-diffusion,canvas_length=128", VLLM, None) == {}  # a field that is set stays
-    found = settings_to_try("vllm-diffusion", VLLM, searchable(VLLM, None), answers=gemma)
-    assert {parse(one).block_length for one in found} == {64, 128, 256}
-    assert {parse(one).block_length for one in tried("vllm-diffusion")} == {256}
-    blocks = changing_answers("lmdeploy-0.18", SEVERAL, None)
-    assert blocks == {"block_length": [4, 32], "threshold": [0.8, 0.9]}
-    found = settings_to_try("lmdeploy-0.18", SEVERAL, searchable(SEVERAL, None), answers=blocks)
-    assert {parse(one).block_length for one in found} == {4, 32}
-    assert changing_answers("optimus", SEVERAL, None) == {}  # of no engine
 
 
 def test_a_setting_that_the_memory_cannot_hold_is_not_tried() -> None:
@@ -106,14 +83,12 @@ def test_halving_ends_in_the_best_and_tries_few_of_them_for_long(
     scores: Sequence[float], untested: Sequence[int], best: int
 ) -> None:
     asked: list[tuple[int, int]] = []
-    halving = halve(range(len(scores)), untested)
-    settings, rung, _ = next(halving)
-    try:
-        while True:
-            asked.append((rung, len(settings)))
-            settings, rung, _ = halving.send([scores[i] for i in settings])
-    except StopIteration as done:
-        assert done.value[0] == best  # noqa: PT017  (the generator's result)
+
+    def rates_of(settings: Sequence[int], rung: int, start: float | None) -> list[float]:
+        asked.append((rung, len(settings)))
+        return [scores[i] for i in settings]
+
+    assert halve(range(len(scores)), rates_of, untested)[0] == best
     assert sum(n for rung, n in asked if rung == 0) == len(scores)
     assert sum(n for rung, n in asked if rung == 1) <= 1 + max(1, round(0.25 * (len(scores) - 1)))
 

@@ -11,7 +11,7 @@ from .fabricate import setup
 NAME = "99% meet ttft=2s"
 CAPACITY = Capacity(
     rate=Interval(1.97, 1.9, 2.05), replicas=1, binding_slo=NAME, limited_by="compute", curve=(), num_replays=9,
-    policy="optimus", setup=setup(), binding_share=1.0, limiting_setting="", binds="KV pages", memory={"KV pages": 1},
+    policy="optimus", setup=setup(), binding_share=1.0, limiting_setting="",
     shares={"decode": 1.0}, bounds={NAME: 0.99}, share_criteria=(NAME,), replications=(1.9, 2.05), num_requests=100,
     block=25, precision=0.02, confidence=0.95, rejected=0.0, latency_ms={"ttft": None},
 )  # fmt: skip

@@ -19,7 +19,7 @@ from .fabricate import setup
 
 MET = "99% meet ttft=2s and norm_latency=50ms"
 RISK = Risk(
-    change="30% more traffic", values={MET: Spread(0.982, None, None)}, best="optimus", judged=850, verdict="misses",
+    change="30% more traffic", values={MET: Spread(0.982, None, None)}, judged=850, verdict="misses",
     stable=True, needs=5, per_hour=10.0,
 )  # fmt: skip
 SETUP = setup(slos=("ttft=2s", "norm_latency=50ms"))

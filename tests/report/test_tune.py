@@ -5,8 +5,8 @@ from typing import Any
 
 from dsim.planner.quality import Quality
 from dsim.planner.replicate import Interval
-from dsim.planner.space import Choice
-from dsim.planner.tuned import Finalist, Trial, Tuned
+from dsim.planner.search import Trial
+from dsim.planner.tune import Finalist, Tuned
 from dsim.report.page import Table
 from dsim.report.search import gain_text, tune_page
 from dsim.results.world import World, setup_of
@@ -16,25 +16,23 @@ GAIN = Interval(0.2, 0.19, 0.21)
 
 def finalist(policy: str, cost: float, **more: Any) -> Finalist:
     values: dict[str, Any] = {
-        "policy": policy, "replicas": 2, "pools": (), "links": (), "decider": "always", "untested": (),
-        "quality": Quality(1.0, ""), "searched": {"cost": cost},
-        "values": {"cost": Interval(cost, cost - 0.01, cost + 0.01)}, "gains": {"cost": GAIN}, "meets_run_slos": 1.0,
-        "attainment": 0.99,
+        "policy": policy, "replicas": 2, "untested": (), "quality": Quality(1.0, ""),
+        "value": Interval(cost, cost - 0.01, cost + 0.01), "gain": GAIN, "meets_run_slos": 1.0, "attainment": 0.99,
     }  # fmt: skip
     return Finalist(**{**values, **more})
 
 
 def trial(index: int, cost: float, violation: float) -> Trial:
     return Trial(
-        trial=index, policy="optimus", replicas=2, state="complete", values={"cost": cost}, attainment=0.9,
-        violation=violation, reason="", quality=1.0, fields={"optimus.max_batch": "none"},
+        trial=index, policy="optimus", replicas=2, state="complete", value=cost,
+        violation=violation, reason="", fields={"optimus.max_batch": "none"},
     )  # fmt: skip
 
 
 TUNED = Tuned(
-    objectives={"cost": "$ per 1000 good requests"}, confirmed=True, winner=finalist("optimus", 2.0), runner_up=None,
-    default=finalist("lmdeploy-bd32", 2.5), front=(), search_gain=0.3, equal=0, num_replays=9, replications=2,
-    space={"policy": Choice(("optimus",))}, trials=(trial(0, 2.0, 0.0), trial(1, 3.0, 0.5)), notes=("a note",),
+    objective="cost", unit="$ per 1000 good requests", confirmed=True, winner=finalist("optimus", 2.0),
+    default=finalist("lmdeploy-bd32", 2.5), search_gain=0.3, equal=0, num_replays=9, replications=2,
+    space={"policy": ("optimus",)}, trials=(trial(0, 2.0, 0.0), trial(1, 3.0, 0.5)), notes=("a note",),
     setup=setup_of(World("azure-conv", slos=("ttft=2s",)), "dsim tune", 2.0, "EUR"), implementations=("dsim",),
     run="dsim replay azure-conv",
 )  # fmt: skip
