@@ -163,7 +163,7 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
             validated = validate_cells(
                 out / "cells", base, live, policies=specs, loads=loads, seconds=self.seconds, bounds=bounds,
                 within=CELLS_SHARE * max(0.0, self.budget - elapsed() - compiling),
-                fits=lambda expected: elapsed() + expected / CELLS_SHARE < self.budget, watch=watch_cell, memo=memo,
+                watch=watch_cell, memo=memo,
             )  # fmt: skip
         write_whole(out / "validation.json", validated.to_text())
         comparison = validated.comparison
