@@ -36,7 +36,7 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult
 
     COMMON: ClassVar = (
         "policy", "model", "profile", "commits", "slos", "rate", "lengths", "num_requests", "prompts", "device",
-        "temperature", "seed", "out", "force",
+        "seed", "out", "force",
     )  # fmt: skip
 
     policy: A["PolicyLike | Sequence[PolicyLike]", q.MANY_POLICIES] = ()
@@ -58,7 +58,6 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult
     prompts: A[
         str | None, Opt("The prompts: a text, a .jsonl of token ids, or source|records (tiny).", "FILE", "Traffic")
     ] = None
-    temperature: A[float, q.TEMPERATURE] = 0.0
     eos: A[bool, q.ENDS_AT_EOS] = False
     slos: A[Sequence[str], q.SLO] = ()
     out: A[str | Path | None, q.RUN_OUT] = None
@@ -100,19 +99,9 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult
         """The model and its source of commits, checked before anything is measured."""
         from ..device.on_device import LiveSetting
         from ..live.config_file import named  # loads PyTorch, as the next
-        from ..live.sampling import Sampling
-        from ..live.weights import is_canvas
         from ..profiler.measure import open_any
 
-        sampling = Sampling(self.temperature, world.seed) if self.temperature else None
-        if sampling is not None and self.graphs:
-            raise DsimError("--graphs captures steps that take the likeliest tokens, and --temperature draws them")
         name, settings = named(self.model, self.random_weights, self.mask_token_id, self.block_length)
-        if sampling is not None and is_canvas(name, settings):
-            raise DsimError(
-                f"{name}: its canvases are drawn by the checkpoint's own rule, and --temperature {self.temperature:g} "
-                "is of decoders"
-            )
         loaded = open_any(name, self.device, world.seed, self.graphs, settings)
         commits, prompts = self.commits or ("model" if loaded.trained else "twin"), self.prompts
         profile = None if self.profile is None else world.loaded_profile()
@@ -120,4 +109,4 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult
             if not loaded.trained or name not in WITH_RECORDS:
                 raise DsimError(f"commits is model and no prompts are given: expected --prompts FILE for {name}")
             prompts = "records"
-        return LiveSetting(loaded, profile, commits, prompts, self.tokenizer, sampling)
+        return LiveSetting(loaded, profile, commits, prompts, self.tokenizer)

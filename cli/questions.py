@@ -99,7 +99,6 @@ ATTAINMENT = Opt(
     "Share of arrivals that must meet all SLOs without a statistic.", "X%", "SLOs and quality", read=percent, text="99%"
 )
 GPU_HOUR = Opt("Price of one GPU per hour; adds costs to the result.", "PRICE", "Fleet and price")
-TEMPERATURE = Opt("Draw tokens at this temperature; 0: the likeliest.", "T", "Model and device")
 TIME_UNIT = Opt("Unit of the file's times, if its format has none.", "|".join(choices.TIME_UNITS), "Trace file")
 COLUMNS = Opt("The trace's own columns, such as arrival=sent,input=num_in,output=num_out.", "ours=C,...", "Trace file")
 ONLY = Opt("Keep this model's rows of a log, or the rows with COLUMN=VALUE.", "model=NAME", "Trace file")

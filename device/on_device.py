@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..engine.engine import Limits
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ..live.canvas_model import CanvasConfig
     from ..live.config import ModelConfig
     from ..live.prompts import Prompts
-    from ..live.sampling import Sampling
     from ..live.session import Serving
     from ..profiler.measure import Opened
 
@@ -38,7 +37,6 @@ class LiveSetting:
     commits: str  # "model" (weights) or "twin" (the profile's keyed draws) decides
     prompts: str | None = None  # see live/prompts.py; None: random tokens
     tokenizer: str | None = None  # folder or tokenizer.json; None: the model's
-    sampling: Sampling | None = None  # None: the likeliest tokens
 
     def check(self, world: World) -> None:
         """DsimError unless the device can run it."""
@@ -105,14 +103,28 @@ class LiveSetting:
         from ..live.session import Serving  # loads PyTorch
 
         setting, limits = self.setting(world)
+        policy, draws, latency, eos = world.parsed_policy(), None, None, tuple[int, ...]()
+        if setting is not None:
+            policy = setting.policy
         drawing = setting if self.commits == "twin" else None
+        if drawing is not None:
+            draws = drawing.draws(world.seed, requests)
+        if self.profile is not None:
+            latency = self.profile.latency
+        if world.ends_at_eos:
+            eos = self.loaded.model.config.eos
+        graphs = self.loaded.graph_cache
         serving = Serving(
-            self.loaded.model, world.parsed_policy() if setting is None else setting.policy, limits, prompts,
-            None if drawing is None else drawing.draws(world.seed, requests),
-            None if self.profile is None else self.profile.latency, graphs=self.loaded.graph_cache,
-            sampling=self.sampling, eos=self.loaded.model.config.eos if world.ends_at_eos else (),
+            self.loaded.model,
+            policy,
+            limits,
+            prompts,
+            draws=draws,
+            latency=latency,
+            graphs=graphs,
+            eos=eos,
             seed=world.seed,
-        )  # fmt: skip
+        )
         return serving, drawing
 
     def serve(
@@ -126,23 +138,36 @@ class LiveSetting:
 
         loaded, policy = self.loaded, world.parsed_policy()
         self.check(world)
-        check_canvases(requests, policy, loaded.model.config.name)
+        check_canvases(requests, policy)
         check_fit(requests, self.setting(world)[1], policy)
         if world.ends_at_eos:  # the weights say where an answer ends early
             limit = requests.limit
             requests = replace(requests, output_length=limit, extras={**requests.extras, "max_tokens": limit.tolist()})
         serving, drawing = self.serving(world, requests, self._prompts(world.seed))
-        model, law = (None, None) if drawing is None else (drawing.commits, drawing.law)
-        in_order = [requests.request(i) for i in range(len(requests))]
         done = run(
-            serving, in_order, emit=world.emit, concurrency=world.concurrency, append=append, progress=progress,
+            serving,
+            [requests.request(i) for i in range(len(requests))],
+            emit=world.emit,
+            concurrency=world.concurrency,
+            append=append,
+            progress=progress,
             sample=loaded.clocks.sample,
-        )  # fmt: skip
-        result = RunRecords(
-            policy, serving.limits, model, done.table, done.totals, done.seconds, done.interrupted, done.num_made_ready,
+        )
+        commit_model, law = None, None
+        if drawing is not None:
+            commit_model, law = drawing.commits, drawing.law
+        records = RunRecords(
+            policy,
+            serving.limits,
+            commit_model,
+            done.table,
+            totals=done.totals,
+            end=done.seconds,
+            interrupted=done.interrupted,
+            num_made_ready=done.num_made_ready,
             law=law,
-        )  # fmt: skip
-        return result, done.failure
+        )
+        return records, done.failure
 
     def _prompts(self, seed: int) -> Prompts:
         from ..live.prompts import random_prompts  # loads PyTorch, as the next
@@ -159,46 +184,34 @@ class LiveSetting:
         """
         settings = dict(self.loaded.settings)
         labels = {name: settings.pop(name, "") for name in ("device", "model", "dtype", "weights")}
-        if self.sampling is not None:
-            settings["sampling"] = asdict(self.sampling)
 
         def about(results: Sequence[RunRecords]) -> dict[str, Any]:
-            fields: dict[str, Any] = {
-                "question": "What did its clients see?",
-                "driver": "live",
-                "commits": self.commits,
-                "live": LiveInfo(
-                    **labels,
-                    prompts=self.prompts or "random tokens",
-                    host_ms={
-                        result.policy.name: 1e3 * result.totals.host.quantile(0.5)
-                        for result in results
-                        if result.totals.host.count
-                    },
-                    made_ready={result.policy.name: result.num_made_ready for result in results},
-                    settings=settings | self.loaded.clocks.quantities(),
-                ),
-            }
-            return fields if self.profile is not None else fields | {"profiles": {}, "notes": ()}
+            live = LiveInfo(
+                **labels,
+                prompts=self.prompts or "random tokens",
+                host_ms={r.policy.name: 1e3 * r.totals.host.quantile(0.5) for r in results if r.totals.host.count},
+                made_ready={result.policy.name: result.num_made_ready for result in results},
+                settings=settings | self.loaded.clocks.quantities(),
+            )
+            fields = {"question": "What did its clients see?", "driver": "live", "commits": self.commits, "live": live}
+            if self.profile is None:
+                fields |= {"profiles": {}, "notes": ()}
+            return fields
 
         return about
 
 
-def check_canvases(requests: Trace, policy: Policy, model: str) -> None:
+def check_canvases(requests: Trace, policy: Policy) -> None:
     """TraceError for canvases narrower than the trained ones, or only read."""
+    if not policy.batching.narrows_canvases:
+        return
     widths = requests.canvas_length
     narrow = int(((widths > 0) & (widths < policy.block_length)).sum())
-    if policy.batching.narrows_canvases and narrow:
-        raise TraceError(
-            f"{requests.name}: {narrow} of {len(requests)} requests ask for narrower canvases "
-            f"(diffusion_canvas_length), and {model} was trained with {policy.block_length}: expected none"
-        )
     reads = int(requests.numbers(READ_ONLY).sum())
-    if policy.batching.narrows_canvases and reads:
-        raise TraceError(
-            f"{requests.name}: {reads} of {len(requests)} requests read a canvas (diffusion_read_only): "
-            "expected none on a device"
-        )
+    for key, num in (("diffusion_canvas_length", narrow), ("diffusion_read_only", reads)):
+        if num:
+            fault = f"{num} of {len(requests)} requests narrow or only read a canvas ({key})"
+            raise TraceError(f"{requests.name}: {fault}, expected none on a device")
 
 
 def check_eos(policy: Policy, config: ModelConfig | CanvasConfig, commits: str) -> None:
