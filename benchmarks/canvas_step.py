@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 from dsim.benchmarks.breakdown import PRODUCTS, events_of
 from dsim.benchmarks.step import Watch, longer, rates
 from dsim.kernels.grouped_experts import grouped_experts
-from dsim.kernels.window_attention import Spans
+from dsim.kernels.ragged_paged_attention import WHOLE, Sequences
 from dsim.live.canvas import CanvasCache, Turn
 from dsim.live.canvas_graphs import GraphCanvasCache
 from dsim.live.canvas_model import CanvasConfig, CanvasModel, num_params, random_canvas_model
@@ -39,7 +39,6 @@ REPEATS = 10
 CANVASES_ON_A_CPU, REPEATS_ON_A_CPU = (2, 1), 3
 SECONDS = 60.0
 EXPERTS = ("_sort", "_gate_up", "_down", "_combine")
-SMALL = ("_add_norm", "_norm_rope", "_gate")
 
 
 def tiny(folder: Path) -> str:
@@ -103,7 +102,7 @@ def parts_of(cache: CanvasCache, turns: dict[int, Turn]) -> tuple[dict[str, floa
         if cuda:
             torch.cuda.synchronize()
     seen = sorted(events_of(run, cuda), key=lambda event: event[1])
-    last_layer = max((i for i, (name, *_) in enumerate(seen) if name == "_add_norm"), default=len(seen))
+    last_layer = max((i for i, (name, *_) in enumerate(seen) if name == "_combine"), default=len(seen))
     found: dict[str, float] = {}
     for i, (name, _, _, took) in enumerate(seen):
         product = bool(PRODUCTS.search(name))
@@ -111,14 +110,12 @@ def parts_of(cache: CanvasCache, turns: dict[int, Turn]) -> tuple[dict[str, floa
             part = "attention"
         elif name in EXPERTS:
             part = "experts"
-        elif name in SMALL:
-            part = "norms and gates"
         elif name in ("_sums", "_read"):
             part = "reading logits"
         elif i > last_layer:
             part = "head" if product else "settling"
         else:
-            part = "dense" if product else "routing and other"
+            part = "dense" if product else "norms, gates and routing"
         found[part] = found.get(part, 0.0) + took
     if cuda and seen:
         busy = sum(took for *_, took in seen)
@@ -162,7 +159,7 @@ def ways(model: CanvasModel, canvases: int) -> Iterator[tuple[str, str, Callable
         return
     from dsim.benchmarks.kernels import ways
     from dsim.kernels.grouped_experts import kernel as experts
-    from dsim.kernels.window_attention import kernel
+    from dsim.kernels.ragged_paged_attention import kernel
 
     for tile in [experts.TILES[tall] for tall in (32, 64, 128)]:
         yield f"experts, {rows} rows", f"ours, {tuple(tile)}", lambda tile=tile: experts.grouped_experts(
@@ -172,16 +169,19 @@ def ways(model: CanvasModel, canvases: int) -> Iterator[tuple[str, str, Callable
     pages = -(-keys // PAGE)
     table = torch.arange(canvases * pages, dtype=torch.int32, device=device).view(canvases, pages)
     starts = torch.arange(canvases + 1, dtype=torch.int32, device=device) * config.canvas_length
-    spans = Spans(table, starts, torch.full((canvases,), keys, dtype=torch.int32, device=device))
+    positions = torch.arange(CONTEXT, keys, dtype=torch.int32, device=device).repeat(canvases)
+    history = torch.full((canvases,), CONTEXT, dtype=torch.int32, device=device)
+    listed = torch.ones(canvases, config.canvas_length, dtype=torch.bool, device=device)
+    sequences = Sequences(table, starts, positions, history, listed=listed, block_length=WHOLE)
     for layer in {(layer.sliding, layer.kv_heads, layer.head_dim): layer for layer in config.layers}.values():
         q = torch.randn(rows, config.heads, layer.head_dim, device=device).to(dtype)
         cached = torch.randn(2, canvases * pages, PAGE, layer.kv_heads, layer.head_dim, device=device).to(dtype)
         window = config.window if layer.sliding else 0
-        for tile in ways(kernel.tile_for(q)):
+        for tile in ways(kernel.tile_for(kernel.rows_of_a_tile(q, canvases, layer.kv_heads), q)):
             yield (
                 f"attention, heads of {layer.head_dim}, {rows} rows", str(tuple(tile)),
-                lambda q=q, cached=cached, window=window, tile=tile: kernel.window_attention(
-                    q, cached[0], cached[1], spans, window, False, 1.0, tile
+                lambda q=q, cached=cached, window=window, tile=tile: kernel.ragged_paged_attention(
+                    q, cached[0], cached[1], sequences, window, 1.0, tile=tile
                 ),
             )  # fmt: skip
 

@@ -55,7 +55,7 @@ MAKES_ROOM = ("empty", "new_empty", "empty_like", "empty_strided")  # allocate, 
 # Our kernels that launch more than once: a merge follows split keys and partial soft-maxes; experts are sorted,
 # multiplied twice and summed.
 LAUNCHES = {
-    "ragged_paged_attention": 2, "window_attention": 2, "confidence": 2, "confidence_of_hidden": 2,
+    "ragged_paged_attention": 2, "confidence": 2, "confidence_of_hidden": 2,
     "grouped_experts": 4, "read_logits": 2,
 }  # fmt: skip
 

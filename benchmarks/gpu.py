@@ -234,8 +234,8 @@ def smoke(at: Place) -> list[Part]:
 def tests(at: Place) -> list[Part]:
     """Kernels against their references and the executor on the device, then kernels under compute-sanitizer."""
     beside = ["-n", str(min(8, CORES)), "--dist", "worksteal"] if CORES > 2 and util.find_spec("xdist") else []
-    asked = either([ROOT / "tests/kernels", ROOT / "tests/live"], [ROOT / "tests/kernels/test_swiglu.py"])
-    names = either(("confidence", "add_rms_norm", "qk_norm_rope", "swiglu", "grouped_experts"), ("swiglu",))
+    asked = either([ROOT / "tests/kernels", ROOT / "tests/live"], [ROOT / "tests/kernels/test_read_logits.py"])
+    names = either(("confidence", "qk_norm_rope", "read_logits", "grouped_experts"), ("read_logits",))
     files = [ROOT / f"tests/kernels/test_{name}.py" for name in names]
     # Memory straight from the driver: a read past a tensor is then past an allocation.
     alone = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}

@@ -259,7 +259,7 @@ def attention_candidates(arguments: Any) -> dict[str, Callable[[], Any]]:
     tiles = ways(kernel.tile_for(kernel.rows_of_a_tile(q, len(sequences.page_table), k_pages.shape[2]), q))
 
     def way(tile: Any, num_splits: int | None) -> Callable[[], Any]:
-        return lambda: kernel.ragged_paged_attention(*arguments, num_splits, tile)
+        return lambda: kernel.ragged_paged_attention(*arguments, num_splits=num_splits, tile=tile)
 
     return {str(tile): way(tile, None) for tile in tiles} | {f"{n} splits": way(tiles[0], n) for n in (1, 2, 4)}
 
@@ -400,39 +400,12 @@ def loop_of_matmuls(given: Any, counts: list[int]) -> Callable[[], torch.Tensor]
     return loop
 
 
-def routers(size: Size, _: dict[str, float]) -> Iterator[Case]:
-    """Experts by soft-max over all, and by groups as LLaDA2.0."""
-    from dsim.kernels.route_experts import route_experts
-
-    for rows in (size.expert_rows[0], size.expert_rows[-1] // 4):
-        for num, groups in ((128, 1), (256, 8)):
-            logits = torch.randn(rows, num, device=size.device)
-            plain: dict[str, Any] = {"normed": True, "scale": 1.0, "groups": groups, "top_groups": (groups + 1) // 2}
-            plain["expert_scale"] = None
-            plain["scoring"] = "softmax" if groups == 1 else "sigmoid"
-
-            def right(found: Any, logits: Any = logits, plain: Any = plain) -> bool:
-                chosen, weights = specification(route_experts)(logits, None, 8, **plain)
-                agree = (found[0] == chosen).float().mean() >= 0.999
-                return bool(agree) and float((found[1] - weights).abs().max()) <= 1e-4
-
-            yield Case(
-                "route_experts", f"{rows} rows of {num} in {groups}",
-                lambda logits=logits, plain=plain: route_experts(logits, None, 8, **plain), right,
-                num_bytes=4.0 * logits.numel() + 12.0 * 8 * rows,
-                alternatives={
-                    "pytorch": lambda logits=logits, plain=plain: specification(route_experts)(logits, None, 8, **plain)
-                },
-            )  # fmt: skip
-
-
 def canvases(size: Size, _: dict[str, float]) -> Iterator[Case]:
-    """A canvas step: attention, reading of logits, norms."""
-    from dsim.kernels.add_rms_norm import sandwich_norm
+    """A canvas step: attention, reading of logits."""
+    from dsim.kernels.ragged_paged_attention import WHOLE, Sequences, kernel, ragged_paged_attention
     from dsim.kernels.read_logits import read_logits
-    from dsim.kernels.window_attention import Spans, kernel, window_attention
 
-    device, (length, width, vocabulary), page = size.device, size.canvas, 64
+    device, (length, _, vocabulary), page = size.device, size.canvas, 64
     for batch in (1, 8):
         for num_heads, num_kv_heads, d, window in size.wide:
             num_keys = size.contexts[-1] // 4 + length
@@ -442,10 +415,16 @@ def canvases(size: Size, _: dict[str, float]) -> Iterator[Case]:
             )
             q = torch.randn(batch * length, num_heads, d, device=device).bfloat16()
             table = int32(torch.randperm(batch * held).view(batch, held), device)
-            spans = Spans(
-                table, int32([length * i for i in range(batch + 1)], device), int32([num_keys] * batch, device)
+            context = num_keys - length
+            sequences = Sequences(
+                table,
+                int32([length * i for i in range(batch + 1)], device),
+                int32(torch.arange(context, num_keys).repeat(batch), device),
+                int32([context] * batch, device),
+                listed=torch.ones(batch, length, dtype=torch.bool, device=device),
+                block_length=WHOLE,
             )
-            given = (q, k_pages, v_pages, spans, window, False, d**-0.5)
+            given = (q, k_pages, v_pages, sequences, window, d**-0.5)
             seen = min(num_keys, length + window - 1) if window else num_keys
             dense_k, dense_v = (
                 pages[table.long()].flatten(1, 2)[:, num_keys - seen : num_keys].transpose(1, 2).contiguous()
@@ -455,20 +434,20 @@ def canvases(size: Size, _: dict[str, float]) -> Iterator[Case]:
             largest = float(v_pages.abs().max())
 
             def right(found: torch.Tensor, given: Any = given, largest: float = largest) -> bool:
-                expected = specification(window_attention)(*given)
+                expected = specification(ragged_paged_attention)(*given)
                 return float((found.float() - expected.float()).abs().max()) <= 2**-7 * largest
 
             yield Case(
-                "window_attention", f"{batch} canvases, {num_heads}:{num_kv_heads}x{d}, keys {seen}",
-                lambda given=given: window_attention(*given), right,
+                "ragged_paged_attention", f"{batch} canvases, {num_heads}:{num_kv_heads}x{d}, keys {seen}",
+                lambda given=given: ragged_paged_attention(*given), right,
                 num_bytes=2.0 * (2 * q.numel() + 2 * batch * seen * num_kv_heads * d),
                 flops=4.0 * num_heads * d * batch * length * seen,
                 alternatives={
                     "sdpa": lambda a=(dense_q, dense_k, dense_v): F.scaled_dot_product_attention(*a, enable_gqa=True)
                 },
                 candidates={
-                    str(tile): lambda given=given, tile=tile: kernel.window_attention(*given, tile)
-                    for tile in ways(kernel.tile_for(q))
+                    str(tile): lambda given=given, tile=tile: kernel.ragged_paged_attention(*given, tile=tile)
+                    for tile in ways(kernel.tile_for(kernel.rows_of_a_tile(q, batch, num_kv_heads), q))
                 },
             )  # fmt: skip
         rows = batch * length
@@ -490,19 +469,6 @@ def canvases(size: Size, _: dict[str, float]) -> Iterator[Case]:
             alternatives={} if batch > 1 else {
                 "pytorch": lambda logits=logits, about=about: specification(read_logits)(logits.clone(), *about)
             },
-        )  # fmt: skip
-        x, part = (torch.randn(rows, width, device=device).bfloat16() for _ in range(2))
-        weight, after = torch.rand(2, width, device=device)
-        norms = (x, (part,), None, weight, None, after, 1e-6)
-
-        def normed_right(found: Any, norms: Any = norms) -> bool:
-            pairs = zip(found, specification(sandwich_norm)(*norms), strict=True)
-            return all(torch.allclose(a.float(), b.float(), rtol=0.02, atol=0.02) for a, b in pairs)
-
-        yield Case(
-            "sandwich_norm", f"{rows} rows of {width}", lambda norms=norms: sandwich_norm(*norms),
-            normed_right, num_bytes=2.0 * 4 * x.numel(),
-            alternatives={"pytorch": lambda norms=norms: specification(sandwich_norm)(*norms)},
         )  # fmt: skip
 
 
@@ -526,57 +492,26 @@ def products(size: Size, _: dict[str, float]) -> Iterator[Case]:
 
 def elementwise(size: Size, _: dict[str, float]) -> Iterator[Case]:
     """Between a layer's products, against PyTorch's steps."""
-    from dsim.kernels.add_rms_norm import add_rms_norm
-    from dsim.kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_scatter
-    from dsim.kernels.swiglu import swiglu
+    from dsim.kernels.qk_norm_rope import Norms, Pages, Turns, qk_norm_rope
 
     (num_heads, num_kv_heads), d, device = size.heads, size.head_dim, size.device
     for num in (size.batch // 2, 32 * size.batch):
-        x, added = (torch.randn(num, size.hidden, device=device).bfloat16() for _ in range(2))
-        weight = torch.rand(size.hidden, device=device).bfloat16()
-        gate_up = torch.randn(num, 6 * size.hidden, device=device).bfloat16()
+        weight = torch.rand(d, device=device).bfloat16()
         qkv = torch.randn(num, num_heads + 2 * num_kv_heads, d, device=device).bfloat16()
         angles = torch.randn(num, d // 2, device=device)
-        heads = (weight[:d], weight[:d], 1e-6, angles.cos().bfloat16(), angles.sin().bfloat16())
+        turns = Turns(angles.cos().bfloat16(), angles.sin().bfloat16())
         pages = [torch.zeros(max(1, num // 16), 64, num_kv_heads, d, device=device).bfloat16() for _ in range(2)]
-        slots = torch.arange(num, device=device)
+        heads = (qkv, num_heads, Norms(weight, weight, 1e-6), turns, Pages(*pages, torch.arange(num, device=device)))
 
-        def in_two(*given: Any, pages: Any = pages, slots: torch.Tensor = slots) -> torch.Tensor:
-            q, *fresh = qk_norm_rope(*given)
-            for store, rows in zip(pages, fresh, strict=True):
-                store.flatten(0, 1)[slots] = rows
-            return q
+        def right(found: Any, heads: Any = heads) -> bool:
+            # PyTorch's steps round in between.
+            return torch.allclose(found, specification(qk_norm_rope)(*heads), rtol=0.02, atol=0.02)
 
-        calls: dict[str, tuple[Any, Any, tuple[Any, ...], int]] = {
-            "add_rms_norm": (add_rms_norm, specification(add_rms_norm), (x, added, weight, 1e-6), 4 * x.numel()),
-            "qk_norm_rope": (
-                qk_norm_rope,
-                specification(qk_norm_rope),
-                (qkv, num_heads, *heads, "plain"),
-                2 * qkv.numel(),
-            ),
-            "qk_norm_rope_scatter": (
-                lambda *given, to=(*pages, slots): qk_norm_rope_scatter(*given, *to),
-                in_two,
-                (qkv, num_heads, *heads),
-                2 * qkv.numel(),
-            ),
-            "swiglu": (swiglu, specification(swiglu), (gate_up, "silu"), gate_up.numel() * 3 // 2),
-        }
-        for name, (kernel, reference, arguments, moved) in calls.items():
-
-            def right(found: Any, reference: Any = reference, arguments: Any = arguments) -> bool:
-                expected = reference(*arguments)
-                pairs = zip(found, expected, strict=True) if isinstance(found, tuple) else [(found, expected)]
-                # PyTorch's steps round in between.
-                return all(torch.allclose(a, b, rtol=0.02, atol=0.02) for a, b in pairs)
-
-            other = "in two" if reference is in_two else "pytorch"
-            yield Case(
-                name, f"{num} tokens", lambda kernel=kernel, arguments=arguments: kernel(*arguments), right,
-                num_bytes=2.0 * moved,
-                alternatives={other: lambda reference=reference, arguments=arguments: reference(*arguments)},
-            )  # fmt: skip
+        yield Case(
+            "qk_norm_rope", f"{num} tokens", lambda heads=heads: qk_norm_rope(*heads), right,
+            num_bytes=4.0 * qkv.numel(),
+            alternatives={"pytorch": lambda heads=heads: specification(qk_norm_rope)(*heads)},
+        )  # fmt: skip
 
 
 def full_sequence(size: Size, _: dict[str, float]) -> Iterator[Case]:
@@ -605,7 +540,6 @@ def full_sequence(size: Size, _: dict[str, float]) -> Iterator[Case]:
 
 # Those whose kernels no device had run by 2026-11-29 come first.
 GROUPS = {
-    "routers": routers,
     "focus": focus,
     "full_sequence": full_sequence,
     "elementwise": elementwise,

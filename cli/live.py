@@ -34,12 +34,11 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult
       --profile P: A profile of this model, for --commits twin and elastic chunks.
     Model and device:
       --model M: tiny (the default), tiny-both-ways, or a model's directory.
-      --temperature T: Draw tokens at this temperature; 0: the likeliest.
     Traffic:
       --prompts FILE: The prompts: a text, a .jsonl of token ids, or source|records (tiny).
     """
 
-    COMMON = "policy model profile commits slos rate lengths num_requests prompts device temperature seed out force"
+    COMMON = "policy model profile commits slos rate lengths num_requests prompts device seed out force"
 
     policy: "PolicyLike | Sequence[PolicyLike]" = ()
     _: KW_ONLY
@@ -47,7 +46,6 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult
     commits: str | None = None
     profile: "ProfileLike | None" = None
     prompts: str | None = None
-    temperature: float = 0.0
     eos: bool = False
     slos: Sequence[str] = ()
 
@@ -82,15 +80,8 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult
     def _setting(self, world: "World") -> "LiveSetting":
         """The model and its source of commits, checked before anything is measured."""
         from ..device.on_device import LiveSetting
-        from ..live.sampling import Sampling  # loads PyTorch, as the next
-        from ..profiler.measure import LoadedCanvas
 
-        if self.temperature and self.graphs:
-            raise DsimError("--graphs captures steps that take the likeliest tokens, and --temperature draws them")
         loaded = self.loaded(self.model, world.seed)
-        if self.temperature and isinstance(loaded, LoadedCanvas):
-            raise DsimError(f"{loaded.name} draws canvases by its own rule, expected no --temperature")
-        sampling = q.optional(lambda temperature: Sampling(temperature, world.seed), self.temperature or None)
         commits, prompts = self.commits, self.prompts
         if commits is None:
             commits = "model" if loaded.trained else "twin"
@@ -99,4 +90,4 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult
                 raise DsimError(f"commits is model and no prompts are given: expected --prompts FILE for {loaded.name}")
             prompts = "records"
         profile = None if self.profile is None else world.loaded_profile()
-        return LiveSetting(loaded, profile, commits, prompts, self.tokenizer, sampling)
+        return LiveSetting(loaded, profile, commits, prompts, self.tokenizer)

@@ -117,7 +117,6 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
                 seconds=self.seconds,
                 bounds=bounds,
                 within=CELLS_SHARE * max(0.0, self.budget - elapsed()),
-                fits=lambda expected: elapsed() + expected / CELLS_SHARE < self.budget,
                 watch=watch_cell,
             )
         write_whole(out / "validation.json", validated.to_text())

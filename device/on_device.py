@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..engine.engine import Limits
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ..live.canvas_model import CanvasConfig
     from ..live.config import ModelConfig
     from ..live.prompts import Prompts
-    from ..live.sampling import Sampling
     from ..live.session import Serving
     from ..profiler.measure import Opened
 
@@ -37,7 +36,6 @@ class LiveSetting:
     commits: str  # "model" (weights) or "twin" (the profile's keyed draws) decides
     prompts: str | None = None  # see live/prompts.py; None: random tokens
     tokenizer: str | None = None  # folder or tokenizer.json; None: the model's
-    sampling: Sampling | None = None  # None: the likeliest tokens
 
     def check(self, world: World) -> None:
         """DsimError unless the device can run it."""
@@ -104,14 +102,28 @@ class LiveSetting:
         from ..live.session import Serving  # loads PyTorch
 
         setting, limits = self.setting(world)
+        policy, draws, latency, eos = world.parsed_policy(), None, None, tuple[int, ...]()
+        if setting is not None:
+            policy = setting.policy
         drawing = setting if self.commits == "twin" else None
+        if drawing is not None:
+            draws = drawing.draws(world.seed, requests)
+        if self.profile is not None:
+            latency = self.profile.latency
+        if world.ends_at_eos:
+            eos = self.loaded.model.config.eos
+        graphs = self.loaded.graph_cache
         serving = Serving(
-            self.loaded.model, world.parsed_policy() if setting is None else setting.policy, limits, prompts,
-            None if drawing is None else drawing.draws(world.seed, requests),
-            None if self.profile is None else self.profile.latency, graphs=self.loaded.graph_cache,
-            sampling=self.sampling, eos=self.loaded.model.config.eos if world.ends_at_eos else (),
+            self.loaded.model,
+            policy,
+            limits,
+            prompts,
+            draws=draws,
+            latency=latency,
+            graphs=graphs,
+            eos=eos,
             seed=world.seed,
-        )  # fmt: skip
+        )
         return serving, drawing
 
     def serve(
@@ -130,17 +142,30 @@ class LiveSetting:
             limit = requests.limit
             requests = replace(requests, output_length=limit, extras={**requests.extras, "max_tokens": limit.tolist()})
         serving, drawing = self.serving(world, requests, self._prompts(world.seed))
-        model, law = (None, None) if drawing is None else (drawing.commits, drawing.law)
-        in_order = [requests.request(i) for i in range(len(requests))]
         done = run(
-            serving, in_order, emit=world.emit, concurrency=world.concurrency, append=append, progress=progress,
+            serving,
+            [requests.request(i) for i in range(len(requests))],
+            emit=world.emit,
+            concurrency=world.concurrency,
+            append=append,
+            progress=progress,
             sample=loaded.clocks.sample,
-        )  # fmt: skip
-        result = RunRecords(
-            policy, serving.limits, model, done.table, done.totals, done.seconds, done.interrupted, done.num_made_ready,
+        )
+        commit_model, law = None, None
+        if drawing is not None:
+            commit_model, law = drawing.commits, drawing.law
+        records = RunRecords(
+            policy,
+            serving.limits,
+            commit_model,
+            done.table,
+            totals=done.totals,
+            end=done.seconds,
+            interrupted=done.interrupted,
+            num_made_ready=done.num_made_ready,
             law=law,
-        )  # fmt: skip
-        return result, done.failure
+        )
+        return records, done.failure
 
     def _prompts(self, seed: int) -> Prompts:
         from ..live.prompts import random_prompts  # loads PyTorch, as the next
@@ -157,27 +182,19 @@ class LiveSetting:
         """
         settings = dict(self.loaded.settings)
         labels = {name: settings.pop(name, "") for name in ("device", "model", "dtype", "weights")}
-        if self.sampling is not None:
-            settings["sampling"] = asdict(self.sampling)
 
         def about(results: Sequence[RunRecords]) -> dict[str, Any]:
-            fields: dict[str, Any] = {
-                "question": "What did its clients see?",
-                "driver": "live",
-                "commits": self.commits,
-                "live": LiveInfo(
-                    **labels,
-                    prompts=self.prompts or "random tokens",
-                    host_ms={
-                        result.policy.name: 1e3 * result.totals.host.quantile(0.5)
-                        for result in results
-                        if result.totals.host.count
-                    },
-                    made_ready={result.policy.name: result.num_made_ready for result in results},
-                    settings=settings | self.loaded.clocks.quantities(),
-                ),
-            }
-            return fields if self.profile is not None else fields | {"profiles": {}, "notes": ()}
+            live = LiveInfo(
+                **labels,
+                prompts=self.prompts or "random tokens",
+                host_ms={r.policy.name: 1e3 * r.totals.host.quantile(0.5) for r in results if r.totals.host.count},
+                made_ready={result.policy.name: result.num_made_ready for result in results},
+                settings=settings | self.loaded.clocks.quantities(),
+            )
+            fields = {"question": "What did its clients see?", "driver": "live", "commits": self.commits, "live": live}
+            if self.profile is None:
+                fields |= {"profiles": {}, "notes": ()}
+            return fields
 
         return about
 

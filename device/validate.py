@@ -18,8 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
 from ..comparison.bounds import Bound
 from ..comparison.comparison import Comparison, compare_runs
 from ..comparison.page import signed
@@ -98,8 +96,10 @@ class Validated(Result):
 
     def _noise_lines(self) -> list[str]:
         """How much two runs of a cell differ."""
-        lines = []
-        for cell in self.noise.cells if self.noise else ():
+        lines: list[str] = []
+        if self.noise is None:
+            return lines
+        for cell in self.noise.cells:
             means = [f"{name} {signed(cell.metrics[name].error['mean'])}" for name in ("e2el", "tpot", "ttft")]
             lines.append(f"Noise floor, {cell.policy}: means of two runs on the device differ by {', '.join(means)}")
         return lines
@@ -149,14 +149,16 @@ def plan_cells(
     capacities = {world.policy: predicted_throughput(world) for world in worlds}
     cells: dict[tuple[str, str | int], Cell] = {}
     for load in loads:
-        share = math.inf if load == FULL else float(load)
+        share = math.inf
+        if load != FULL:
+            share = float(load)
         for world in worlds:
             concurrency, rate = None, share * capacities[world.policy]
             if share >= 1:
                 concurrency = int(min(share, world.setting().limits.max_batch))
                 rate = predicted_throughput(replace(world, concurrency=concurrency))
             num = max(fewest, 2 * (concurrency or 0))
-            cell = Cell(world.policy, load, concurrency, rate, num, load == loads[0])
+            cell = Cell(world.policy, load, concurrency, rate, num_requests=num, again=load == loads[0])
             cells.setdefault((cell.policy, concurrency or load), cell)
     return capacities, list(cells.values())
 
@@ -193,37 +195,32 @@ def validate(
     seconds: float | None = 0.0,
     within: float = math.inf,
     bounds: Sequence[Bound] = (),
-    fits: Callable[[float], bool] = lambda seconds: True,
     watch: Watch = lambda cell, policy: nullcontext(),
 ) -> Validated:
     """Measure every cell and compare; `base` has trace, profile file, workload and seed.
 
-    Cells with folders in `out` are not
-    measured again. within: s of all runs; those that do not fit are left. seconds: of a cell, in addition to its
-    fewest requests'; None: as `within` allows. fits: gets the expected s of each run but the first; False leaves it
-    out. DsimError before measuring if settings cannot run.
+    Cells with folders in `out` are not measured again. within: s of all runs; those that do not fit are left, but for
+    the first. seconds: of a cell, in addition to its fewest requests'; None: as `within` allows. DsimError before
+    measuring if settings cannot run.
     """
     profile = live.profile
     assert profile is not None  # the twin has one
     for policy in policies:
         live.check(replace(base, policy=policy))
+    fewest = FEWEST
+    if any(bound.metric == "ttft" for bound in bounds):
+        fewest = FEWEST_OF_TTFT
     inputs = {
-        "trace": base.trace, "lengths": base.lengths, "seed": base.seed, "commits": live.commits,
+        "trace": base.trace,
+        "lengths": base.lengths,
+        "seed": base.seed,
+        "commits": live.commits,
         "policies": ", ".join(sorted(policies)),
-    }  # fmt: skip
+    }
     plan = _plan(out)
-    fewest = FEWEST_OF_TTFT if any(bound.metric == "ttft" for bound in bounds) else FEWEST
     if plan is None:
         capacities, cells = plan_cells(base, policies, loads, fewest)
-        if seconds is None:
-            chosen, spare = affordable(runs_of(cells), within)
-            if not chosen:
-                raise DsimError(
-                    f"{cells[0].policy} at load {cells[0].load} takes about {cells[0].seconds:.3g} s, and the budget "
-                    f"leaves {within:.3g} s for any cell: give a longer --budget, or other --policy or --load"
-                )
-            seconds = spare / len(chosen)
-        cells = lengthen(cells, seconds)
+        cells = lengthen(cells, _spare_seconds(cells, within) if seconds is None else seconds)
         planned = {"profile": base.profile, "capacities": capacities, "cells": [asdict(cell) for cell in cells]}
         hold_folder(out).close()
         write_whole(out / PLAN, json.dumps(inputs | planned, indent=2) + "\n")
@@ -238,16 +235,12 @@ def validate(
     waiting = [(cell, name) for cell, name in runs_of(cells) if not _is_whole(out / cell.name / name)]
     chosen = affordable(waiting, within)[0] or waiting[:1]
     unmeasured = [f"{cell.name}/{name}" for cell, name in waiting if (cell, name) not in chosen]
-    done = [cell for cell in cells if (out / cell.name / "measured").is_dir()]
-    work = {
-        cell: _predicted(out / cell.name / "predicted", base, cell)
-        for cell in dict.fromkeys([*done, *(cell for cell, _ in chosen)])
-    }
-    for i, (cell, name) in enumerate(chosen):
+    for cell in cells:
+        if (out / cell.name / "measured").is_dir():
+            _predicted(out / cell.name / "predicted", base, cell)
+    work = {cell: _predicted(out / cell.name / "predicted", base, cell) for cell in dict.fromkeys(c for c, _ in chosen)}
+    for cell, name in chosen:
         folder, (world, requests) = out / cell.name / name, work[cell]
-        if (done or i > 0) and not fits(_expected(cell, out / cell.name / "predicted")):
-            unmeasured.append(f"{cell.name}/{folder.name}")
-            continue
         recorded = record([world], requests, live.serve, out=folder, about=about, watch=partial(watch, cell))
         if recorded.failure is not None:
             raise recorded.failure
@@ -256,27 +249,43 @@ def validate(
             raise KeyboardInterrupt
     measured = _pairs(out, cells, "predicted", "measured", base.allow_code)
     repeated = _pairs(out, [cell for cell in cells if cell.again], "measured", "again", base.allow_code)
-    comparison = compare_runs(measured, lambda _: profile, bounds)
-    noise = compare_runs(repeated, lambda _: profile) if repeated else None
-    return Validated(capacities, tuple(cells), tuple(unmeasured), comparison, noise)
+    noise = None
+    if repeated:
+        noise = compare_runs(repeated, lambda _: profile)
+    return Validated(
+        capacities,
+        tuple(cells),
+        tuple(unmeasured),
+        comparison=compare_runs(measured, lambda _: profile, bounds),
+        noise=noise,
+    )
+
+
+def _spare_seconds(cells: Sequence[Cell], within: float) -> float:
+    """s that each affordable run may take longer."""
+    chosen, spare = affordable(runs_of(cells), within)
+    if not chosen:
+        raise DsimError(
+            f"{cells[0].policy} at load {cells[0].load} takes about {cells[0].seconds:.3g} s, and the budget "
+            f"leaves {within:.3g} s for any cell: give a longer --budget, or other --policy or --load"
+        )
+    return spare / len(chosen)
 
 
 def _predicted(folder: Path, base: World, cell: Cell) -> tuple[World, Trace]:
     """A cell's world and requests, replayed if it lacks a prediction. A closed loop ignores times of arrival."""
     world = replace(
-        base, policy=cell.policy, num_requests=cell.num_requests, concurrency=cell.concurrency, arrival="poisson",
+        base,
+        policy=cell.policy,
+        num_requests=cell.num_requests,
+        concurrency=cell.concurrency,
+        arrival="poisson",
         rate=cell.rate,
-    )  # fmt: skip
+    )
     requests = world.requests()
     if not _is_whole(folder) and record([world], requests, in_twin, out=folder).interrupted:
         raise KeyboardInterrupt
     return world, requests
-
-
-def _expected(cell: Cell, predicted: Path) -> float:
-    """s that a run takes by its prediction."""
-    run = read_run(predicted)
-    return float(np.nanmax(run.requests(run.policies[0], ["finish"])["finish"]))
 
 
 def _pairs(

@@ -1,10 +1,28 @@
-"""Shared by kernels: tiles of ragged sequences, found on the device, and attention to a block of keys."""
+"""Shared by kernels: tensors with their strides, tiles of ragged sequences, and attention to a block of keys."""
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.language import constexpr
 
 CHUNK = tl.constexpr(128)  # sequences at a time; fixed, so that batch sizes share a kernel
+
+
+class Strided(NamedTuple):
+    """A tensor as a kernel takes it.
+
+    Triton 3.6 refuses keyword-only parameters, so kernels take records. It compiles for each number of a record that
+    is 1 or a multiple of 16: numbers that vary from step to step are parameters, in `do_not_specialize`.
+    """
+
+    ptr: Any
+    strides: Any  # of all dimensions but the last, whose stride is 1
+
+
+def strided(x: Tensor) -> Strided:
+    return Strided(x, x.stride()[:-1])
 
 
 def num_tiles(num_rows: int, num_sequences: int, block: int) -> int:
@@ -32,41 +50,9 @@ def tile_of(start_ptr, num_sequences, i_tile, BLOCK: constexpr):
 
 
 @triton.jit
-def matrix_of(x_ptr, o_row, m_row, row, o_column, m_column, WIDEN: constexpr):
-    """Rows and columns of a matrix with rows `row` apart; zeros where masked."""
-    m = m_row[:, None] & m_column[None, :]
-    b = tl.load(x_ptr + o_row.to(tl.int64)[:, None] * row + o_column[None, :], mask=m, other=0.0)
-    if WIDEN:
-        b = b.to(tl.float32)
-    return b
-
-
-@triton.jit
-def rows_of(x_ptr, o_row, m_row, row, D: constexpr, BLOCK_D: constexpr, WIDEN: constexpr):
-    """Vectors of one head, [rows, BLOCK_D]; zeros where masked."""
+def matrix_of(x_ptr, o_row, m_row, row, D: constexpr, BLOCK_D: constexpr, WIDEN: constexpr):
+    """Rows of D numbers, `row` apart, [rows, BLOCK_D]; zeros where masked."""
     o_d = tl.arange(0, BLOCK_D)
-    return matrix_of(x_ptr, o_row, m_row, row, o_d, o_d < D, WIDEN)
-
-
-@triton.jit
-def scores_of(b_q, p_k, m_k, scale, WIDEN: constexpr):
-    """Scores of queries on keys, [queries, keys]; masked keys score 0."""
-    b_k = tl.load(p_k, mask=m_k, other=0.0)
-    if WIDEN:
-        b_k = b_k.to(tl.float32)
-    return tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale
-
-
-@triton.jit
-def with_values(b_score, p_v, m_v, b_max, b_sum, b_acc, WIDEN: constexpr):
-    """Add a block of keys to a softmax's highest scores, sums and weighted values; scores in base 2."""
-    b_new = tl.maximum(b_max, tl.max(b_score, 1))
-    b_base = tl.where(b_new == float("-inf"), 0.0, b_new)
-    b_weight = tl.exp2(b_score - b_base[:, None])
-    b_decay = tl.exp2(b_max - b_base)
-    b_v = tl.load(p_v, mask=m_v, other=0.0)
-    if WIDEN:
-        b_v = b_v.to(tl.float32)
-    b_sum = b_sum * b_decay + tl.sum(b_weight, 1)
-    b_acc = tl.dot(b_weight.to(b_v.dtype), b_v, b_acc * b_decay[:, None], input_precision="ieee")
-    return b_new, b_sum, b_acc
+    m = m_row[:, None] & (o_d < D)[None, :]
+    b = tl.load(x_ptr + o_row.to(tl.int64)[:, None] * row + o_d[None, :], mask=m, other=0.0)
+    return b.to(tl.float32) if WIDEN else b

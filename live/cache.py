@@ -28,9 +28,14 @@ class PagedCache:
     """
 
     def __init__(
-        self, config: ModelConfig | PageShape, num_pages: int, page_size: int, device: str, dtype: torch.dtype,
+        self,
+        config: ModelConfig | PageShape,
+        num_pages: int,
+        page_size: int,
+        device: str,
+        dtype: torch.dtype,
         num_scratch: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.page_size = page_size
         self.num_pages = num_pages
         pool = (config.layers, num_pages)
@@ -100,7 +105,7 @@ class PagedCache:
 
     def tables(self, slots: Ints, tokens: npt.NDArray[np.int64]) -> Ints:
         """[slots, pages]."""
-        return self.table[slots, : max(1, int(-(-tokens.max() // self.page_size)))]
+        return self.table[slots, : max(1, int(-(-tokens.max(initial=0) // self.page_size)))]
 
     def _grow(self, slots: int, pages: int) -> None:
         have = self.table.shape

@@ -6,7 +6,7 @@ finished canvas's causal encoding overwrite them. Canvases stay on the device; t
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 
 from ..engine.chance import TOKEN, key, uniform
+from ..kernels.qk_norm_rope import Pages
+from ..kernels.ragged_paged_attention import WHOLE, ragged_paged_attention
 from ..kernels.read_logits import read_logits
-from ..kernels.window_attention import Spans, window_attention
 from .cache import PagedCache, PageShape
 from .canvas_model import CanvasModel, Renoise
-from .model import Pages
+from .forward import on_device, sequences_of
 
 LOGITS_BYTES = 1 << 30  # of logits at once; each product reads the whole embedding
-ENCODED = 8192  # tokens of text in a forward
+Arrays = dict[str, npt.NDArray[Any]]
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
@@ -87,23 +88,9 @@ class CanvasCache:
     @torch.inference_mode()
     def encode(self, texts: Mapping[int, Tensor]) -> None:
         """Append text to slots causally; free the pages before every window."""
-        pending = {slot: tokens for slot, tokens in texts.items() if len(tokens)}
-        while pending:
-            batch: dict[int, Tensor] = {}
-            room = ENCODED
-            for slot, tokens in pending.items():
-                if room:
-                    batch[slot] = tokens[:room]
-                    room -= len(batch[slot])
-            self._encode(batch)
-            pending = {slot: tokens[len(batch.get(slot, ())) :] for slot, tokens in pending.items()}
-            pending = {slot: tokens for slot, tokens in pending.items() if len(tokens)}
-
-    def _encode(self, texts: Mapping[int, Tensor]) -> None:
         spans = self._spans({slot: len(tokens) for slot, tokens in texts.items()})
-        inputs = self._on_device(self._layout(spans))
-        attend = _Attention(self, inputs, causal=True)
-        self.model.encode(torch.cat(list(texts.values())), inputs["positions"], attend)
+        inputs = on_device(self._layout(spans, causal=True), self._device)
+        self.model.encode(torch.cat(list(texts.values())), inputs["positions"], _Attention(self, inputs, causal=True))
         for slot, _, end in spans:
             self.length[slot] = end
             if True in self.caches:
@@ -118,23 +105,26 @@ class CanvasCache:
     @torch.inference_mode()
     def states(self, slots: Sequence[int]) -> Tensor:
         """Final states of canvases, [slots, canvas, hidden]."""
-        hidden = self._states(self._on_device(self._layout(self._canvases(slots))))
+        hidden = self._states(on_device(self._layout(self._canvases(slots)), self._device))
         return hidden.view(len(slots), *self._signals.shape[1:])
 
     @torch.inference_mode()
     def denoise(self, turns: Mapping[int, Turn]) -> dict[int, Reading]:
         """One step of canvases (production-dllm-serving.md 1.2)."""
-        arrays = self._layout(self._canvases(list(turns)))
-        arrays["temperature"] = np.array([turn.temperature for turn in turns.values()])
-        arrays["uniform"] = np.concatenate([turn.uniform for turn in turns.values()])
-        arrays["noise"] = np.concatenate([turn.noise for turn in turns.values()])
-        answers = self._run(arrays)
+        answers = self._run(self._arrays(turns))
         return {
             slot: Reading(row[:-1].astype(np.int64), float(row[-1])) for slot, row in zip(turns, answers, strict=True)
         }
 
-    def _run(self, arrays: "Mapping[str, npt.NDArray[np.generic]]") -> Floats:
-        answers: Floats = self._step(self._on_device(arrays)).cpu().numpy()
+    def _arrays(self, turns: Mapping[int, Turn]) -> Arrays:
+        arrays = self._layout(self._canvases(list(turns)))
+        arrays["temperature"] = np.array([turn.temperature for turn in turns.values()], np.float64)
+        arrays["uniform"] = np.array([turn.uniform for turn in turns.values()], np.float64).reshape(-1)
+        arrays["noise"] = np.array([turn.noise for turn in turns.values()], np.int64).reshape(-1)
+        return arrays
+
+    def _run(self, arrays: Arrays) -> Floats:
+        answers: Floats = self._step(on_device(arrays, self._device)).cpu().numpy()
         return answers
 
     def _step(self, inputs: "dict[str, Tensor]") -> Tensor:
@@ -178,34 +168,34 @@ class CanvasCache:
             )
 
     def _canvases(self, slots: Sequence[int]) -> "list[Span]":
-        self._make_room(max(slots) + 1)
+        self._make_room(max(slots, default=-1) + 1)
         return self._spans(dict.fromkeys(slots, self.model.config.canvas_length))
 
     def _spans(self, counts: Mapping[int, int]) -> "list[Span]":
         """Each slot with the begin and end of its next tokens, whose pages are reserved."""
         spans = [(slot, self.length.get(slot, 0), self.length.get(slot, 0) + num) for slot, num in counts.items()]
-        slots, ends = np.array([slot for slot, *_ in spans], np.int32), np.array([end for *_, end in spans])
-        for slot, begin, _ in spans:
+        for slot, begin, end in spans:
             self.length[slot] = begin
-        for cache in self.caches.values():
-            cache.reserve(slots, ends)
+            for cache in self.caches.values():
+                cache.reserve(np.array([slot], np.int32), np.array([end]))
         return spans
 
-    def _layout(self, spans: "Sequence[Span]") -> "dict[str, npt.NDArray[np.generic]]":
-        """The spans' positions and places."""
-        slots, begins, ends = (np.array(x) for x in zip(*spans, strict=True))
+    def _layout(self, spans: "Sequence[Span]", causal: bool = False) -> Arrays:
+        """The spans' positions and places; causal: no row sees a later one."""
+        slots, begins, ends = np.array(spans, np.int64).reshape(-1, 3).T
         counts = ends - begins
         starts = np.concatenate([[0], np.cumsum(counts)])
         row = np.repeat(np.arange(len(spans)), counts)
         positions = np.arange(starts[-1]) - starts[row] + begins[row]
-        arrays = {"slots": slots, "positions": positions, "starts": starts, "lengths": ends}
+        arrays: Arrays = {"slots": slots, "positions": positions, "query_start": starts}
+        arrays["history"], arrays["listed"] = ends, np.zeros((len(spans), 1), np.bool_)
+        if not causal:
+            arrays["history"] = begins
+            arrays["listed"] = np.ones((len(spans), self.model.config.canvas_length), np.bool_)
         for kind, cache in self.caches.items():
             arrays[f"table {kind}"] = cache.tables(slots.astype(np.int32), ends)
             arrays[f"places {kind}"] = cache.places(slots[row].astype(np.int32), positions)
         return arrays
-
-    def _on_device(self, arrays: "Mapping[str, npt.NDArray[np.generic]]") -> "dict[str, Tensor]":
-        return {name: torch.from_numpy(np.ascontiguousarray(x)).to(self._device) for name, x in arrays.items()}
 
 
 Span = tuple[int, int, int]  # a slot, and its next tokens' begin and end
@@ -215,21 +205,20 @@ class _Attention:
     """Causal attention of text, or of canvases to all that the window shows."""
 
     def __init__(self, cache: CanvasCache, inputs: Mapping[str, Tensor], causal: bool) -> None:
-        self._cache, self._causal = cache, causal
-        starts, lengths = inputs["starts"].int(), inputs["lengths"].int()
-        self._spans = {kind: Spans(inputs[f"table {kind}"].int(), starts, lengths) for kind in cache.caches}
-        self._places = {kind: inputs[f"places {kind}"] for kind in cache.caches}
+        self._cache, self._inputs = cache, inputs
+        self._block = 1 if causal else WHOLE
 
     def pages(self, layer: int) -> Pages:
         sliding, index = self._cache.model.config.layers[layer].sliding, self._cache.index[layer]
         pages = self._cache.caches[sliding]
-        return Pages(pages.keys[index], pages.values[index], self._places[sliding])
+        return Pages(pages.keys[index], pages.values[index], self._inputs[f"places {sliding}"])
 
     def __call__(self, layer: int, q: Tensor) -> Tensor:
-        config, (keys, values, _) = self._cache.model.config, self.pages(layer)
+        config, pages = self._cache.model.config, self.pages(layer)
         sliding = config.layers[layer].sliding
-        window = config.window if sliding else 0
-        return window_attention(q, keys, values, self._spans[sliding], window, self._causal, 1.0)
+        inputs = {**self._inputs, "page_table": self._inputs[f"table {sliding}"]}
+        sequences = sequences_of(inputs, self._block)
+        return ragged_paged_attention(q, pages.keys, pages.values, sequences, sliding * config.window, scale=1.0)
 
 
 @dataclass(slots=True, eq=False)

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from ..engine.commits import LawDraws
-from ..engine.errors import ModelError
 from ..engine.policies.canvas import Canvas as CanvasGranularity
 from ..engine.policy import Policy
 from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
 from .canvas import Canvas, CanvasCache, KeyedChance, Turn
 from .canvas_model import CanvasConfig
+from .executor import out_of_memory
 from .forward import DeviceClock
 from .prompts import Prompts
 from .refused import refuse, shares_pages
@@ -28,22 +28,25 @@ BLANK = 0  # fills positions without a token
 
 def check_canvas(policy: Policy, config: CanvasConfig) -> None:
     """PolicyError unless the policy denoises canvases of the checkpoint's length."""
-    refuse(policy, {
-        f"denoises no canvas, and {config.name} does nothing else: expected sglang-gemma or vllm-diffusion":
-            not isinstance(policy.granularity, CanvasGranularity),
-        f"canvas_length is {policy.block_length}, and {config.name} was trained with {config.canvas_length}: expected "
-        "that": policy.block_length != config.canvas_length,
-        **shares_pages(policy),
-    })  # fmt: skip
+    if not isinstance(policy.granularity, CanvasGranularity):
+        refuse(policy, {f"denoises no canvas as {config.name}: expected sglang-gemma or vllm-diffusion": True})
+    length, trained = policy.block_length, config.canvas_length
+    reason = f"canvas_length is {length}, and {config.name} was trained with {trained}: expected that"
+    refuse(policy, {reason: length != trained} | shares_pages(policy))
 
 
 class CanvasExecutor(Texts):
     """draws: a law that ends canvases; None: the checkpoint's rule. eos: see `Texts`."""
 
     def __init__(
-        self, cache: CanvasCache, policy: Policy, prompts: Prompts, draws: LawDraws | None, seed: int,
+        self,
+        cache: CanvasCache,
+        policy: Policy,
+        prompts: Prompts,
+        draws: LawDraws | None,
+        seed: int,
         eos: Sequence[int] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         check_canvas(policy, cache.model.config)
         super().__init__(policy, prompts, BLANK, eos)
         self._cache = cache
@@ -66,10 +69,7 @@ class CanvasExecutor(Texts):
             clock.stop()
             device = clock.seconds()
         except torch.OutOfMemoryError as error:
-            raise ModelError(
-                f"the device is out of memory in a step of {plan.features.tokens} tokens and {plan.features.batch} "
-                f"sequences: set num_pages or fewer rows ({str(error).splitlines()[0]})"
-            ) from None
+            raise out_of_memory(plan, error) from None
         self._release([request for request in plan.freed if request in rows])
         return StepOutcome(time.perf_counter() - begin, committed, device, ends=self._ends(plan, committed))
 

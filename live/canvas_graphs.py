@@ -1,20 +1,14 @@
 """Canvas steps as captured CUDA graphs, one a padded number of canvases; text is encoded eagerly."""
 
-from collections.abc import Mapping
-
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from .canvas import CanvasCache
+from .canvas import Arrays, CanvasCache, Floats
 from .canvas_model import CanvasModel
-from .forward import flattened
 from .graphs import Captured, Graphs, Recorder
 
 MOST = 64  # canvases of a graph; larger steps hide their launches
-Arrays = Mapping[str, npt.NDArray[np.generic]]
-# Inputs by position; tables are by page, all others by canvas.
-ROWS = ("positions", "uniform", "noise", "places True", "places False")
+BY_POSITION = ("positions", "uniform", "noise", "places True", "places False")  # all others are by canvas
 
 
 def padded(num: int) -> int:
@@ -27,9 +21,15 @@ class GraphCanvasCache(CanvasCache):
     """Replays a graph for steps of at most `max_canvases` canvases, captured on first use or in `prepare`."""
 
     def __init__(
-        self, model: CanvasModel, num_pages: tuple[int, int], page_size: int, device: str, dtype: torch.dtype,
-        longest: int, record: Recorder | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: CanvasModel,
+        num_pages: tuple[int, int],
+        page_size: int,
+        device: str,
+        dtype: torch.dtype,
+        longest: int,
+        record: Recorder | None = None,
+    ) -> None:
         """longest: most tokens of a sequence, its last canvas included."""
         super().__init__(model, num_pages, page_size, device, dtype)
         self.pages = -(-longest // page_size)
@@ -41,18 +41,22 @@ class GraphCanvasCache(CanvasCache):
         """Capture graphs for up to `max_canvases` canvases, largest first."""
         self._make_room(max_canvases)
         for size in sorted({padded(n) for n in range(1, min(max_canvases, self.max_canvases) + 1)}, reverse=True):
-            self._graph(size)
+            self._graph(self._arrays({}), size)
 
-    def _run(self, arrays: Arrays) -> npt.NDArray[np.float64]:
+    def _run(self, arrays: Arrays) -> Floats:
         num = len(arrays["slots"])
-        pages = next(arrays[name] for name in arrays if name.startswith("table")).shape[1]
-        if num > self.max_canvases or pages > self.pages:
+        tables = [x for name, x in arrays.items() if name.startswith("table")]
+        if num > self.max_canvases or tables[0].shape[1] > self.pages:
             return super()._run(arrays)
-        graph = self._graph(padded(num))
-        self.graphs.bring(flattened(self._pad(arrays, padded(num)))[0])
+        if (padded(num),) not in self.graphs.by_key:
+            self._graph(self._arrays({}), padded(num))  # recording computes, so on no canvas
+        graph = self._graph(arrays, padded(num))
         graph.replay()
-        answers: npt.NDArray[np.float64] = graph.answers[0][:num].cpu().numpy()
+        answers: Floats = graph.answer[:num].cpu().numpy()
         return answers
+
+    def _graph(self, arrays: Arrays, size: int) -> Captured:
+        return self.graphs.captured((size,), self._pad(arrays, size), self._step)
 
     def _make_room(self, slots: int) -> None:
         have = self._tokens
@@ -60,27 +64,19 @@ class GraphCanvasCache(CanvasCache):
         if have is not self._tokens:
             self.graphs.by_key.clear()  # they read the old canvases
 
-    def _graph(self, size: int) -> Captured:
-        return self.graphs.captured(
-            (size,),
-            lambda: self._pad({}, size),
-            lambda shapes: (self._step(self.graphs.inputs(shapes)),),
-        )
-
-    def _pad(self, arrays: Arrays, size: int) -> dict[str, npt.NDArray[np.generic]]:
+    def _pad(self, arrays: Arrays, size: int) -> Arrays:
         """Pad to `size` canvases, which see nothing and write to no slot's canvas."""
-        length = self.model.config.canvas_length
-        fills = {
-            **dict.fromkeys(("positions", "lengths", "noise"), 0), "slots": len(self._tokens) - 1,
-            "temperature": 1.0, "uniform": 0.0,
-            **dict.fromkeys((f"{name} {kind}" for kind in self.caches for name in ("places", "table")), -1),
-        }  # fmt: skip
-        padded: dict[str, npt.NDArray[np.generic]] = {"starts": np.arange(size + 1) * length}
-        for name, fill in fills.items():
-            shape: tuple[int, ...] = (size * length if name in ROWS else size,)
+        length, missing = self.model.config.canvas_length, size - len(arrays["slots"])
+        fills = {"slots": len(self._tokens) - 1, "temperature": 1.0}
+        fills |= {f"{name} {kind}": -1 for kind in self.caches for name in ("places", "table")}
+        result: Arrays = {}
+        for name, x in arrays.items():
+            after = missing
+            if name in BY_POSITION:
+                after *= length
+            shape = [(0, after), (0, 0)]
             if name.startswith("table"):
-                shape = size, self.pages
-            padded[name] = np.full(shape, fill)
-            if (x := arrays.get(name)) is not None:
-                padded[name][tuple(slice(n) for n in x.shape)] = x
-        return padded
+                shape[1] = 0, self.pages - x.shape[1]
+            result[name] = np.pad(x, shape[: x.ndim], constant_values=fills.get(name, 0))
+        result["query_start"] = np.arange(size + 1) * length
+        return result

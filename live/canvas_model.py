@@ -13,24 +13,23 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, rms_norm
 
 from ..engine.errors import ModelError
+from ..engine.plain import Range
 from ..files.read import cut, parsing
-from ..kernels.add_rms_norm import add_rms_norm, sandwich_norm
+from ..files.schema import FileObject
 from ..kernels.device import logits_of
-from ..kernels.grouped_experts import grouped_experts
-from ..kernels.qk_norm_rope import qk_norm_rope_scatter
-from ..kernels.route_experts import route_experts
-from ..kernels.swiglu import swiglu
+from ..kernels.grouped_experts import gated, grouped_experts
+from ..kernels.qk_norm_rope import Norms, Pages, Turns, qk_norm_rope
+from .config import Experts
 from .config_file import AS_IT_SAYS, ConfigJson, Settings, check_plain, config_json
 from .families import CANVAS
-from .model import Pages
+from .model import route
 from .random_weights import drawn_experts, fill, of_rows
-from .stored import alike, stored_tensors
+from .stored import stored_tensors
 
 ARCHITECTURE = CANVAS
-MOST = 1 << 24  # of any number in a config.json; of layers, 1 << 10
 DECODER, ENCODER = "model.decoder.", "model.encoder.language_model."
 NOT_TEXT = ("model.encoder.vision_tower.", "model.encoder.embed_vision.")  # pictures are not served
 
@@ -95,11 +94,12 @@ class CanvasConfig:
 
 @dataclass(slots=True, eq=False)
 class _Layer:
-    """A layer's weights; matrices of the same input are joined. Norms are fp32.
+    """A layer's weights; matrices of the same input are joined.
 
     Feed-forward, router and experts read one normed tensor: their norms' weights are factors of their matrices.
     """
 
+    before: Tensor
     qkv: Tensor  # without values where keys are values
     q_norm: Tensor
     k_norm: Tensor
@@ -108,12 +108,12 @@ class _Layer:
     gate_up: Tensor
     down: Tensor
     router: Tensor
-    expert_scale: Tensor
+    expert_scale: Tensor  # fp32
     experts: tuple[Tensor, Tensor]
-    after_parts: Tensor  # [2, hidden]: of feed-forward and experts
+    after_fed: Tensor
+    after_experts: Tensor
     after: Tensor
     scales: dict[bool, Tensor]  # by `encode`: the only weight the two passes do not share
-    following: Tensor  # the next layer's first norm, or the last norm
 
 
 class Attend(Protocol):
@@ -139,9 +139,8 @@ class CanvasModel:
             layer.sliding: frequencies(layer.head_dim, *config.rope[layer.sliding]).to(self.embedding.device)
             for layer in config.layers
         }
-        self._first = weights["layers.0.input_layernorm.weight"]
-        self._ones = torch.ones_like(self._first)
-        self._no_weight = self._ones.float()
+        self._last = weights["norm.weight"]
+        self._experts = Experts(config.num_experts, config.top_k, config.expert_ffn)
         self.layers = [_layer(weights, config, i) for i in range(len(config.layers))]
 
     def encode(self, tokens: Tensor, positions: Tensor, attend: Attend) -> None:
@@ -150,11 +149,12 @@ class CanvasModel:
 
     def denoise(self, tokens: Tensor, signal: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Normed final states [rows, hidden]. signal [rows, hidden]: `signal_of` the last step."""
-        x = self.embedding[tokens] * self._scale
-        eps, (gate_up, down) = self.config.norm_eps, self._signal
-        _, signal = add_rms_norm(signal, None, self._signal_norm, eps)
-        _, x = add_rms_norm(x, _fed(signal, gate_up, down), self._ones, eps)
-        return self._layers(x, positions, attend, encode=False)
+        gate_up, down = self._signal
+        x = self.embedding[tokens] * self._scale + _fed(self._normed(signal, self._signal_norm), gate_up, down)
+        return self._layers(self._normed(x), positions, attend, encode=False)
+
+    def _normed(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
+        return rms_norm(x, x.shape[-1:], weight, self.config.norm_eps)
 
     def signal_of(self, probabilities: Tensor) -> Tensor:
         """The next step's signal, [rows, hidden], from probabilities [rows, vocab] in the model's dtype."""
@@ -174,37 +174,37 @@ class CanvasModel:
         return self.layers[0].experts
 
     def _layers(self, x: Tensor, positions: Tensor, attend: Attend, encode: bool) -> Tensor:
-        config, eps = self.config, self.config.norm_eps
-        column, turns = positions.float()[:, None], dict[bool, tuple[Tensor, Tensor]]()
+        column, turns = positions.float()[:, None], dict[bool, Turns]()
         for sliding, frequency in self._frequencies.items():
             angle = column * frequency
-            turns[sliding] = angle.cos().to(x), angle.sin().to(x)
-        _, normed = add_rms_norm(x, None, self._first, eps)
-        for i, (kind, layer) in enumerate(zip(config.layers, self.layers, strict=True)):
-            qkv = linear(normed, layer.qkv).view(len(x), -1, kind.head_dim)
-            q = qk_norm_rope_scatter(
-                qkv, config.heads, layer.q_norm, layer.k_norm, eps, *turns[kind.sliding], *attend.pages(i),
-                "normed" if kind.sliding else "keys",
-            )  # fmt: skip
-            read = linear(attend(i, q).view(len(x), -1), layer.out)
-            x, normed = sandwich_norm(x, (read,), None, layer.after_attention, None, self._no_weight, eps)
-            parts = _fed(normed, layer.gate_up, layer.down), self._mixed(normed, i)
-            x, normed = sandwich_norm(
-                x, parts, layer.after_parts, layer.after, layer.scales[encode], layer.following, eps
-            )  # fmt: skip
-        return normed
+            turns[sliding] = Turns(angle.cos().to(x), angle.sin().to(x))
+        for i, (kind, layer) in enumerate(zip(self.config.layers, self.layers, strict=True)):
+            qkv = linear(self._normed(x, layer.before), layer.qkv).view(len(x), -1, kind.head_dim)
+            norms = Norms(layer.q_norm, layer.k_norm, self.config.norm_eps)
+            values = self._normed(qkv[:, -kind.kv_heads :])
+            if kind.sliding:
+                qkv[:, -kind.kv_heads :] = values
+            else:  # the keys before their norm are the values
+                qkv = torch.cat([qkv, values], dim=1)
+            q = qk_norm_rope(qkv, self.config.heads, norms, turns[kind.sliding], attend.pages(i))
+            x = x + self._normed(linear(attend(i, q).view(len(x), -1), layer.out), layer.after_attention)
+            normed = self._normed(x)
+            fed = self._normed(_fed(normed, layer.gate_up, layer.down), layer.after_fed)
+            mixed = self._normed(self._mixed(normed, i), layer.after_experts)
+            x = (x + self._normed(fed + mixed, layer.after)) * layer.scales[encode]
+        return self._normed(x, self._last)
 
     def _mixed(self, x: Tensor, i: int) -> Tensor:
         layer = self.layers[i]
         logits = logits_of(x, layer.router)
         if self.drawn is not None:
             logits = of_rows(self.drawn[i], len(x))  # the router is still computed, for its time
-        chosen, weights = route_experts(logits, None, self.config.top_k, expert_scale=layer.expert_scale)
+        chosen, weights = route(logits, self._experts, expert_scale=layer.expert_scale)
         return grouped_experts(x, chosen, weights, *layer.experts, activation="gelu")
 
 
 def _fed(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    return linear(swiglu(linear(x, gate_up), "gelu"), down)
+    return linear(gated(linear(x, gate_up), "gelu"), down)
 
 
 def _gate_up(weights: dict[str, Tensor], prefix: str) -> Tensor:
@@ -212,30 +212,31 @@ def _gate_up(weights: dict[str, Tensor], prefix: str) -> Tensor:
 
 
 def _layer(weights: dict[str, Tensor], config: CanvasConfig, i: int) -> _Layer:
-    stem, after = f"layers.{i}.", f"layers.{i + 1}.input_layernorm" if i + 1 < len(config.layers) else "norm"
+    stem = f"layers.{i}."
     attention = stem + "self_attn."
 
-    def fp32(*names: str) -> Tensor:
-        return torch.stack([weights[f"{stem}{name}.weight"].float() for name in names])
+    def norm(name: str) -> Tensor:
+        return weights[f"{stem}{name}.weight"]
 
-    dense, expert = fp32("pre_feedforward_layernorm", "pre_feedforward_layernorm_2")
     router = weights[stem + "router.scale"].float() * config.hidden**-0.5
+    expert = norm("pre_feedforward_layernorm_2").float()
     names = "qkv" if config.layers[i].sliding else "qk"
     return _Layer(
+        before=norm("input_layernorm"),
         qkv=torch.cat([weights.pop(f"{attention}{name}_proj.weight") for name in names]),
         q_norm=weights[attention + "q_norm.weight"],
         k_norm=weights[attention + "k_norm.weight"],
         out=weights.pop(attention + "o_proj.weight"),
-        after_attention=fp32("post_attention_layernorm")[0],
-        gate_up=_gate_up(weights, stem + "mlp").mul_(dense),
+        after_attention=norm("post_attention_layernorm"),
+        gate_up=_gate_up(weights, stem + "mlp").mul_(norm("pre_feedforward_layernorm").float()),
         down=weights.pop(stem + "mlp.down_proj.weight"),
         router=weights.pop(stem + "router.proj.weight").mul_(router),
         expert_scale=weights[stem + "router.per_expert_scale"].float(),
         experts=(weights.pop(stem + "experts.gate_up_proj").mul_(expert), weights.pop(stem + "experts.down_proj")),
-        after_parts=fp32("post_feedforward_layernorm_1", "post_feedforward_layernorm_2"),
-        after=fp32("post_feedforward_layernorm")[0],
-        scales={encode: weights[f"{ENCODER if encode else ''}{stem}layer_scalar"].float() for encode in (True, False)},
-        following=weights[after + ".weight"].float(),
+        after_fed=norm("post_feedforward_layernorm_1"),
+        after_experts=norm("post_feedforward_layernorm_2"),
+        after=norm("post_feedforward_layernorm"),
+        scales={encode: weights[f"{ENCODER if encode else ''}{stem}layer_scalar"] for encode in (True, False)},
     )
 
 
@@ -246,6 +247,17 @@ def frequencies(head_dim: int, theta: float, share: float) -> Tensor:
     return torch.nn.functional.pad(half, (0, head_dim // 2 - turned))
 
 
+# config.json's defaults, as transformers has them.
+DEFAULTS = {
+    "final_logit_softcapping": 30.0,
+    "global_head_dim": 512,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {},
+    "per_layer_config": {},
+}
+SIZE, LAYERS = Range(1, 1 << 24), Range(1, 1 << 10)
+
+
 def canvas_config(source: ConfigJson, settings: Settings = AS_IT_SAYS) -> CanvasConfig:
     """A canvas model's dimensions. Raises ModelError."""
     with parsing(source.path, "a DiffusionGemma's configuration", ModelError):
@@ -253,72 +265,72 @@ def canvas_config(source: ConfigJson, settings: Settings = AS_IT_SAYS) -> Canvas
 
 
 def _canvas_config(source: ConfigJson, settings: Settings) -> CanvasConfig:
-    path, values = source.path, source.values
-    if values.get("architectures") != [ARCHITECTURE]:
-        raise ModelError(f"{path}: architectures is {cut(values.get('architectures'))}, expected [{ARCHITECTURE}]")
-    text = values.get("text_config") or {}
+    path = str(source.path)
+    if source.values.get("architectures") != [ARCHITECTURE]:
+        raise ModelError(f"{path}: architectures is {cut(source.values.get('architectures'))}, expected {ARCHITECTURE}")
     if not settings.random_weights:
         check_plain(source)
-    for key, expected in (("attention_bias", False), ("hidden_activation", "gelu_pytorch_tanh")):
-        if text.get(key, expected) != expected:
-            raise ModelError(f"{path}: {key} is {cut(text[key])}, expected {expected}")
-    if text.get("use_bidirectional_attention") == "all":
-        raise ModelError(f"{path}: use_bidirectional_attention is all, expected the text to be read causally")
-    if not (values.get("tie_word_embeddings", True) and text.get("tie_word_embeddings", True)):
-        raise ModelError(f"{path}: tie_word_embeddings is False, expected True")
-
-    def size(key: str, default: Any = None, source: Mapping[str, Any] = text) -> int:
-        value = source.get(key)
-        value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ModelError(f"{path}: {key} is {cut(value)}, expected a whole number of at least 1")
-        if value > MOST:
-            raise ModelError(f"{path}: {key} is {cut(value)}, expected at most {MOST}")
-        return value
-
-    num, head_dim, kv_heads = size("num_hidden_layers"), size("head_dim"), size("num_key_value_heads")
-    if num > 1 << 10:
-        raise ModelError(f"{path}: num_hidden_layers is {num}, expected at most {1 << 10}")
-    kinds = text.get("layer_types") or ["full_attention" if i % 6 == 5 else "sliding_attention" for i in range(num)]
+    values = FileObject(path, "", {"canvas_length": 256, "text_config": {}, **source.values}, error=ModelError)
+    plain = {key: value for key, value in values.section("text_config").values.items() if value is not None}
+    text = FileObject(path, "text_config", {**DEFAULTS, **plain}, error=ModelError)
+    num, per_layer = text.integer("num_hidden_layers", LAYERS), text.section("per_layer_config")
+    kinds = plain.get("layer_types") or ["full_attention" if i % 6 == 5 else "sliding_attention" for i in range(num)]
     if len(kinds) != num or not {*kinds} <= {"sliding_attention", "full_attention"}:
-        contents = f"{len(kinds)} of {cut(sorted({*kinds}))}"
-        raise ModelError(f"{path}: layer_types holds {contents}, expected {num} of two kinds")
-    layer_configs = text.get("per_layer_config") or {}
+        raise text.error("layer_types", kinds, f"{num} of sliding_attention and full_attention")
+    sliding = CanvasLayer(True, text.integer("num_key_value_heads", SIZE), text.integer("head_dim", SIZE))
+    text.values.setdefault("num_global_key_value_heads", sliding.kv_heads)
     layers = []
     for i, kind in enumerate(kinds):
-        sliding = kind == "sliding_attention"
-        of_layer = layer_configs.get(str(i), {}) if not sliding else {}
-        wide = head_dim if sliding else size("head_dim", text.get("global_head_dim", 512), of_layer)
-        of_keys = kv_heads if sliding else size(
-            "num_key_value_heads", text.get("num_global_key_value_heads") or kv_heads, of_layer
-        )  # fmt: skip
-        layers.append(CanvasLayer(sliding, of_keys, wide))
-    rope = text.get("rope_parameters") or {}
-    turning = {}
-    for sliding, kind, theta, share in ((True, "sliding_attention", 1e4, 1.0), (False, "full_attention", 1e6, 0.25)):
-        turns = rope.get(kind) or {}
-        turning[sliding] = float(turns.get("rope_theta", theta)), float(turns.get("partial_rotary_factor", share))
-    ends = source.generation.get("eos_token_id", text.get("eos_token_id"))
+        if kind == "sliding_attention":
+            layers.append(sliding)
+            continue
+        of_layer = {
+            "num_key_value_heads": text.values["num_global_key_value_heads"],
+            "head_dim": text.values["global_head_dim"],
+        }
+        layer = FileObject(path, f"layer {i}", of_layer | per_layer.values.get(str(i), {}), error=ModelError)
+        layers.append(CanvasLayer(False, layer.integer("num_key_value_heads", SIZE), layer.integer("head_dim", SIZE)))
+    rope = {}
+    for kind, theta, share in (("sliding_attention", 1e4, 1.0), ("full_attention", 1e6, 0.25)):
+        turns = {"rope_theta": theta, "partial_rotary_factor": share} | text.values["rope_parameters"].get(kind, {})
+        rope[kind == "sliding_attention"] = float(turns["rope_theta"]), float(turns["partial_rotary_factor"])
+    ends = source.generation.get("eos_token_id", plain.get("eos_token_id"))
+    if not isinstance(ends, list):
+        ends = [ends]
     return CanvasConfig(
-        name=source.name, layers=tuple(layers), hidden=size("hidden_size"),
-        heads=size("num_attention_heads"), ffn=size("intermediate_size"), vocab=size("vocab_size"),
-        context_limit=size("max_position_embeddings"), window=size("sliding_window"),
-        num_experts=size("num_experts"), top_k=size("top_k_experts"), expert_ffn=size("moe_intermediate_size"),
-        canvas_length=size("canvas_length", 256, values), softcap=float(text.get("final_logit_softcapping") or 30.0),
-        norm_eps=float(text.get("rms_norm_eps", 1e-6)), rope=turning,
-        eos=tuple(token for token in (ends if isinstance(ends, list) else [ends]) if isinstance(token, int)),
+        name=source.name,
+        layers=tuple(layers),
+        hidden=text.integer("hidden_size", SIZE),
+        heads=text.integer("num_attention_heads", SIZE),
+        ffn=text.integer("intermediate_size", SIZE),
+        vocab=text.integer("vocab_size", SIZE),
+        context_limit=text.integer("max_position_embeddings", SIZE),
+        window=text.integer("sliding_window", SIZE),
+        num_experts=text.integer("num_experts", SIZE),
+        top_k=text.integer("top_k_experts", SIZE),
+        expert_ffn=text.integer("moe_intermediate_size", SIZE),
+        canvas_length=values.integer("canvas_length", SIZE),
+        softcap=text.number("final_logit_softcapping"),
+        norm_eps=text.number("rms_norm_eps"),
+        rope=rope,
+        eos=tuple(token for token in ends if isinstance(token, int)),
         renoise=_renoise(source.generation),
-    )  # fmt: skip
+    )
+
+
+RENOISE = {
+    "max_denoising_steps": "max_steps",
+    "t_min": "t_min",
+    "t_max": "t_max",
+    "stability_threshold": "stability",
+    "confidence_threshold": "confidence",
+    "entropy_bound": "entropy_bound",  # of the sampler
+}
 
 
 def _renoise(generation: Mapping[str, Any]) -> Renoise:
-    bound = (generation.get("sampler_config") or {}).get("entropy_bound")
-    values = {
-        "max_steps": generation.get("max_denoising_steps"), "entropy_bound": bound, "t_min": generation.get("t_min"),
-        "t_max": generation.get("t_max"), "stability": generation.get("stability_threshold"),
-        "confidence": generation.get("confidence_threshold"),
-    }  # fmt: skip
-    return Renoise(**{key: value for key, value in values.items() if value is not None})
+    values = {**generation, **(generation.get("sampler_config") or {})}
+    return Renoise(**{ours: values[key] for key, ours in RENOISE.items() if values.get(key) is not None})
 
 
 def shapes(config: CanvasConfig) -> dict[str, tuple[int, ...]]:
@@ -338,15 +350,19 @@ def shapes(config: CanvasConfig) -> dict[str, tuple[int, ...]]:
         norms += [f"{x}_feedforward_layernorm_{n}" for x, n in (("post", 1), ("post", 2), ("pre", 2))]
         by_name |= {f"{prefix}{name}.weight": (hidden,) for name in norms} | gated(prefix + "mlp")
         by_name |= {
-            f"{prefix}self_attn.q_proj.weight": (q, hidden), f"{prefix}self_attn.k_proj.weight": (kv, hidden),
-            f"{prefix}self_attn.o_proj.weight": (hidden, q), f"{prefix}self_attn.q_norm.weight": (layer.head_dim,),
-            f"{prefix}self_attn.k_norm.weight": (layer.head_dim,), f"{prefix}layer_scalar": (1,),
-            f"{ENCODER}{prefix}layer_scalar": (1,), f"{prefix}router.scale": (hidden,),
+            f"{prefix}self_attn.q_proj.weight": (q, hidden),
+            f"{prefix}self_attn.k_proj.weight": (kv, hidden),
+            f"{prefix}self_attn.o_proj.weight": (hidden, q),
+            f"{prefix}self_attn.q_norm.weight": (layer.head_dim,),
+            f"{prefix}self_attn.k_norm.weight": (layer.head_dim,),
+            f"{prefix}layer_scalar": (1,),
+            f"{ENCODER}{prefix}layer_scalar": (1,),
+            f"{prefix}router.scale": (hidden,),
             f"{prefix}router.per_expert_scale": (config.num_experts,),
             f"{prefix}router.proj.weight": (config.num_experts, hidden),
             f"{prefix}experts.gate_up_proj": (config.num_experts, 2 * wide, hidden),
             f"{prefix}experts.down_proj": (config.num_experts, hidden, wide),
-        }  # fmt: skip
+        }
         if layer.sliding:
             by_name[f"{prefix}self_attn.v_proj.weight"] = (kv, hidden)
     return by_name
@@ -379,26 +395,19 @@ def read_canvas_model(folder: Path, device: str, dtype: torch.dtype) -> CanvasMo
 
 def _read(source: ConfigJson, config: CanvasConfig, device: str, dtype: torch.dtype) -> dict[str, Tensor]:
     """The text weights by our names."""
-    expected, weights, origins = shapes(config), dict[str, Tensor](), dict[str, tuple[Path, str]]()
-    folder = source.path.parent
-    for tensor in stored_tensors(folder, device):
-        path, name = tensor.path, tensor.name
-        if name.startswith(NOT_TEXT):
-            continue
+    expected, weights, folder = shapes(config), dict[str, Tensor](), source.path.parent
+    for path, name, shape, read in stored_tensors(folder, device):
         plain = name.removeprefix(DECODER)
         if name.startswith(ENCODER) and not name.endswith("layer_scalar"):
             plain = name.removeprefix(ENCODER)  # a second copy of the same weight
-        elif name == "lm_head.weight":
-            plain = "embed_tokens.weight"
+        if name.startswith(NOT_TEXT) or name == "lm_head.weight":  # the head is the embedding
+            continue
         if plain not in expected:
             raise ModelError(f"{path}: holds {cut(name)}, which {config.name} has no place for")
-        if tensor.shape != expected[plain]:
-            raise ModelError(f"{path}: {name} is {list(tensor.shape)}, expected {list(expected[plain])} by config.json")
-        if plain in origins and not alike((path, name), origins[plain]):
-            raise ModelError(f"{path}: {name} is not {origins[plain][1]}, and config.json says that it is (tied)")
-        origins[plain] = path, name
-        weights[plain] = tensor.read().to(dtype)
-    lacking = [name for name in expected if name not in origins]
+        if shape != expected[plain]:
+            raise ModelError(f"{path}: {name} is {list(shape)}, expected {list(expected[plain])} by config.json")
+        weights[plain] = read().to(dtype)
+    lacking = [name for name in expected if name not in weights]
     if lacking:
         raise ModelError(f"{folder}: lacks {lacking[0]} ({len(lacking)} of {len(expected)} weights are missing)")
     return weights

@@ -3,7 +3,8 @@
 import numpy as np
 import numpy.typing as npt
 
-from ..engine.unmasking import Unmasking, dreams_share, unmask
+from ..engine.policy import Policy
+from ..engine.unmasking import dreams_share, unmask
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -11,35 +12,41 @@ Floats = npt.NDArray[np.float32]
 
 
 def choose(
-    rule: Unmasking, tokens: Ints, confidence: Floats, masked: Bools, block_length: int, mask_token: int, step: Ints,
-    *, scheduled: bool, predicted: Bools | None = None, first: Bools | None = None, first_token: bool = False,
-    by_entropy: bool = False, threshold: float | None = None,
-) -> tuple[Bools, Ints]:  # fmt: skip
+    policy: Policy,
+    tokens: Ints,
+    confidence: Floats,
+    masked: Bools,
+    step: Ints,
+    *,
+    mask_token: int,
+    threshold: float | None,
+    first: Bools | None = None,
+    by_entropy: bool = False,
+) -> tuple[Bools, Ints]:
     """The computed masks that commit, and all positions' tokens, both [rows, width].
 
-    step [rows]: earlier steps of the block. scheduled: a full-sequence model, whose block ends after its steps.
-    predicted: masks whose token is known. first: rows where only the block's first position commits; if set, a block's
-    last step commits all of it (Dream). first_token, threshold: see `unmask`. by_entropy: Dream's schedule.
+    step [rows]: earlier steps of the block. threshold: see `unmask`. first: rows where only the block's first position
+    commits; if set, a block's last step commits all of it (Dream). by_entropy: Dream's schedule.
 
     A mask whose likeliest token is the mask stays (LLaDA's loop; errata 8), but counts as a token in the block's last
     step.
     """
-    eligible = masked if predicted is None else masked & ~predicted
-    steps = rule.denoising_steps or block_length
+    rule, block = policy.unmasking, policy.block_length
+    steps = rule.denoising_steps or block
     last = (step >= steps - 1)[:, None]
+    quota, schedule = False, None
+    if policy.family == "full-sequence":  # a block ends after its steps
+        quota, schedule = rule.strategy != "low_confidence_dynamic", step
     if by_entropy:
-        chosen = np.where(last, masked, surest(confidence, eligible, dreams_share(eligible.sum(axis=1), step, steps)))
+        share = dreams_share(masked.sum(axis=1), step, steps)
+        chosen = np.where(last, masked, surest(confidence, masked, share))
     else:
-        chosen = unmask(rule, confidence, eligible, block_length, step if scheduled else None, first_token, threshold)
-    chosen |= masked & ~eligible
-    quota = scheduled and rule.strategy != "low_confidence_dynamic"
+        chosen = unmask(rule, confidence, masked, block, schedule, policy.batching.first_token, threshold)
     if first is not None:
         begins = masked & (np.arange(masked.shape[1]) == 0)
-        chosen = np.where(first[:, None], begins, masked & last | chosen if quota else chosen)
+        chosen = np.where(first[:, None], begins, chosen | (masked & last & quota))
     unsettled = tokens == mask_token
-    if not unsettled.any():
-        return chosen, tokens
-    if quota:
+    if quota and unsettled.any():
         return np.where(last, masked, chosen & ~unsettled), np.where(chosen, tokens, mask_token)
     return chosen & (~unsettled | last), tokens
 

@@ -5,7 +5,7 @@ The rule runs on the host (engine/policies/focus.py), which waits for importance
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +13,11 @@ from torch import Tensor
 
 from ..engine.policies.focus import Focus
 from ..kernels.focus_importance import focus_importance
-from .model import Decoder, Layer, Pages
+from ..kernels.qk_norm_rope import Turns
+from .model import Layer
 
 if TYPE_CHECKING:
-    from .forward import Batch
+    from .forward import Batch, Forward
 
 Array = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -34,8 +35,7 @@ class Evict:
     retain: Callable[[Floats], Bools]  # masks' growth of importance [M] -> retained [rows]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Half:
+class Half(NamedTuple):
     """Rows after the second layer's projections."""
 
     x: Tensor  # [rows, hidden], before the second attention
@@ -52,37 +52,31 @@ class Retained:
     positions: Array  # [R]
     places: Array  # [R]
     query_start: Array  # [sequences + 1]
-    visible: Bools  # [sequences, width], visible keys of the block
+    listed: Bools  # [sequences, width], visible keys of the block
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         return {name: getattr(self, name) for name in Retained.__slots__}
 
 
-Attend = Callable[[int, Tensor, Inputs], Tensor]
-PagesOf = Callable[[int, Inputs], Pages]
+def through_two(forward: "Forward", inputs: Inputs, batch: "Batch") -> tuple[Half, Tensor]:
+    """All rows up to the second layer's projections, and each mask's growth of importance (focus.md 3.2).
 
-
-def through_two(model: Decoder, inputs: Inputs, pages: PagesOf, attend: Attend) -> tuple[Half, Tensor]:
-    """`Decoder.forward` up to the second layer's projections, and each mask's growth of importance (focus.md 3.2).
-
-    attend(layer, q, inputs) is attention. KV of all rows is written: later layers may see evicted ones.
+    KV of all rows is written: later layers may see evicted ones.
     """
-    first, second = cast(list[Layer], list(model.layers))[:2]
-    x, cos, sin = model.enter(inputs["tokens"], inputs["positions"])
-    x, q, before = _scored(first, inputs, pages, x, cos, sin)
-    x, added = first.finish(x, attend(0, q, inputs))
-    x, q, after = _scored(second, inputs, pages, x, cos, sin, added)
-    return Half(x, q, cos, sin), after - before
+    first, second = forward.layers[:2]
+    x, turns = forward.model.enter(inputs["tokens"], inputs["positions"])
+    q, before = _scored(forward, first, inputs, x, turns)
+    x = first.finish(x, forward.attend(0, q, inputs, batch))
+    q, after = _scored(forward, second, inputs, x, turns)
+    return Half(x, q, *turns), after - before
 
 
-def _scored(
-    layer: Layer, inputs: Inputs, pages: PagesOf, x: Tensor, cos: Tensor, sin: Tensor, added: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """A layer's stream, queries and importance of masks."""
-    target = pages(layer.index, inputs)
-    x, q = layer.project_to(target, x, cos, sin, added)
-    k = target.keys.flatten(0, 1)[target.slots]
-    return x, q, focus_importance(q, k, inputs["masked"], inputs["masked_start"])
+def _scored(forward: "Forward", layer: Layer, inputs: Inputs, x: Tensor, turns: Turns) -> tuple[Tensor, Tensor]:
+    """A layer's queries, and the importance of masks."""
+    pages = forward.pages_of(layer.index, inputs)
+    q = layer.project_to(pages, x, turns)
+    k = pages.keys.flatten(0, 1)[pages.slots]
+    return q, focus_importance(q, k, inputs["masked"], inputs["masked_start"])
 
 
 def keep(batch: "Batch", growth: Floats) -> Retained:
@@ -90,36 +84,19 @@ def keep(batch: "Batch", growth: Floats) -> Retained:
     assert batch.evict is not None
     retained = batch.evict.retain(growth)
     sequence = np.repeat(np.arange(len(batch.history)), np.diff(batch.query_start))
-    cells = sequence, batch.positions - batch.history[sequence]
+    # Visible keys (engine/rows/blocks.py): without evicted ones if listed; otherwise up to the last retained one.
+    is_listed = batch.evict.rule.visible == "listed"
+    keys = batch.listed & is_listed
+    keys[sequence, batch.positions - batch.history[sequence]] = retained
+    if not is_listed:
+        keys = np.logical_or.accumulate(keys[:, ::-1], axis=1)[:, ::-1]
     rows = np.flatnonzero(retained)
     starts = np.concatenate([[0], np.cumsum(retained)])[batch.query_start]
-    visible = _visible_keys(batch.listed, cells, retained, batch.evict.rule.visible)
-    return Retained(rows, batch.positions[rows], batch.places[rows], starts, visible)
+    return Retained(rows, batch.positions[rows], batch.places[rows], query_start=starts, listed=keys)
 
 
-def _visible_keys(listed: Bools, cells: tuple[Array, Array], retained: Bools, visible: str) -> Bools:
-    """`visible` (engine/rows/blocks.py) after an eviction, [sequences, width].
-
-    Without evicted keys if listed; otherwise up to the last retained one.
-    """
-    if visible == "listed":
-        keys = listed.copy()
-        keys[cells] = retained
-        return keys
-    keys = np.zeros_like(listed)
-    keys[cells] = retained
-    prefix: Bools = np.logical_or.accumulate(keys[:, ::-1], axis=1)[:, ::-1]
-    return prefix
-
-
-def finish_rows(model: Decoder, half: Half, inputs: Inputs, retained: Inputs, pages: PagesOf, attend: Attend) -> Tensor:
-    """Normed final hidden states of the retained rows, [R, hidden]. retained: on the device."""
-    _, second, *layers = cast(list[Layer], list(model.layers))
-    x, q, cos, sin = (rows[retained["rows"]] for rows in (half.x, half.q, half.cos, half.sin))
-    remaining = inputs | {name: retained[name] for name in ("query_start", "positions", "places")}
-    remaining["listed"] = retained["visible"]
-    x, added = second.finish(x, attend(1, q, remaining))
-    for layer in layers:
-        x, q = layer.project_to(pages(layer.index, remaining), x, cos, sin, added)
-        x, added = layer.finish(x, attend(layer.index, q, remaining))
-    return model.leave(x, added)
+def finish_rows(forward: "Forward", half: Half, inputs: Inputs, batch: "Batch") -> Tensor:
+    """Normed final hidden states of the retained rows, [R, hidden]; inputs: a batch's, with `Retained` over them."""
+    x, q, cos, sin = (rows[inputs["rows"]] for rows in half)
+    x = forward.layers[1].finish(x, forward.attend(1, q, inputs, batch))
+    return forward.through(forward.layers[2:], x, Turns(cos, sin), inputs, batch)

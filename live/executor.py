@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..engine.chance import TOKEN, key, uniform
 from ..engine.commits import CommitDraws
 from ..engine.errors import ModelError
 from ..engine.part import numbers_of
@@ -23,7 +22,6 @@ from .choice import choose
 from .evicting import Evict
 from .forward import Batch, Forward
 from .prompts import Prompts
-from .refused import check_whole_blocks
 from .texts import Bools, Texts
 
 Index = npt.NDArray[np.intp]
@@ -73,15 +71,19 @@ class ModelExecutor(Texts):
     """
 
     def __init__(
-        self, forward: Forward, policy: Policy, prompts: Prompts, draws: CommitDraws | None,
-        max_prefill_tokens: int, watch: Callable[[ImportanceDelta], None] | None = None, eos: Sequence[int] = (),
-    ) -> None:  # fmt: skip
+        self,
+        forward: Forward,
+        policy: Policy,
+        prompts: Prompts,
+        draws: CommitDraws | None,
+        max_prefill_tokens: int,
+        watch: Callable[[ImportanceDelta], None] | None = None,
+        eos: Sequence[int] = (),
+    ) -> None:
         config = forward.model.config
         assert watch is None or not policy.eviction.by_importance, "evicted positions have no confidence"
         if (watch is not None or policy.eviction.by_importance) and config.layers < 2:
             raise ModelError(f"{config.name} has {config.layers} layer, and FOCUS goes by the first two")
-        if config.shifted and policy.family == "block-diffusion":
-            check_whole_blocks(policy, config)
         super().__init__(policy, prompts, config.mask_token, eos)
         self._forward = forward
         self._cache = forward.cache
@@ -104,12 +106,7 @@ class ModelExecutor(Texts):
         try:
             outcome = self._prefill(plan) if plan.prefill else self._decode(plan)
         except torch.OutOfMemoryError as error:
-            f = plan.features
-            budget = "max_batched_tokens" if self._policy.family == "full-sequence" else "max_prefill_tokens"
-            raise ModelError(
-                f"the device is out of memory in a step of {f.tokens} tokens and {f.batch} sequences: set num_pages, "
-                f"max_batch or {budget} lower ({str(error).splitlines()[0]})"
-            ) from None
+            raise out_of_memory(plan, error) from None
         return replace(outcome, latency=time.perf_counter() - begin, ends=self._ends(plan, outcome.committed))
 
     def _reach(self, plan: StepPlan) -> Ints:
@@ -181,21 +178,13 @@ class ModelExecutor(Texts):
             block_length=self._block,
             sampled=sampled,
             prefill=True,
-            uniform=self._uniform(plan.requests[row][sampled], positions[sampled], 0),
         )
         rows, columns = np.divmod(np.arange(len(sampled)), max(1, num_sampled))
         return _Prepared(batch, rows, columns)
 
-    def _order(self, plan: StepPlan) -> Index:
-        """The order of rows: by keys, since attention starts with the last; as planned if rows are evicted."""
-        if self._watch is not None or self._policy.eviction.by_importance:
-            return np.arange(len(plan.slots))
-        return np.argsort(plan.block_start, kind="stable")
-
     def _decode_batch(self, plan: StepPlan) -> _Prepared:
-        order, window = self._order(plan), self._window(plan)
-        places, columns = np.nonzero(window[order])
-        rows = order[places]
+        window = self._window(plan)
+        rows, columns = np.nonzero(window)
         start = plan.block_start.astype(np.int64)
         slots = plan.slots[rows]
         positions = start[rows] + columns
@@ -203,29 +192,25 @@ class ModelExecutor(Texts):
         if self._pieces:  # prompts shorter than a block have no prefill
             self._open(plan, reach)
         self._cache.reserve(plan.slots, reach)
-        counts = np.count_nonzero(window[order], axis=1)
+        counts = np.count_nonzero(window, axis=1)
         evict, drawn = self._evict(plan, rows, columns)
         sampled = np.arange(len(rows))
         if self._masks_alone:
             idle = plan.phases == Phase.IDLE
             sampled = np.flatnonzero((plan.status[rows, columns] == MASKED) & ~idle[rows])
-        chosen = rows[sampled]
-        evaluations = plan.evaluations[chosen, columns[sampled]]
         batch = Batch(
             tokens=self._tokens[slots, positions].astype(np.int64),
             positions=positions,
             places=self._cache.places(slots, positions),
             query_start=np.concatenate([[0], np.cumsum(counts)]),
-            page_table=self._cache.tables(plan.slots[order], reach[order]),
-            history=start[order],
-            listed=visible(plan.status, window, self._listed)[order],
+            page_table=self._cache.tables(plan.slots, reach),
+            history=start,
+            listed=visible(plan.status, window, self._listed),
             block_length=self._block,
             sampled=sampled,
             evict=evict,
-            own_head=self._masks_alone,
-            uniform=self._uniform(plan.requests[chosen], positions[sampled], 1 + evaluations.astype(np.int64)),
         )
-        return _Prepared(batch, chosen, columns[sampled], drawn)
+        return _Prepared(batch, rows[sampled], columns[sampled], drawn)
 
     def _decode(self, plan: StepPlan) -> StepOutcome:
         batch, rows, columns, drawn = self._decode_batch(plan)
@@ -242,13 +227,6 @@ class ModelExecutor(Texts):
         retained[rows, columns] = True
         committed = self._commit(plan, _Answers(rows, columns, out.tokens, out.confidence), drawn)
         return StepOutcome(0.0, committed, out.device, retained)
-
-    def _uniform(
-        self, requests: npt.NDArray[np.int32], positions: Ints, step: int | Ints
-    ) -> npt.NDArray[np.float64] | None:
-        """Random numbers by request, position and step, [rows]."""
-        sampling = self._forward.sampling
-        return None if sampling is None else uniform(key(sampling.seed, TOKEN, requests, positions, step))
 
     def _evict(self, plan: StepPlan, rows: Index, columns: Index) -> tuple[Evict | None, Bools | None]:
         """An eviction's input, and commits if the twin draws both."""
@@ -283,8 +261,6 @@ class ModelExecutor(Texts):
             inside = after < plan.end[rows]
             self._tokens[plan.slots[rows[inside]], after[inside]] = answers.tokens[inside]
             return np.ones_like(plan.window)
-        if self._shifted:
-            answers = self._shift(plan, answers)
         if drawn is not None:
             committed = drawn
         elif self._draws is not None:
@@ -301,30 +277,24 @@ class ModelExecutor(Texts):
         """What the weights commit, and the sampled tokens."""
         tokens, confidence, sampled = answers.spread(plan.window.shape)
         masked = sampled & plan.window & (plan.status == MASKED)
-        predicted = None
-        if self._shifted:  # predicted by the previous block
-            predicted = (np.arange(masked.shape[1]) == 0) & (plan.block_start > 0)[:, None]
         committed, tokens = choose(
-            self._policy.unmasking, tokens, confidence, masked, self._block, self._mask, steps_of(plan, masked),
-            scheduled=False, predicted=predicted, threshold=plan.threshold,
-        )  # fmt: skip
+            self._policy,
+            tokens,
+            confidence,
+            masked,
+            steps_of(plan, masked),
+            mask_token=self._mask,
+            threshold=plan.threshold,
+        )
         return committed, answers._replace(tokens=tokens[answers.rows, answers.columns])
 
-    def _shift(self, plan: StepPlan, answers: _Answers) -> _Answers:
-        """Tokens by position, if a row predicts the next one (Fast-dLLM v2).
 
-        The last row of a block without masks predicts the next block's first token, stored at once.
-        """
-        rows, columns, tokens, confidence = answers
-        start = plan.block_start.astype(np.int64)
-        ends = (columns == self._block - 1) & ~(plan.status == MASKED)[:, : self._block].any(axis=1)[rows]
-        ends &= start[rows] + self._block < plan.end[rows]
-        self._tokens[plan.slots[rows[ends]], start[rows[ends]] + self._block] = tokens[ends]
-        begins = columns == 0
-        before = np.maximum(np.arange(len(rows)) - ~begins, 0)
-        stored = self._tokens[plan.slots[rows], start[rows]]
-        tokens = np.where(begins & (start[rows] > 0), stored, tokens[before])
-        return _Answers(rows, columns, tokens, confidence[before])
+def out_of_memory(plan: StepPlan, error: torch.OutOfMemoryError) -> ModelError:
+    step = f"a step of {plan.features.tokens} tokens and {plan.features.batch} sequences"
+    return ModelError(
+        f"the device is out of memory in {step}: set num_pages, max_batch or the tokens of a step lower "
+        f"({str(error).splitlines()[0]})"
+    )
 
 
 def steps_of(plan: StepPlan, masked: Bools) -> Ints:

@@ -5,7 +5,7 @@ go to scratch pages, which every layer overwrites.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import gcd
 from typing import Any
 
@@ -27,7 +27,8 @@ from ..engine.rows.passes import RowPosition
 from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
 from ..kernels.pooled_topk_pack import Choice, pooled_topk_pack
-from ..kernels.ragged_paged_attention import ragged_paged_attention
+from ..kernels.qk_norm_rope import Pages
+from ..kernels.ragged_paged_attention import WHOLE, ragged_paged_attention
 from .cache import Ints, PagedCache
 from .choice import choose
 from .config import ModelConfig
@@ -37,10 +38,6 @@ from .forward import Batch, Forward, sequences_of
 from .model import Decoder
 from .prompts import Prompts
 from .refused import refuse
-
-# One block of all positions: nothing is hidden.
-WHOLE = 1 << 30
-
 
 # By cache; an outside one is a subclass.
 PASSES: Mapping[type, frozenset[Phase]] = {
@@ -65,22 +62,24 @@ def check_runs(policy: Policy, config: ModelConfig) -> None:
     passes_of(policy)
     cache: Any = policy.cache  # one of the kinds in PASSES, each with its own fields
     batching, page = policy.batching, policy.memory.page_size
-    multiple, name = RUN // gcd(RUN, config.kv_heads), config.name
-    outside = [layer for layer in cache.boundary if not -config.layers <= layer < config.layers] if cache.votes else []
-    refuse(policy, {
-        "dsim live does not run dLLM-Cache: expected another cache, as maskkv": cache.keeps_outputs and not cache.votes,
-        f"dsim live runs {type(cache).__name__} one request at a time: expected Static":
-            cache.votes and not batching.pads,
-        "logits is all, and MaskKV carries no prompt from step to step: expected block":
-            cache.votes and cache.logits == "all",
-        f"carries no prompt from step to step, and the rows of {name} say the position after theirs: expected "
-        "sparse-dllm": cache.votes and config.shifted,
-        f"page_size is {page}, and pages of {name} (kv_heads {config.kv_heads}) are cut into runs of {RUN} keys: "
-        f"expected a multiple of {multiple}": cache.votes and page % multiple > 0,
-        f"boundary has layer {next(iter(outside), 0)}, and {name} has {config.layers}": bool(outside),
-        f"max_batch is {batching.max_batch}, and dsim live pads no batch: expected 1 (dllm-serve runs several at once)":
-            batching.pads and batching.max_batch != 1,
-    })  # fmt: skip
+    one_by_one = batching.pads and batching.max_batch != 1
+    reasons = {
+        f"max_batch is {batching.max_batch}, and dsim live pads no batch: expected 1, or dllm-serve": one_by_one,
+        "dsim live does not run dLLM-Cache: expected another, as maskkv": cache.keeps_outputs and not cache.votes,
+    }
+    if cache.votes:
+        multiple, name = RUN // gcd(RUN, config.kv_heads), config.name
+        outside = [layer for layer in cache.boundary if not -config.layers <= layer < config.layers]
+        kind, is_all = type(cache).__name__, cache.logits == "all"
+        runs = f"page_size is {page}, and pages of {name} (kv_heads {config.kv_heads}) are cut into runs of {RUN} keys"
+        reasons |= {
+            f"dsim live runs {kind} one request at a time: expected Static": not batching.pads,
+            f"logits is all, and {kind} carries no prompt from step to step: expected block": is_all,
+            f"{kind} carries no prompt from step to step, and rows of {name} predict the next one": config.shifted,
+            f"{runs}: expected a multiple of {multiple}": page % multiple > 0,
+            f"boundary is {cache.boundary}, and {name} has {config.layers} layers": bool(outside),
+        }
+    refuse(policy, reasons)
 
 
 def pages_of_use(policy: Policy, limits: Limits, requests: Sequence[Request]) -> tuple[int, int]:
@@ -90,7 +89,7 @@ def pages_of_use(policy: Policy, limits: Limits, requests: Sequence[Request]) ->
     prompt = np.array([r.input_length for r in requests], np.int64)
     length = lengths(prompt, prompt + np.array([r.limit for r in requests]), policy.block_length)
     cache: Any = policy.cache
-    pages = -(-cache.held(prompt, length, limits.state_tokens) // page)
+    pages = -(-cache.held(prompt, length, 0) // page)
     longest = min(int(length.max()), limits.context_limit)
     if cache.votes:  # the computed prompt, with a head's own runs
         longest += RUN - 1
@@ -107,26 +106,18 @@ def lengths(prompt: Array, end: Array, block: int) -> Array:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pack:
-    """Keys kept of a batch's first sequences, each with `block` rows in `block_rows`."""
-
-    block_rows: Array  # [sequences x block], of the batch
-    block_query_start: Array  # [sequences + 1], in `block_rows`
-    block_start: Array  # [sequences], of the block in its sequence
-    num_kept: Array  # [sequences]
-    own_pages: Ints  # [sequences, pages], of the kept keys
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Pass(Batch):
-    """`page_table` and `places` are the first layer's."""
+    """`page_table` and `places` are the first layer's.
 
-    pack: Pack | None = None
+    pack: of the first sequences, which keep keys: the batch's rows of their blocks (`block_rows`), where each block's
+    begin (`block_query_start`), the block's start in its sequence (`block_start`), and the number (`num_kept`) and
+    pages (`own_pages`) of kept keys.
+    """
+
+    pack: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        pack = self.pack
-        extra = {} if pack is None else {name: getattr(pack, name) for name in Pack.__slots__}
-        return Batch.arrays(self) | extra
+        return {**Batch.arrays(self), **self.pack}
 
 
 class FullSequenceForward(Forward):
@@ -135,45 +126,47 @@ class FullSequenceForward(Forward):
         super().__init__(model, cache, policy.unmasking.temperature or 1.0, policy.batching.max_prefill_tokens)
         self._rule: Any = policy.cache
 
-    def _answers(self, inputs: Inputs, batch: Batch) -> tuple[Tensor, Tensor]:
-        assert isinstance(batch, Pass)
+    def hidden(self, inputs: Inputs, batch: Batch) -> Tensor:
         cache, table, places = self.cache, inputs["page_table"], inputs["places"]
-        # Layers have own pages, and share scratch pages.
-        to_page = ((table >= 0) & (table < cache.num_pages)).int() * cache.num_pages
+        # Layers have own pages, and share scratch pages: what is added to a page and a place, by layer.
+        inputs["page_step"] = ((table >= 0) & (table < cache.num_pages)).int() * cache.num_pages
         slots = cache.num_pages * cache.page_size
-        to_place = (places < slots).long() * slots
-        num_packing = 0 if batch.pack is None else len(batch.pack.num_kept)
-        num_packed = int(batch.query_start[num_packing])
+        inputs["place_step"] = (places < slots).long() * slots
+        return super().hidden(inputs, batch)
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            if num_packing:
-                key_start = inputs["query_start"][: num_packing + 1]
-                self._pack(layer, q, k[:num_packed], v[:num_packed], key_start, inputs)
-            index = places + layer * to_place
-            for store, rows in ((cache.all_keys, k), (cache.all_values, v)):
-                store.flatten(0, 1)[index] = rows
-            sequences = sequences_of(inputs, WHOLE)._replace(page_table=table + layer * to_page)
-            return ragged_paged_attention(q, cache.all_keys, cache.all_values, sequences)
+    def pages_of(self, layer: int, inputs: Inputs) -> Pages:
+        places = inputs["places"] + layer * inputs["place_step"]
+        return Pages(self.cache.all_keys, self.cache.all_values, places)
 
-        hidden = self.model(inputs["tokens"], inputs["positions"], attend)
-        return self._sample(hidden[inputs["sampled"]], inputs.get("uniform"))
-
-    def _pack(self, layer: int, q: Tensor, k: Tensor, v: Tensor, key_start: Tensor, inputs: Inputs) -> None:
-        choice = Choice(
-            inputs["block_query_start"], key_start, inputs["block_start"], inputs["num_kept"], inputs["own_pages"],
-            self._rule.pool_width, not self._rule.head_centric,
-        )  # fmt: skip
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
-        pooled_topk_pack(q[inputs["block_rows"]], k, v, keys, values, choice)
+    def attend(self, layer: int, q: Tensor, inputs: Inputs, batch: Batch) -> Tensor:
+        assert isinstance(batch, Pass)
+        cache = self.cache
+        if batch.pack:
+            num_packing = len(batch.pack["num_kept"])
+            pages = self.pages_of(layer, inputs)
+            rows = pages.slots[: batch.query_start[num_packing]]
+            choice = Choice(
+                query_start=inputs["block_query_start"],
+                key_start=inputs["query_start"][: num_packing + 1],
+                block_start=inputs["block_start"],
+                num_kept=inputs["num_kept"],
+                page_table=inputs["own_pages"],
+                pool=self._rule.pool_width,
+                shared=not self._rule.head_centric,
+            )
+            k, v = (store.flatten(0, 1)[rows] for store in pages[:2])
+            pooled_topk_pack(q[inputs["block_rows"]], k, v, cache.keys[layer], cache.values[layer], choice)
+        table = inputs["page_table"] + layer * inputs["page_step"]
+        sequences = sequences_of(inputs, WHOLE)._replace(page_table=table)
+        return ragged_paged_attention(q, cache.all_keys, cache.all_values, sequences)
 
 
 class FullSequenceExecutor(ModelExecutor):
     """draws: None: the weights decide."""
 
     def __init__(
-        self, forward: Forward, policy: Policy, prompts: Prompts,
-        draws: CommitDraws | ScheduledCommits | None,
-    ) -> None:  # fmt: skip
+        self, forward: Forward, policy: Policy, prompts: Prompts, draws: CommitDraws | ScheduledCommits | None
+    ) -> None:
         config = forward.model.config
         check_runs(policy, config)
         by_entropy = config.by_entropy or policy.unmasking.strategy == "entropy"
@@ -181,7 +174,6 @@ class FullSequenceExecutor(ModelExecutor):
         super().__init__(forward, policy, prompts, None, policy.block_length)
         self._rule: Any = policy.cache
         self._passes = passes_of(policy)
-        self._cached: dict[int, int] = {}  # slot -> request whose keys a full or packing pass stored
         self._deciding = draws
 
     def _decode(self, plan: StepPlan) -> StepOutcome:
@@ -193,7 +185,9 @@ class FullSequenceExecutor(ModelExecutor):
         prompt, end, start, counts = (
             x[order].astype(np.int64) for x in (plan.prompt, plan.end, plan.block_start, plan.num_tokens)
         )
-        position = RowPosition(prompt, lengths(prompt, end, self._block), start, start * 0, start * 0, self._block)
+        position = RowPosition(
+            prompt, lengths(prompt, end, self._block), start, step=start * 0, block_step=start * 0, block=self._block
+        )
         self._check_passes(plan, order, position)
         self._admit(plan, order, position)
         if not counts.sum():  # no request has tokens
@@ -209,16 +203,18 @@ class FullSequenceExecutor(ModelExecutor):
         blocks = first_rows[:, None] + np.arange(self._block)  # [sequences with a block, block]
         # Rows that predict the block: its own, or those before.
         predictors = np.maximum(blocks - self._shifted, query_start[:-1][has_block[order], None])
-        all_rows = self._rule.logits == "all"
         num_kept = np.zeros_like(start)
         if self._rule.packs:
             num_kept = np.where(reuse | packs[order], self._rule.kept(position), 0)
-        pack = None
+        pack = {}
         if num_packing:
-            pack = Pack(
-                blocks[:num_packing].reshape(-1), np.arange(num_packing + 1) * self._block, start[:num_packing],
-                num_kept[:num_packing], self._cache.tables(slots[:num_packing], num_kept[:num_packing]),
-            )  # fmt: skip
+            pack = {
+                "block_rows": blocks[:num_packing].reshape(-1),
+                "block_query_start": np.arange(num_packing + 1) * self._block,
+                "block_start": start[:num_packing],
+                "num_kept": num_kept[:num_packing],
+                "own_pages": self._cache.tables(slots[:num_packing], num_kept[:num_packing]),
+            }
         if self._rule.in_place:
             places, table = self._cache.places(slots[row], positions), self._cache.tables(slots, position.length)
             history, listed = position.length, np.zeros((len(order), 1), np.bool_)
@@ -226,41 +222,40 @@ class FullSequenceExecutor(ModelExecutor):
             table, first = self._tables(slots, counts, np.where(reuse, num_kept, 0))
             places = first[row] * self._cache.page_size + positions - begin[row]
             history, listed = np.where(reuse, num_kept, counts), self._behind(num_kept, reuse)
-        sampled = np.arange(len(row)) if all_rows else predictors.reshape(-1)
-        step = steps_of(plan, plan.window & (plan.status == MASKED))[order]
+        sampled, answers = predictors.reshape(-1), np.arange(predictors.size).reshape(predictors.shape)
+        if self._rule.logits == "all":
+            sampled, answers = np.arange(len(row)), predictors
         out = self._forward.run(
             Pass(
-                tokens=self._tokens[slots[row], positions].astype(np.int64), positions=positions, places=places,
-                query_start=query_start, page_table=table, history=history, listed=listed, block_length=WHOLE,
-                sampled=sampled, pack=pack,
-                uniform=self._uniform(plan.requests[order][row[sampled]], positions[sampled], 1 + step[row[sampled]]),
+                tokens=self._tokens[slots[row], positions].astype(np.int64),
+                positions=positions,
+                places=places,
+                query_start=query_start,
+                page_table=table,
+                history=history,
+                listed=listed,
+                block_length=WHOLE,
+                sampled=sampled,
+                pack=pack,
             )
-        )  # fmt: skip
+        )
         tokens, confidence = np.zeros(plan.window.shape, np.int64), np.zeros(plan.window.shape, np.float32)
-        answers = predictors if all_rows else np.arange(predictors.size).reshape(predictors.shape)
         tokens[with_block], confidence[with_block] = out.tokens[answers], out.confidence[answers]
         return StepOutcome(0.0, self._decide(plan, tokens, confidence), out.device)
 
     def _check_passes(self, plan: StepPlan, order: npt.NDArray[np.intp], position: RowPosition) -> None:
         """PolicyError if an outside rule plans a pass that is not computed."""
-        for i, row in enumerate(order.tolist()):
-            phase, tokens, length = Phase(plan.phases[row]), int(plan.num_tokens[row]), int(position.length[i])
-            subject = f"{self._policy.name}: {type(self._rule).__name__} plans"
-            if phase not in self._passes and phase != Phase.IDLE:
-                choices = ", ".join(p.name for p in sorted(self._passes))
-                raise PolicyError(f"{subject} {phase.name}, and dsim live computes {choices}")
-            if phase in (Phase.FULL, Phase.PACK) and tokens != length:
-                raise PolicyError(f"{subject} {phase.name} of {tokens} tokens, and dsim live computes all {length}")
-            slot, request = int(plan.slots[row]), int(plan.requests[row])
-            if phase == Phase.REUSE:
-                sizes = {self._block} if self._rule.packs else {self._block, length - int(position.start[i])}
-                if tokens not in sizes:
-                    choices = " or ".join(map(str, sorted(sizes)))
-                    raise PolicyError(f"{subject} REUSE of {tokens} tokens, and dsim live computes {choices}")
-                if self._cached.get(slot) != request:
-                    raise PolicyError(f"{subject} REUSE before any pass that keeps keys, expected one first")
-            elif phase == (Phase.PACK if self._rule.packs else Phase.FULL):
-                self._cached[slot] = request
+        for row, length, start in zip(order.tolist(), position.length.tolist(), position.start.tolist(), strict=True):
+            phase, tokens = Phase(plan.phases[row]), int(plan.num_tokens[row])
+            sizes = {Phase.FULL: {length}, Phase.PACK: {length}, Phase.REUSE: {self._block, length - start}}
+            if self._rule.packs:
+                sizes[Phase.REUSE] = {self._block}
+            if phase != Phase.IDLE and (phase not in self._passes or tokens not in sizes[phase]):
+                expected = ", ".join(f"{phase.name} of {sorted(sizes[phase])}" for phase in sorted(self._passes))
+                cache = type(self._rule).__name__
+                raise PolicyError(
+                    f"{self._policy.name}: {cache} plans {phase.name} of {tokens} tokens, expected {expected}"
+                )
 
     def _admit(self, plan: StepPlan, order: npt.NDArray[np.intp], position: RowPosition) -> None:
         """Give new requests their prompts and pages, and pages to those that gave theirs back between two blocks."""
@@ -273,8 +268,8 @@ class FullSequenceExecutor(ModelExecutor):
         self._grow(int(slots.max()) + 1, int(position.length.max()))
         for slot, request, prompt in zip(slots.tolist(), requests.tolist(), position.prompt[new].tolist(), strict=True):
             self._own(slot, request, prompt)
-        state = self._forward.model.config.state_tokens
-        self._cache.reserve(slots, self._rule.held(position.prompt[new], position.length[new], state))
+        # Hidden states are no pages here.
+        self._cache.reserve(slots, self._rule.held(position.prompt[new], position.length[new], 0))
 
     def _tables(self, slots: Ints, counts: Array, packed: Array) -> tuple[Ints, Array]:
         """Page tables, and each sequence's first scratch page; packed keys' pages come first.
@@ -311,10 +306,16 @@ class FullSequenceExecutor(ModelExecutor):
             alone = self._rule.packs or self._rule.in_place
             first = step == 0 if alone and (self._shifted or self._forward.by_entropy) else None
             committed, tokens = choose(
-                self._policy.unmasking, tokens, confidence, masked, self._block, self._mask, step, scheduled=True,
-                first=first, first_token=self._policy.batching.first_token,
-                by_entropy=self._forward.by_entropy, threshold=plan.threshold,
-            )  # fmt: skip
+                self._policy,
+                tokens,
+                confidence,
+                masked,
+                step,
+                first=first,
+                by_entropy=self._forward.by_entropy,
+                mask_token=self._mask,
+                threshold=plan.threshold,
+            )
         rows, columns = np.nonzero(committed)
         self._tokens[plan.slots[rows], plan.block_start[rows] + columns] = tokens[rows, columns]
         return committed

@@ -1,17 +1,15 @@
 """The decoder: RMSNorm, grouped-query attention, RoPE, SwiGLU or experts, on rows of tokens (live/families.py)."""
 
 import math
-from typing import NamedTuple, Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import rms_norm
 
-from ..kernels.add_rms_norm import add_rms_norm
 from ..kernels.device import logits_of
-from ..kernels.grouped_experts import grouped_experts
-from ..kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_scatter
-from ..kernels.route_experts import route_experts
-from ..kernels.swiglu import swiglu
+from ..kernels.grouped_experts import gated, grouped_experts
+from ..kernels.qk_norm_rope import Norms, Pages, Turns, qk_norm_rope
 from .config import Experts, ModelConfig, RopeScaling
 from .random_weights import of_rows
 
@@ -19,14 +17,6 @@ from .random_weights import of_rows
 class Attend(Protocol):
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim] to [rows, heads, head_dim]."""
-
-
-class Pages(NamedTuple):
-    """Where some rows' KV is written."""
-
-    keys: Tensor  # [pages, page_size, kv_heads, head_dim]; so are the values
-    values: Tensor
-    slots: Tensor  # [rows], page x page_size + offset; negative: not written
 
 
 class Decoder(nn.Module):
@@ -49,23 +39,20 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Normed final hidden states [rows, hidden] of tokens [rows] at positions [rows]."""
-        x, cos, sin = self.enter(tokens, positions)
-        added = None
-        for layer in self.layers:
-            x, added = layer(x, added, cos, sin, attend)
-        return self.leave(x, added)
+        x, turns = self.enter(tokens, positions)
+        for layer in cast(list[Layer], list(self.layers)):
+            q, k, v = layer.project(x, turns)
+            x = layer.finish(x, attend(layer.index, q, k, v))
+        return self.norm(x)  # type: ignore[no-any-return]
 
-    def enter(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The first layer's input, [rows, hidden], and RoPE's cosines and sines, [rows, head_dim / 2]."""
+    def enter(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Turns]:
+        """The first layer's input, [rows, hidden], and RoPE's turns."""
         angles = positions.to(torch.float32)[:, None] * self.frequencies
         x = self.embedding(tokens)
         cos, sin = angles.cos(), angles.sin()
         if self.config.scaling is not None:
             cos, sin = cos * self.config.scaling.attention, sin * self.config.scaling.attention
-        return x, cos.to(x.dtype), sin.to(x.dtype)
-
-    def leave(self, x: Tensor, added: Tensor | None = None) -> Tensor:
-        return self.norm(x, added)[1]  # type: ignore[no-any-return]
+        return x, Turns(cos.to(x.dtype), sin.to(x.dtype))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, vocab]."""
@@ -104,10 +91,7 @@ def stretched(angles: Tensor, scaling: RopeScaling, theta: float) -> Tensor:
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each after its norm; projections of one input are one matrix.
-
-    A half's output is added in the next norm: one pass over memory, not two.
-    """
+    """Attention and feed-forward, each after its norm; projections of one input are one matrix."""
 
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
@@ -117,9 +101,8 @@ class Layer(nn.Module):
         width = config.heads * config.head_dim
         self.attention_norm = RMSNorm(config.hidden, config.norm_eps)
         self.qkv = nn.Linear(config.hidden, sum(self.split) * config.head_dim, bias=config.qkv_bias)
-        self.q_norm, self.k_norm = (
-            RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity() for _ in range(2)
-        )
+        if config.qk_norm:
+            self.q_norm, self.k_norm = (RMSNorm(config.head_dim, config.norm_eps) for _ in range(2))
         self.output = nn.Linear(width, config.hidden, bias=False)
         self.ffn_norm = RMSNorm(config.hidden, config.norm_eps)
         if config.experts is not None and config.has_experts(index):
@@ -128,55 +111,41 @@ class Layer(nn.Module):
             self.gate_up = nn.Linear(config.hidden, 2 * config.ffn, bias=False)
             self.down = nn.Linear(config.ffn, config.hidden, bias=False)
 
-    def forward(
-        self, x: Tensor, added: Tensor | None, cos: Tensor, sin: Tensor, attend: Attend
-    ) -> tuple[Tensor, Tensor]:
-        x, q, k, v = self.project(x, cos, sin, added)
-        return self.finish(x, attend(self.index, q, k, v))
+    def project(self, x: Tensor, turns: Turns) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, [rows, heads or kv_heads, head_dim]."""
+        k, v = (x.new_empty(len(x), 1, self.split[1], self.head_dim) for _ in range(2))
+        q = self.project_to(Pages(k, v, torch.arange(len(x), device=x.device)), x, turns)
+        return q, k[:, 0], v[:, 0]
 
-    def project(
-        self, x: Tensor, cos: Tensor, sin: Tensor, added: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """x + added, and its queries, keys and values, [rows, heads or kv_heads, head_dim]."""
-        x, qkv = self._projected(x, added)
-        return x, *qk_norm_rope(qkv, self.split[0], *self.qk_norms, self.attention_norm.eps, cos, sin)
-
-    def project_to(
-        self, pages: Pages, x: Tensor, cos: Tensor, sin: Tensor, added: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """`project`, with KV written to pages: x + added, and queries."""
-        x, qkv = self._projected(x, added)
-        heads = (qkv, self.split[0], *self.qk_norms, self.attention_norm.eps, cos, sin)
-        return x, qk_norm_rope_scatter(*heads, *pages)
-
-    def _projected(self, x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
-        x, normed = self.attention_norm(x, added)
-        return x, self.qkv(normed).view(len(x), sum(self.split), self.head_dim)
+    def project_to(self, pages: Pages, x: Tensor, turns: Turns) -> Tensor:
+        """Queries; keys and values are written to pages."""
+        qkv = self.qkv(self.attention_norm(x)).view(len(x), sum(self.split), self.head_dim)
+        return qk_norm_rope(qkv, self.split[0], Norms(*self.qk_norms, self.attention_norm.eps), turns, pages)
 
     def values(self, x: Tensor) -> Tensor:
         """`project`'s values alone, [rows, kv_heads, head_dim]."""
         of_values = slice(-self.split[2] * self.head_dim, None)
-        bias = None if self.qkv.bias is None else self.qkv.bias[of_values]
-        values = nn.functional.linear(self.attention_norm(x)[1], self.qkv.weight[of_values], bias)
+        bias: Tensor | None = self.qkv.bias
+        if bias is not None:
+            bias = bias[of_values]
+        values = nn.functional.linear(self.attention_norm(x), self.qkv.weight[of_values], bias)
         return values.view(len(x), self.split[2], self.head_dim)
 
-    def finish(self, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
-        """The stream after attention, and its feed-forward's output."""
-        x, normed = self.ffn_norm(x, self.output(attended.reshape(len(x), -1)))
-        return x, self._fed(normed)
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The stream after attention and feed-forward."""
+        x = x + self.output(attended.reshape(len(x), -1))
+        return x + self.feed_forward(x)
 
     def feed_forward(self, x: Tensor) -> Tensor:
-        """Of a stream with attention added."""
-        return self._fed(self.ffn_norm(x)[1])
-
-    def _fed(self, normed: Tensor) -> Tensor:
+        """The feed-forward's output for a stream with attention added."""
+        normed = self.ffn_norm(x)
         if hasattr(self, "experts"):
             return self.experts(normed)  # type: ignore[no-any-return]
-        return self.down(swiglu(self.gate_up(normed)))  # type: ignore[no-any-return]
+        return self.down(gated(self.gate_up(normed)))  # type: ignore[no-any-return]
 
     @property
     def qk_norms(self) -> tuple[Tensor | None, Tensor | None]:
-        if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
+        if hasattr(self, "q_norm"):
             return self.q_norm.weight, self.k_norm.weight
         return None, None
 
@@ -189,9 +158,8 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
         self.eps = eps
 
-    def forward(self, x: Tensor, added: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """x + added, and its norm."""
-        return add_rms_norm(x, added, self.weight, self.eps)
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class MixedFeedForward(nn.Module):
@@ -216,7 +184,7 @@ class MixedFeedForward(nn.Module):
         chosen, weights = route(self._logits(x), self.about, getattr(self, "router_bias", None))
         out = grouped_experts(x, chosen, weights, self.gate_up, self.down)
         if self.about.shared:
-            out = out + self.shared_down(swiglu(self.shared_gate_up(x)))
+            out = out + self.shared_down(gated(self.shared_gate_up(x)))
         return out
 
     def _logits(self, x: Tensor) -> Tensor:
@@ -226,9 +194,26 @@ class MixedFeedForward(nn.Module):
         return logits if self.drawn is None else of_rows(self.drawn, len(x))
 
 
-def route(logits: Tensor, about: Experts, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Experts [rows, top_k] int64 and fp32 weights, from fp32 logits [rows, num]."""
-    return route_experts(
-        logits, bias, about.top_k, scoring=about.scoring, groups=about.groups, top_groups=about.top_groups,
-        normed=about.normed, scale=about.scale,
-    )  # fmt: skip
+def route(
+    logits: Tensor, about: Experts, bias: Tensor | None = None, expert_scale: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Experts [rows, top_k] int64, best first, and fp32 weights, from fp32 logits [rows, num].
+
+    bias: added to scores to choose, not to weight. expert_scale: of weights, by expert (Gemma 4). Both [num].
+    """
+    scores = logits.sigmoid() if about.scoring == "sigmoid" else logits.softmax(dim=-1)
+    preferred = scores
+    if bias is not None:
+        preferred = scores + bias
+    if about.groups > 1:
+        by_group = preferred.view(len(preferred), about.groups, -1)
+        best = by_group.topk(2, dim=-1).values.sum(dim=-1).topk(about.top_groups, dim=-1).indices
+        outside = torch.ones_like(by_group[..., 0], dtype=torch.bool).scatter(1, best, False)
+        preferred = by_group.masked_fill(outside[..., None], float("-inf")).flatten(1)
+    chosen = preferred.topk(about.top_k, dim=-1).indices
+    weights = scores.gather(1, chosen)
+    if about.normed and about.top_k > 1:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+    if expert_scale is not None:
+        weights = weights * expert_scale[chosen]
+    return chosen, weights * about.scale

@@ -1,4 +1,4 @@
-"""Decode batches padded to few shapes: one captured graph serves many steps."""
+"""Batches padded to few shapes: one captured graph serves many steps."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -28,8 +28,9 @@ def padded_shape(rows: int, sequences: int) -> Shape:
 def prefill_shape(rows: int, sequences: int) -> Shape | None:
     """The shape that a prefill is padded to; None: it runs eagerly."""
     padded = max(LEAST_PREFILL_ROWS, bucket(rows))
-    room = next((size + 1 for size in PREFILL_SEQUENCES if size >= sequences), 0)
-    return (padded, room) if padded <= MOST_PREFILL_ROWS and room else None
+    if padded > MOST_PREFILL_ROWS or sequences > PREFILL_SEQUENCES[-1]:
+        return None
+    return padded, 1 + next(size for size in PREFILL_SEQUENCES if size >= sequences)
 
 
 def reachable_prefills(policy: Policy, max_batch: int, longest: int) -> list[Shape]:
@@ -45,8 +46,9 @@ def reachable_prefills(policy: Policy, max_batch: int, longest: int) -> list[Sha
 
 def reachable(policy: Policy, max_batch: int) -> list[Shape]:
     """Padded shapes of decode steps of at most `max_batch` sequences and MAX_ROWS rows, largest first."""
-    whole_blocks = (policy.granularity.whole_block or policy.rows.commits == "tokens") and not policy.eviction.evicts
-    low, high = (policy.block_length,) * 2 if whole_blocks else (1, policy.width)
+    low, high = 1, policy.width
+    if (policy.granularity.whole_block or policy.rows.commits == "tokens") and not policy.eviction.evicts:
+        low = high = policy.block_length
     shapes = {
         padded_shape(rows, n)
         for n in range(1, max_batch + 1)
@@ -61,8 +63,25 @@ def reachable_after(shapes: Iterable[Shape]) -> list[Shape]:
     return sorted(smaller, reverse=True)
 
 
-def pad(batch: Batch, rows: int, sequences: int, pages: int, width: int) -> Batch:
-    """Pad with rows that write and see nothing, all in the first padding sequence; pages, width: tables' columns.
+def blank(rows: int, sequences: int, pages: int, width: int, block_length: int) -> Batch:
+    """A decode batch that writes and sees nothing."""
+    zeros = np.zeros(rows, np.int64)
+    return Batch(
+        tokens=zeros,
+        positions=zeros,
+        places=zeros - 1,
+        query_start=np.arange(sequences + 1) * rows // sequences,
+        page_table=np.full((sequences, pages), -1, np.int32),
+        history=np.zeros(sequences, np.int64),
+        listed=np.zeros((sequences, width), np.bool_),
+        block_length=block_length,
+        sampled=np.arange(rows),
+        spare=1,
+    )
+
+
+def pad(batch: Batch, rows: int, sequences: int, pages: int) -> Batch:
+    """Pad with rows that write and see nothing, all in the first padding sequence; pages: the table's columns.
 
     A last sequence is spare, so that a full bucket of sequences has room for padding rows: filling the next bucket
     would halve the rows a sequence by which attention chooses its tile.
@@ -71,21 +90,19 @@ def pad(batch: Batch, rows: int, sequences: int, pages: int, width: int) -> Batc
     extra, after = rows - num_rows, sequences - num_sequences
     assert extra >= 0, f"{num_rows} rows in {rows}"
     assert after > 0, f"{num_sequences} sequences and a spare one in {sequences}"
-    table = np.full((sequences, pages), -1, np.int32)
-    table[:num_sequences, : batch.page_table.shape[1]] = batch.page_table
-    listed = np.zeros((sequences, width), np.bool_)
-    listed[:num_sequences, : batch.listed.shape[1]] = batch.listed
+    columns = pages - batch.page_table.shape[1]
+    evict = batch.evict
     return Batch(
         tokens=np.pad(batch.tokens, (0, extra)),
         positions=np.pad(batch.positions, (0, extra)),
         places=np.pad(batch.places, (0, extra), constant_values=-1),
         query_start=np.pad(batch.query_start, (0, after), constant_values=rows),
-        page_table=table,
+        page_table=np.pad(batch.page_table, ((0, after), (0, columns)), constant_values=-1),
         history=np.pad(batch.history, (0, after)),
-        listed=listed,
+        listed=np.pad(batch.listed, ((0, after), (0, 0))),
         block_length=batch.block_length,
-        sampled=np.arange(rows),
-        evict=None if batch.evict is None else _padded(batch.evict, rows, after),
+        sampled=batch.sampled,
+        evict=evict and _padded(evict, rows, after),
         spare=1,
     )
 
@@ -102,11 +119,11 @@ def _padded(evict: Evict, rows: int, after: int) -> Evict:
 
 def pad_retained(retained: Retained, rows: int, sequences: int) -> Retained:
     """Pad retained rows with rows that write nothing and are of no sequence."""
-    extra, after = rows - len(retained.rows), sequences - len(retained.visible)
+    extra, after = rows - len(retained.rows), sequences - len(retained.listed)
     return Retained(
         rows=np.pad(retained.rows, (0, extra)),
         positions=np.pad(retained.positions, (0, extra)),
         places=np.pad(retained.places, (0, extra), constant_values=-1),
         query_start=np.pad(retained.query_start, (0, after), mode="edge"),
-        visible=np.pad(retained.visible, ((0, after), (0, 0))),
+        listed=np.pad(retained.listed, ((0, after), (0, 0))),
     )

@@ -13,21 +13,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, pad, scaled_dot_product_attention
+from torch.nn.functional import cosine_similarity, scaled_dot_product_attention
 
 from ..engine.commits import CommitDraws, ScheduledCommits
 from ..engine.policies.dllm_cache import RUN
 from ..engine.policies.maskkv import head_budgets, layer_budgets
 from ..engine.policy import Policy
 from ..engine.rows.passes import RowPosition
-from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
-from ..kernels.ragged_paged_attention import Sequences, ragged_paged_attention
+from ..kernels.qk_norm_rope import Turns
+from ..kernels.ragged_paged_attention import WHOLE, Sequences, ragged_paged_attention
 from .cache import PagedCache
-from .evicting import Inputs
-from .executor import steps_of
-from .forward import Sampled
-from .full_sequence import WHOLE, FullSequenceExecutor, FullSequenceForward, lengths
+from .forward import DeviceClock, Sampled
+from .full_sequence import FullSequenceExecutor, FullSequenceForward, lengths
 from .model import Decoder, Layer
 from .prompts import Prompts
 
@@ -65,9 +63,9 @@ def importance_of(model: Decoder, prompts: Prompts) -> Floats:
     positions = torch.arange(SAMPLE_LENGTH, device=device)
     importance = np.zeros(model.config.layers)
     for request in range(SAMPLES):
-        x, cos, sin = model.enter(torch.from_numpy(prompts(request, SAMPLE_LENGTH)).long().to(device), positions)
+        x, turns = model.enter(torch.from_numpy(prompts(request, SAMPLE_LENGTH)).long().to(device), positions)
         for layer in cast(list[Layer], list(model.layers)):
-            q, k, v = (rows.transpose(0, 1)[None] for rows in layer.project(x, cos, sin)[1:])
+            q, k, v = (rows.transpose(0, 1)[None] for rows in layer.project(x, turns))
             read = scaled_dot_product_attention(q, k, v, enable_gqa=True)[0].transpose(0, 1)
             after = x + layer.output(read.reshape(len(x), -1))
             importance[layer.index] += 1.0 - float(cosine_similarity(x.float(), after.float(), dim=1).mean())
@@ -128,24 +126,15 @@ class Visible:
 
 
 @dataclass(slots=True, eq=False)
-class Chosen:
-    """The prompt's keys that a layer's heads keep, [keys] each, and their places."""
-
-    positions: Tensor
-    heads: Tensor
-    places: Tensor
-
-
-@dataclass(slots=True, eq=False)
 class LayerCache:
-    """A request's places in one layer, as rows of one head."""
+    """A request's places in one layer, as rows of one head, and what the layer added to its response."""
 
     response: Tensor  # [response, kv_heads]
-    states: Tensor  # [response, rows of one]: attention's outputs among keys, feed-forward's among values
+    added: tuple[Tensor, Tensor]  # [response, hidden], by attention and feed-forward
     full: Visible  # for steps over the prompt
     runs: list[Ints]  # of the response
     cheap: Visible | None = None  # for others; None: heads have not chosen
-    chosen: Chosen | None = None
+    chosen: tuple[Tensor, Tensor, Tensor] | None = None  # positions, heads and places of the prompt's kept keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +174,8 @@ class PeriodicForward(FullSequenceForward):
         self._prompt, self._length = prompt, length
         pages = cache.table[slot][cache.table[slot] >= 0]
         self._supply = Runs(cache, (np.arange(config.layers)[:, None] * cache.num_pages + pages).reshape(-1))
-        heads, in_state = config.kv_heads, config.state_tokens * config.kv_heads
-        every, states = np.full(heads, prompt), response * in_state
+        heads, weight = config.kv_heads, self.model.embedding.weight
+        every = np.full(heads, prompt)
         assert self.importance is not None, "prepare comes first"
         self._budgets = layer_budgets(self._rule, self.importance, prompt)
         shared = Runs(cache, np.arange(cache.scratch, len(cache.all_keys))).take(every.tolist())
@@ -194,53 +183,38 @@ class PeriodicForward(FullSequenceForward):
         self._layers = []
         for _ in range(config.layers):
             runs = self._supply.take([response] * heads)
-            [of_states] = self._supply.take([states])
-            self._layers.append(
-                LayerCache(
-                    self._on_device(places(runs, response)),
-                    self._on_device(places([of_states], states).reshape(-1, in_state)),
-                    Visible.of_runs(shared, every, runs, response, self.device), runs,
-                )
-            )  # fmt: skip
-
-    def advance(self, tokens: Ints, step: Step, sampled: Ints, uniform: Floats | None = None) -> Sampled:
-        """tokens: of positions from step.first on; sampled: rows of these; uniform: numbers to draw by."""
-        arrays = {"tokens": tokens, "sampled": sampled} | ({} if uniform is None else {"uniform": uniform})
-        inputs = self.inputs(arrays)
-        return self._timed(lambda: self._answers_of(inputs, step))
+            added = weight.new_empty(response, config.hidden), weight.new_empty(response, config.hidden)
+            visible = Visible.of_runs(shared, every, runs, response, self.device)
+            self._layers.append(LayerCache(self._on_device(places(runs, response)), added, visible, runs))
 
     @torch.inference_mode()
-    def _answers_of(self, inputs: Inputs, step: Step) -> tuple[Tensor, Tensor]:
+    def advance(self, tokens: Ints, step: Step, sampled: Ints) -> Sampled:
+        """tokens: of positions from step.first on; sampled: rows of these."""
+        inputs = self.inputs({"tokens": tokens, "sampled": sampled})
+        clock = DeviceClock(self.device)
         positions = torch.arange(step.first, self._length, device=self.device)
-        x, cos, sin = self.model.enter(inputs["tokens"], positions)
-        heads = self._heads_of(step)
-        for layer, cache in zip(cast(list[Layer], list(self.model.layers)), self._layers, strict=True):
-            x = self._layer(layer, cache, x, cos, sin, step, heads)
-        return self._sample(self.model.leave(x[inputs["sampled"]]), inputs.get("uniform"))
+        x, turns = self.model.enter(inputs["tokens"], positions)
+        for layer, cache in zip(self.layers, self._layers, strict=True):
+            x = self._layer(layer, cache, x, turns, step)
+        return self.read(self.model.norm(x[inputs["sampled"]]), clock)
 
-    def _heads_of(self, step: Step) -> tuple[Tensor, Tensor]:
-        """Each head's start among queries, [kv_heads + 1], and positions, which do not matter."""
-        num_rows = step.num_changed + (self._prompt if step.prompt else 0)
-        heads = self.model.config.kv_heads
-        start = num_rows * torch.arange(heads + 1, dtype=torch.int32, device=self.device)
-        return start, torch.zeros(heads * num_rows, dtype=torch.int32, device=self.device)
-
-    def _layer(
-        self, layer: Layer, cache: LayerCache, x: Tensor, cos: Tensor, sin: Tensor, step: Step,
-        heads: tuple[Tensor, Tensor],
-    ) -> Tensor:  # fmt: skip
+    def _layer(self, layer: Layer, cache: LayerCache, x: Tensor, turns: Turns, step: Step) -> Tensor:
         """[rows, hidden]."""
         rows, target = self._rows(layer, cache, x, step)
-        if not len(rows):  # all stored
-            x = x + self._completed(self._keys, cache, x[:0], rows, len(x))
-            return x + self._completed(self._values, cache, x[:0], rows, len(x))
-        _, q, k, v = layer.project(x[rows], cos[rows], sin[rows])
+        attention, feed_forward = cache.added
+        if not len(rows):
+            return x + attention + feed_forward
+        q, k, v = layer.project(x[rows], Turns(turns.cos[rows], turns.sin[rows]))
         self._write(k.flatten(0, 1), v.flatten(0, 1), target.reshape(-1))
-        read = self._read(q, cache.full if step.prompt else cache.cheap, *heads)
+        keys = cache.full
+        if not step.prompt:
+            assert cache.cheap is not None, "the first step computes the prompt"
+            keys = cache.cheap
+        read = self._read(q, keys)
         if step.prompt:
             self._keep_chosen(layer.index, cache, q, k, v)
-        x = x + self._completed(self._keys, cache, layer.output(read), rows, len(x))
-        return x + self._completed(self._values, cache, layer.feed_forward(x[rows]), rows, len(x))
+        x = x + _completed(attention, layer.output(read), rows, len(x))
+        return x + _completed(feed_forward, layer.feed_forward(x[rows]), rows, len(x))
 
     def _write(self, k: Tensor, v: Tensor, target: Tensor) -> None:
         """Store rows of one head, [rows, head_dim], at places [rows]."""
@@ -267,37 +241,24 @@ class PeriodicForward(FullSequenceForward):
         values[cache.response] = fresh
         return least_alike(fresh, old, num)
 
-    def _read(self, q: Tensor, keys: Visible | None, start: Tensor, nowhere: Tensor) -> Tensor:
+    def _read(self, q: Tensor, keys: Visible) -> Tensor:
         """Attention's output, [rows, heads x head_dim]; a KV head is a sequence."""
-        assert keys is not None, "the first step computes the prompt"
         n, heads = len(q), len(keys.table)
         by_head = q.view(n, heads, -1, q.shape[2]).transpose(0, 1)
-        sequences = Sequences(keys.table, start, nowhere, keys.history, keys.listed, WHOLE)
+        start = n * torch.arange(heads + 1, dtype=torch.int32, device=self.device)
+        positions = start.new_zeros(heads * n)  # which do not matter
+        sequences = Sequences(keys.table, start, positions, keys.history, listed=keys.listed, block_length=WHOLE)
         q = by_head.reshape(heads * n, -1, q.shape[2])
         read = ragged_paged_attention(q, self._keys, self._values, sequences)
         return read.view(by_head.shape).transpose(0, 1).reshape(n, -1)
-
-    def _completed(self, store: Tensor, cache: LayerCache, fresh: Tensor, rows: Tensor, num_rows: int) -> Tensor:
-        """Half a layer's output: `fresh` if computed, else stored."""
-        # Rows without state (the prompt's) come first and are computed.
-        without = num_rows - len(cache.states)
-        states = store.view(-1, store.shape[-1])
-        in_state = cache.states.shape[1] * states.shape[1]
-        padded = pad(fresh[without:], (0, in_state - fresh.shape[1])).view(-1, *cache.states.shape[1:], states.shape[1])
-        states[cache.states[rows[without:] - without]] = padded
-        if len(rows) == num_rows:
-            return fresh
-        stored = states[cache.states].flatten(1)[:, : fresh.shape[1]]
-        return torch.cat([fresh[:without], stored]) if without else stored
 
     def _keep_chosen(self, index: int, cache: LayerCache, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Store the chosen KV of the prompt."""
         if cache.chosen is None:
             self._choose(index, cache, q, k)
-        chosen = cache.chosen
-        assert chosen is not None
-        cells = chosen.positions, chosen.heads
-        self._write(k[cells], v[cells], chosen.places)
+        assert cache.chosen is not None
+        positions, heads, target = cache.chosen
+        self._write(k[positions, heads], v[positions, heads], target)
 
     def _choose(self, index: int, cache: LayerCache, q: Tensor, k: Tensor) -> None:
         """Choose each head's keys of the prompt by votes; ties go low.
@@ -316,14 +277,22 @@ class PeriodicForward(FullSequenceForward):
             order = votes[:, :prompt].sort(dim=1, descending=True, stable=True).indices
         runs = self._supply.take(counts.tolist())
         of_heads = [places([indices], int(count))[:, 0] for indices, count in zip(runs, counts, strict=True)]
-        cache.chosen = Chosen(
+        cache.chosen = (
             torch.cat([keys[:count].sort().values for keys, count in zip(order, counts.tolist(), strict=True)]),
-            self._on_device(np.repeat(np.arange(heads), counts)), self._on_device(np.concatenate(of_heads)),
-        )  # fmt: skip
+            self._on_device(np.repeat(np.arange(heads), counts)),
+            self._on_device(np.concatenate(of_heads)),
+        )
         cache.cheap = Visible.of_runs(runs, counts, cache.runs, length - prompt, self.device)
 
     def _on_device(self, array: Ints) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, np.int64)).to(self.device)
+
+
+def _completed(stored: Tensor, fresh: Tensor, rows: Tensor, num_rows: int) -> Tensor:
+    """What a part of a layer adds to all rows: `fresh`, which is stored, where computed."""
+    without = num_rows - len(stored)  # the prompt's rows come first and are computed
+    stored[rows[without:] - without] = fresh[without:]
+    return torch.cat([fresh[:without], stored])
 
 
 class PeriodicExecutor(FullSequenceExecutor):
@@ -342,7 +311,9 @@ class PeriodicExecutor(FullSequenceExecutor):
         prompt, end, start = (x.astype(np.int64) for x in (plan.prompt, plan.end, plan.block_start))
         length = lengths(prompt, end, self._block)
         slot, request, phase = (int(x[0]) for x in (plan.slots, plan.requests, plan.phases))
-        self._admit(plan, order, RowPosition(prompt, length, start, start * 0, start * 0, self._block))
+        self._admit(
+            plan, order, RowPosition(prompt, length, start, step=start * 0, block_step=start * 0, block=self._block)
+        )
         if not length[0]:
             return StepOutcome(0.0, np.zeros_like(plan.window), 0.0)
         if request != self._opened:
@@ -356,9 +327,9 @@ class PeriodicExecutor(FullSequenceExecutor):
         sampled = np.arange(int(start[0]), int(length[0])) - first
         out = self._forward.advance(
             self._tokens[slot, first : length[0]].astype(np.int64),
-            Step(first, of_prompt, of_response, changed), sampled,
-            self._uniform(plan.requests, first + sampled, 1 + steps_of(plan, plan.window & (plan.status == MASKED))),
-        )  # fmt: skip
+            Step(first, of_prompt, of_response, changed),
+            sampled,
+        )
         tokens, confidence = np.zeros(plan.window.shape, np.int64), np.zeros(plan.window.shape, np.float32)
         if plan.window[0, 0]:
             tokens[0], confidence[0] = out.tokens[: self._block], out.confidence[: self._block]

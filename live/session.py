@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import Tensor
+
 from ..engine.commits import CanvasLaw, Commits, LawDraws, ScheduledCommits, TokenDraws
 from ..engine.engine import Engine, Limits
 from ..engine.journal import Append, RequestTable, StepRecorder, StepTotals
@@ -30,8 +32,7 @@ from .padding import reachable
 from .periodic import PeriodicExecutor, PeriodicForward
 from .prompts import Prompts
 from .refused import check_policy
-from .sampling import Sampling
-from .warm import warm_experts, warm_kernels
+from .warm import warm_attention, warm_experts, warm_kernels
 
 Computes = Forward | CanvasCache  # a model with its cache
 
@@ -70,23 +71,22 @@ class GraphCache:
 
     def canvases(self, model: CanvasModel, num_pages: int, page: int, longest: int) -> GraphCanvasCache:
         """A captured cache with `num_pages` or more free pages of each kind, for sequences up to `longest` tokens."""
-        canvases = self._canvases
+        entry = self._canvases
         if (
-            canvases is None
-            or (canvases.model is not model or canvases.page_size != page or canvases.pages < -(-longest // page))
-            or any(cache.num_pages < num_pages for cache in canvases.caches.values())
+            entry is None
+            or (entry.model, entry.page_size) != (model, page)
+            or entry.pages < -(-longest // page)
+            or any(cache.num_pages < num_pages for cache in entry.caches.values())
         ):
-            self._canvases = canvases = None  # frees memory
-            device, dtype = str(model.embedding.device), model.embedding.dtype
-            self._canvases = canvases = GraphCanvasCache(
-                model, (num_pages, num_pages), page, device, dtype, longest
-            )  # fmt: skip
-        canvases.clear()
-        return canvases
+            self._canvases = entry = None  # frees memory
+            entry = GraphCanvasCache(model, (num_pages, num_pages), page, longest=longest, **place_of(model.embedding))
+            self._canvases = entry
+        entry.clear()
+        return entry
 
     def forward(
         self, model: Decoder, policy: Policy, num_pages: int, longest: int, max_num_logits: int
-    ) -> GraphForward:  # fmt: skip
+    ) -> GraphForward:
         """A captured forward with at least `num_pages` free pages, for sequences of at most `longest` tokens."""
         page, temperature = policy.memory.page_size, policy.unmasking.temperature or 1.0
         entry = self._forward
@@ -98,13 +98,16 @@ class GraphCache:
             or entry.pages < -(-longest // page)
         ):
             self._forward = entry = None  # frees memory
-            weight = model.embedding.weight
-            cache = PagedCache(model.config, num_pages, page, str(weight.device), weight.dtype)
-            self._forward = entry = GraphForward(model, cache, temperature, max_num_logits, longest)
+            cache = PagedCache(model.config, num_pages, page, **place_of(model.embedding.weight))
+            entry = GraphForward(model, cache, temperature, max_num_logits, longest=longest)
+            self._forward = entry
         entry.cache.clear()
-        entry.sampling = None
         entry.meanwhile = []
         return entry
+
+
+def place_of(weight: Tensor) -> dict[str, Any]:
+    return {"device": str(weight.device), "dtype": weight.dtype}
 
 
 @dataclass(frozen=True)
@@ -118,8 +121,7 @@ class Serving:
     draws: Commits | None = None  # None: the weights decide commits
     latency: LatencyModel | None = None  # for elastic chunks
     max_num_logits: int = 8192  # rows of logits at once; full-sequence policies have their own
-    graphs: GraphCache | None = None  # of captured decode steps, for the next run; None: eager
-    sampling: Sampling | None = None  # without graphs; None: the likeliest
+    graphs: GraphCache | None = None  # of captured steps, for the next run; None: eager
     eos: Sequence[int] = ()  # tokens that end a request
     seed: int = 0  # of canvases' noise and draws
     watch: Callable[[ImportanceDelta], None] | None = None  # see ModelExecutor
@@ -130,31 +132,25 @@ class Serving:
     def forward(self, requests: Sequence[Request]) -> Computes:
         model, policy, limits, page = self.model, self.policy, self.limits, self.policy.memory.page_size
         if isinstance(model, CanvasModel):
-            tokens = max(policy.batching.reserved(policy, r.input_length, r.limit) for r in requests)
-            num_pages = min(limits.num_pages, limits.max_batch * -(-int(tokens) // page))
-            weight = model.embedding
+            tokens = int(max(policy.batching.reserved(policy, r.input_length, r.limit) for r in requests))
+            num_pages = min(limits.num_pages, limits.max_batch * -(-tokens // page))
             if self.graphs is not None:
-                return self.graphs.canvases(model, num_pages, page, int(tokens) + model.config.canvas_length)
-            return CanvasCache(model, (num_pages, num_pages), page, str(weight.device), weight.dtype)
-        forward = self._decoder(model, requests)
-        forward.sampling = self.sampling
-        return forward
-
-    def _decoder(self, model: Decoder, requests: Sequence[Request]) -> Forward:
-        policy, limits, page = self.policy, self.limits, self.policy.memory.page_size
-        weight, config = model.embedding.weight, model.config
+                return self.graphs.canvases(model, num_pages, page, tokens + model.config.canvas_length)
+            return CanvasCache(model, (num_pages, num_pages), page, **place_of(model.embedding))
+        config, place = model.config, place_of(model.embedding.weight)
         if policy.family == "full-sequence":
             num_pages, scratch = pages_of_use(policy, limits, requests)
-            cache = PagedCache(config, num_pages, page, str(weight.device), weight.dtype, scratch)
+            cache = PagedCache(config, num_pages, page, num_scratch=scratch, **place)
             kind: Any = policy.cache  # of those that the executor runs
-            full = PeriodicForward if kind.votes else FullSequenceForward
-            return full(model, cache, policy)
+            if kind.votes:
+                return PeriodicForward(model, cache, policy)
+            return FullSequenceForward(model, cache, policy)
         longest = min(max(r.input_length + r.limit for r in requests), limits.context_limit)
         longest = -(-longest // policy.block_length) * policy.block_length
         num_pages = min(limits.num_pages, max(1, limits.max_batch * -(-longest // page)))
-        if self.graphs is not None and self.sampling is None:
+        if self.graphs is not None:
             return self.graphs.forward(model, policy, num_pages, longest, self.max_num_logits)
-        cache = PagedCache(config, num_pages, page, str(weight.device), weight.dtype)
+        cache = PagedCache(config, num_pages, page, **place)
         return Forward(model, cache, policy.unmasking.temperature or 1.0, self.max_num_logits)
 
     def executor(self, forward: Computes) -> ModelExecutor | CanvasExecutor:
@@ -162,7 +158,7 @@ class Serving:
         policy, draws = self.policy, self.draws
         if isinstance(forward, CanvasCache):
             assert draws is None or isinstance(draws, LawDraws), "canvases commit by law"
-            return CanvasExecutor(forward, policy, self.prompts, draws, self.seed, self.eos)
+            return CanvasExecutor(forward, policy, self.prompts, draws, seed=self.seed, eos=self.eos)
         check_policy(policy)
         assert not isinstance(draws, TokenDraws | LawDraws), "of policies refused above"
         if isinstance(forward, FullSequenceForward):
@@ -172,7 +168,15 @@ class Serving:
                 return PeriodicExecutor(forward, policy, self.prompts, draws)
             return FullSequenceExecutor(forward, policy, self.prompts, draws)
         assert not isinstance(draws, ScheduledCommits), "a schedule is of full-sequence policies"
-        return ModelExecutor(forward, policy, self.prompts, draws, self._max_prefill_tokens, self.watch, self.eos)
+        return ModelExecutor(
+            forward,
+            policy,
+            self.prompts,
+            draws,
+            max_prefill_tokens=self._max_prefill_tokens,
+            watch=self.watch,
+            eos=self.eos,
+        )
 
     @property
     def _max_prefill_tokens(self) -> int:
@@ -186,32 +190,43 @@ class Serving:
         if isinstance(forward, GraphCanvasCache):
             forward.prepare(max_batch)
         rehearse(policy, limits, requests, self.latency)
-        # Canvas kernels do not depend on length.
-        longest = WARM_CANVASES * policy.block_length if isinstance(forward, CanvasCache) else limits.context_limit
-        few = [
-            Request(i, 0.0, min(r.input_length, longest), min(r.output_length, 2 * policy.block_length))
-            for i, r in enumerate(requests[:WARM_UP])
-        ]
         most_tokens = max(self._max_prefill_tokens, limits.max_batch * policy.width)
+        plain = replace(self, draws=None, eos=(), watch=None, seed=0)
+        longest = limits.context_limit
         if isinstance(forward, Forward):
             warm_kernels(forward, policy, most_tokens)
         else:
             warm_experts(*forward.model.experts(), forward.model.config.top_k, "gelu", most_tokens)
-        # All steps of a canvas are alike.
-        canvases = CanvasLaw("warm-up", policy.block_length, 2, least=2, most=2)
-        draws = LawDraws(canvases, 0, len(few)) if isinstance(forward, CanvasCache) else None
-        plain = replace(self, draws=draws, eos=(), watch=None, seed=0)
-        engine = plain.engine(RequestTable(len(few)))
-        serve(engine, plain.executor(forward), few)
-        (forward.cache if isinstance(forward, Forward) else forward).clear()
+            for sliding, cache in forward.caches.items():
+                keys, window = cache.keys[0], sliding * forward.model.config.window
+                group = forward.model.config.heads // keys.shape[2]
+                warm_attention(keys, cache.values[0], group, window=window, scale=1.0)
+            longest = WARM_CANVASES * policy.block_length  # kernels do not depend on it
+            # All steps of a canvas are alike.
+            law = CanvasLaw("warm-up", policy.block_length, 2, least=2, most=2)
+            plain = replace(plain, draws=LawDraws(law, 0, WARM_UP))
+        few = [
+            Request(i, 0.0, min(r.input_length, longest), min(r.output_length, 2 * policy.block_length))
+            for i, r in enumerate(requests[:WARM_UP])
+        ]
+        serve(plain.engine(RequestTable(len(few))), plain.executor(forward), few)
+        if isinstance(forward, Forward):
+            forward.cache.clear()
+        else:
+            forward.clear()
 
 
 def run(
-    serving: Serving, requests: Sequence[Request], *, emit: str = "block", concurrency: int | None = None,
+    serving: Serving,
+    requests: Sequence[Request],
+    *,
+    emit: str = "block",
+    concurrency: int | None = None,
     append: Append | None = None,
-    progress: Callable[[int, float], None] | None = None, stop: Callable[[], bool] = lambda: False,
+    progress: Callable[[int, float], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
     sample: Callable[[], None] | None = None,
-) -> LiveRun:  # fmt: skip
+) -> LiveRun:
     """Serve requests (by arrival, s from the start) in real time on the model's device.
 
     concurrency: of a closed loop, as in `live.loop.serve`.
@@ -224,54 +239,62 @@ def run(
     executor = serving.executor(forward)
     table = RequestTable(len(requests))
     engine = serving.engine(table, emit)
-    width = policy.block_length * (2 if policy.obs else 1)
-    lost: list[Exception] = []  # why the journal ended early
-    recorder = None if append is None else StepRecorder(_until_it_fails(append, lost), width, BATCH)
-    failure: Exception | None = None
+    failures: list[Exception] = []
+
+    def append_until_it_fails(columns: Mapping[str, Any], lists: Mapping[str, Any]) -> None:
+        assert append is not None
+        if not failures:
+            try:
+                append(columns, lists)
+            except Exception as error:  # a disk error: the device keeps serving
+                failures.append(error)
+
+    recorder = None
+    if append is not None:
+        recorder = StepRecorder(append_until_it_fails, policy.block_length * (1 + policy.obs), BATCH)
     interrupted = threading.Event()
     ready = made_ready(forward)
     with asked_to_stop(interrupted.set):
         begin = time.monotonic()
         try:
-            max_batch = min(serving.limits.max_batch, len(requests))
-            serving.warm_up(forward, requests, max_batch)
+            serving.warm_up(forward, requests, min(serving.limits.max_batch, len(requests)))
             ready = made_ready(forward)
             begin = time.monotonic()
             meanwhile = None
             if isinstance(forward, Forward):
                 meanwhile = forward.meanwhile = [] if sample is None else [sample]
             serve(
-                engine, executor, requests, concurrency=concurrency, recorder=recorder, sleep=interrupted.wait,
-                stop=lambda: interrupted.is_set() or stop(), progress=progress, meanwhile=meanwhile,
-            )  # fmt: skip
+                engine,
+                executor,
+                requests,
+                concurrency=concurrency,
+                recorder=recorder,
+                sleep=interrupted.wait,
+                stop=lambda: interrupted.is_set() or stop(),
+                progress=progress,
+                meanwhile=meanwhile,
+            )
         except Exception as error:  # any: the caller writes the run, then raises it
-            failure = error
+            failures.insert(0, error)
     seconds = time.monotonic() - begin
     if recorder is not None:
         recorder.flush()
-    failure = next(iter(lost), None) if failure is None else failure
-    return LiveRun(table, engine.totals, seconds, interrupted.is_set(), failure, made_ready(forward) - ready)
-
-
-def _until_it_fails(append: Append, failures: list[Exception]) -> Append:
-    """`append` until it fails; later steps are not journalled."""
-
-    def appended(columns: Mapping[str, Any], lists: Mapping[str, Any]) -> None:
-        if failures:
-            return
-        try:
-            append(columns, lists)
-        except Exception as error:  # a disk error: the device keeps serving
-            failures.append(error)
-
-    return appended
+    return LiveRun(
+        table,
+        engine.totals,
+        seconds,
+        interrupted=interrupted.is_set(),
+        failure=next(iter(failures), None),
+        num_made_ready=made_ready(forward) - ready,
+    )
 
 
 def made_ready(forward: Computes) -> int:
     """Kernels compiled and graphs captured so far."""
-    return num_compilations() + (
-        forward.graphs.num_captures if isinstance(forward, GraphForward | GraphCanvasCache) else 0
-    )
+    num = num_compilations()
+    if isinstance(forward, GraphForward | GraphCanvasCache):
+        num += forward.graphs.num_captures
+    return num
 
 
 def open_executor(serving: Serving, largest: Sequence[Request], warm_up: Prompts) -> ModelExecutor | CanvasExecutor:

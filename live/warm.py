@@ -6,9 +6,8 @@ from torch import Tensor
 from ..engine.policy import Policy
 from ..kernels.confidence import confidence_of_hidden
 from ..kernels.grouped_experts import grouped_experts
-from ..kernels.ragged_paged_attention import ragged_paged_attention
-from .forward import Forward, sequences_of
-from .graphs import blank
+from ..kernels.ragged_paged_attention import Sequences, ragged_paged_attention
+from .forward import Forward
 from .model import MixedFeedForward
 
 # An expert's mean rows at which tiles change: kernels/grouped_experts/kernel.py.
@@ -23,15 +22,10 @@ def warm_kernels(forward: Forward, policy: Policy, most_tokens: int) -> None:
     the rest. most_tokens: of a step.
     """
     config, weight = forward.model.config, forward.model.head_weight
-    whole_blocks = policy.granularity.whole_block and not (policy.eviction.evicts or policy.family == "full-sequence")
-    most_pages = min(len(forward.attended[0]), 4096)
-    queries = policy.block_length if whole_blocks else 1  # fewest of a sequence; doubled below
-    while True:
-        for pages in {1, most_pages}:  # one page is never split
-            _attend(forward, queries, pages, policy.width)
-        if queries * config.heads // config.kv_heads >= 128:
-            break
-        queries *= 2
+    queries = 1  # fewest of a sequence
+    if policy.granularity.whole_block and not (policy.eviction.evicts or policy.family == "full-sequence"):
+        queries = policy.block_length
+    warm_attention(*forward.attended, config.heads // config.kv_heads, queries)
     hidden = torch.zeros(1, config.hidden, dtype=weight.dtype, device=weight.device)
     confidence_of_hidden(hidden, weight, forward.temperature, forward.max_num_logits)
     layer = next((x for x in forward.model.modules() if isinstance(x, MixedFeedForward)), None)
@@ -49,9 +43,21 @@ def warm_experts(gate_up: Tensor, down: Tensor, top_k: int, activation: str, mos
             grouped_experts(x, chosen, torch.ones(rows, top_k, device=x.device), gate_up, down, activation)
 
 
-def _attend(forward: Forward, queries: int, pages: int, width: int) -> None:
-    config, (keys, values) = forward.model.config, forward.attended
-    heads = config.heads // config.kv_heads * keys.shape[2]
-    q = torch.zeros(queries, heads, config.head_dim, dtype=keys.dtype, device=keys.device)
-    inputs = forward.inputs(blank(queries, 1, pages, width, 1).arrays())
-    ragged_paged_attention(q, keys, values, sequences_of(inputs, 1))
+@torch.inference_mode()
+def warm_attention(
+    keys: Tensor, values: Tensor, group: int, queries: int = 1, window: int = 0, scale: float | None = None
+) -> None:
+    """Launch attention for sequences of `queries` rows and more. group: query heads for one of keys."""
+    device = keys.device
+    while True:
+        for pages in {1, min(len(keys), 4096)}:  # one page is never split
+            table = torch.full((1, pages), -1, dtype=torch.int32, device=device)
+            start = torch.tensor([0, queries], dtype=torch.int32, device=device)
+            zeros = torch.zeros(queries, dtype=torch.int32, device=device)
+            listed = torch.zeros(1, 1, dtype=torch.bool, device=device)
+            q = keys.new_zeros(queries, group * keys.shape[2], keys.shape[3])
+            sequences = Sequences(table, start, zeros, zeros[:1], listed=listed, block_length=1)
+            ragged_paged_attention(q, keys, values, sequences, window, scale)
+        if queries * group >= 128:
+            return
+        queries *= 2

@@ -1,12 +1,10 @@
 """A model's weights, random or from its directory (config.json, safetensors; names in live/families.py)."""
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -25,7 +23,7 @@ from .families import CANVAS, FAMILIES
 from .model import Decoder, Layer, frequencies
 from .random_weights import drawn_experts, fill
 from .shipped_configs import CONFIGS
-from .stored import WEIGHTS, alike, stored_tensors
+from .stored import WEIGHTS, stored_tensors
 
 NOWHERE = "meta"  # shapes without numbers
 COMPUTED = ("rotary_emb.inv_freq",)  # stored in some checkpoints; computed here
@@ -113,6 +111,7 @@ def random_model(config: ModelConfig, device: str, dtype: torch.dtype, seed: int
 
 
 def _read(folder: Path, config: ModelConfig, device: str, dtype: torch.dtype) -> Decoder:
+    """A decoder with a directory's tensors."""
     _fill(_empty(config, NOWHERE, dtype), folder, NOWHERE)  # before memory is taken for a file's sizes
     model = _empty(config, device, dtype)
     with torch.no_grad():
@@ -124,38 +123,26 @@ def _read(folder: Path, config: ModelConfig, device: str, dtype: torch.dtype) ->
 def _fill(model: Decoder, folder: Path, device: str) -> None:
     """Copy a directory's tensors into a model; on NOWHERE compare names and shapes."""
     config, parameters = model.config, dict(model.named_parameters())
-    places = {place.name: place for place in _places(config, parameters)}
-    family = FAMILIES[config.architecture]
+    places = dict(stored_parts(config, parameters))
+    num_places, family = len(places), FAMILIES[config.architecture]
     head, tied = family.names["head.weight"], family.keys["tied"]
-    embedding = family.names["embedding.weight"]
-    paths = dict[str, Path]()
-    again: Path | None = None  # a tied model's stored head
-    for tensor in stored_tensors(folder, "cpu" if device == NOWHERE else device):
-        if tensor.name.endswith(COMPUTED):
+    for path, name, shape, read in stored_tensors(folder, "cpu" if device == NOWHERE else device):
+        if name.endswith(COMPUTED) or (config.tied and name == head):
             continue
-        if tensor.name == head and config.tied:
-            again = tensor.path
-            continue
-        if tensor.name not in places:
+        if name not in places:
             about = f"{config.name} of {config.layers} layers"
-            raise ModelError(f"{tensor.path}: holds {cut(tensor.name)}, which {about} has no place for")
-        target = places[tensor.name].select(parameters)
-        expected = target.shape
-        if tensor.shape != expected:
-            shape = f"{tensor.name} is {list(tensor.shape)}, expected {list(expected)}"
-            raise ModelError(f"{tensor.path}: {shape} by config.json")
+            raise ModelError(f"{path}: holds {cut(name)}, which {about} has no place for")
+        target = places.pop(name)
+        if shape != target.shape:
+            raise ModelError(f"{path}: {name} is {list(shape)}, expected {list(target.shape)} by config.json")
         if device != NOWHERE:
-            target.copy_(tensor.read())
-        paths[tensor.name] = tensor.path
-    lacking = [name for name in places if name not in paths]
-    if lacking:
-        hint = f", and {tied} is false: expected true, or the weight" if lacking == [head] else ""
-        raise ModelError(f"{folder}: lacks {lacking[0]} ({len(lacking)} of {len(places)} weights are missing){hint}")
-    assert isinstance(head, str), "one weight"
-    assert isinstance(embedding, str), "one weight"
-    # Only in the check: the second pass reads the same data.
-    if again is not None and device == NOWHERE and not alike((again, head), (paths[embedding], embedding)):
-        raise ModelError(f"{again}: {head} is not the embedding, and {tied} is true: expected false")
+            target.copy_(read())
+    if places:
+        missing = next(iter(places))
+        hint = ""
+        if list(places) == [head]:
+            hint = f", and {tied} is false: expected true, or the weight"
+        raise ModelError(f"{folder}: lacks {missing} ({len(places)} of {num_places} weights are missing){hint}")
 
 
 def turned_first(config: ModelConfig) -> list[int] | None:
@@ -212,38 +199,21 @@ def _empty(config: ModelConfig, device: str, dtype: torch.dtype) -> Decoder:
     return model.eval()
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a family's tensor goes in our weights."""
-
-    name: str  # theirs
-    ours: str
-    expert: int | None = None
-    rows: slice | None = None  # None: all
-
-    def select(self, weights: Mapping[str, Tensor]) -> Tensor:
-        weight = weights[self.ours] if self.expert is None else weights[self.ours][self.expert]
-        return weight if self.rows is None else weight[self.rows]
-
-
-def _places(config: ModelConfig, weights: Mapping[str, Tensor]) -> Iterator[Place]:
+def stored_parts(config: ModelConfig, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """A family's tensors by name, as parts of our weights."""
     names = FAMILIES[config.architecture].names
-    for ours, weight in weights.items():
-        layer = re.search(r"\d+", ours)
-        number = layer.group() if layer else ""
-        templates = names[re.sub(r"\d+", "{i}", ours, count=1)]
-        parts = (templates,) if isinstance(templates, str) else templates
-        for j in range(len(weight)) if "{j}" in parts[0] else (None,):
-            rows = len(weight if j is None else weight[j])
-            for template, span in zip(parts, _rows(config, ours, len(parts), rows), strict=True):
-                yield Place(template.format(i=number, j=j), ours, j, span)
-
-
-def _rows(config: ModelConfig, ours: str, num_parts: int, rows: int) -> list[slice | None]:
-    """The rows that each of their tensors fills."""
-    if num_parts == 1:
-        return [None]
     q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    sizes = [q, kv, kv] if ".qkv." in ours else [rows // num_parts] * num_parts
-    ends = np.cumsum(sizes).tolist()
-    return [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    for ours, weight in weights.items():
+        number = "".join(re.findall(r"\d+", ours)[:1])
+        templates = names[re.sub(r"\d+", "{i}", ours, count=1)]
+        if isinstance(templates, str):
+            templates = (templates,)
+        matrices: Iterable[Tensor] = (weight,)
+        if "{j}" in templates[0]:
+            matrices = weight
+        for j, matrix in enumerate(matrices):
+            sizes = [len(matrix) // len(templates)] * len(templates)
+            if len(templates) == 3:
+                sizes = [q, kv, kv]
+            for template, part in zip(templates, torch.split(matrix, sizes), strict=True):
+                yield template.format(i=number, j=j), part

@@ -45,7 +45,6 @@ from ..live.config import ModelConfig
 from ..live.config_file import AS_IT_SAYS, ConfigJson, Settings, decoder_config
 from ..live.forward import Forward
 from ..live.graphs import GraphForward
-from ..live.kernel_cache import keep_private
 from ..live.measure import (
     SETTLE,
     Measured,
@@ -239,7 +238,6 @@ def select(device: str) -> int | None:
     """Make a CUDA device current; returns its free bytes, None for a CPU. Raises ModelError."""
     if not device.startswith("cuda"):
         return None
-    keep_private()
     if not torch.cuda.is_available():
         reason = f"PyTorch {torch.__version__} finds no CUDA device here"
         raise ModelError(f"device is {cut(device)}, and {reason}: expected cpu")

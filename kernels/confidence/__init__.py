@@ -6,11 +6,8 @@ from torch import Tensor
 from ..operation import operation
 
 
-def _check(
-    logits: Tensor | None = None, head: Tensor | None = None, *, temperature: float, max_num_logits: int = 1,
-    **_: Tensor,
-) -> None:  # fmt: skip
-    if (logits is not None and logits.shape[1] == 0) or (head is not None and len(head) == 0):
+def _check(*, temperature: float, max_num_logits: int = 1, **tensors: Tensor) -> None:
+    if "logits" in tensors and tensors["logits"].shape[1] == 0:
         raise ValueError("the vocabulary has 0 tokens, expected at least 1")
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature is {temperature}, expected a finite number of at least 0")

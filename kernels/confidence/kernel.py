@@ -9,6 +9,7 @@ from torch import Tensor
 from triton.language import constexpr
 
 from ..device import logits_of, num_multiprocessors
+from ..tiles import strided
 
 CHUNK = 1024  # rows of logits at once
 SPLITS = tl.constexpr(256)  # of a row, merged together
@@ -35,17 +36,16 @@ def confidence(
     num_splits = max(1, min(num_splits, triton.cdiv(num_tokens, how.block)))
     share = triton.cdiv(triton.cdiv(num_tokens, num_splits), SHARE) * SHARE
     scale = 1.4426950408889634 / (temperature or 1.0)  # from logits to exponents of two
-    # By row and split: the highest logit, the sum of exponentials relative to it, and its token.
     best, total = (logits.new_empty((num_rows, num_splits), dtype=torch.float32) for _ in range(2))
-    token = logits.new_empty((num_rows, num_splits), dtype=torch.int32)
+    # By row and split: the highest logit, the sum of exponentials relative to it, and its token.
+    split = best, total, logits.new_empty((num_rows, num_splits), dtype=torch.int32)
     tokens = logits.new_empty(num_rows, dtype=torch.int64)
     probabilities = logits.new_empty(num_rows, dtype=torch.float32)
     if num_rows:
         _of_logits[(num_rows, num_splits)](
-            logits, best, total, token, num_tokens, share, logits.stride(0), scale,
-            LANES=how.block // RUN, RUN=RUN, num_warps=how.num_warps,
-        )  # fmt: skip
-        _merge[(num_rows,)](best, total, token, tokens, probabilities, num_splits, scale)
+            strided(logits), split, (num_tokens, share), scale, LANES=how.block // RUN, RUN=RUN, num_warps=how.num_warps
+        )
+        _merge[(num_rows,)](split, tokens, probabilities, num_splits, scale)
     return tokens, probabilities
 
 
@@ -57,15 +57,14 @@ def confidence_of_hidden(
 
 
 @triton.jit
-def _of_logits(
-    logits_ptr, best_ptr, total_ptr, token_ptr, num_tokens, share, row, scale,
-    LANES: constexpr, RUN: constexpr,
-):  # fmt: skip
+def _of_logits(logits, split, sizes, scale, LANES: constexpr, RUN: constexpr):
     """One row's share of the vocabulary: each lane keeps a maximum, a sum, and where the maximum's run began."""
+    num_tokens, share = sizes
+    best_ptr, total_ptr, token_ptr = split
     i_row = tl.program_id(0).to(tl.int64)
     low = tl.program_id(1) * share
     high = tl.minimum(low + share, num_tokens)
-    logits_ptr += i_row * row
+    logits_ptr = logits.ptr + i_row * logits.strides[0]
     o_lane = tl.arange(0, LANES) * RUN
     o_run = tl.arange(0, RUN)[None, :]
     b_best = tl.full([LANES], LOWEST, tl.float32)
@@ -92,7 +91,8 @@ def _of_logits(
 
 
 @triton.jit(do_not_specialize=["num_splits"])
-def _merge(best_ptr, total_ptr, token_ptr, tokens_ptr, probabilities_ptr, num_splits, scale):
+def _merge(split, tokens_ptr, probabilities_ptr, num_splits, scale):
+    best_ptr, total_ptr, token_ptr = split
     i_row = tl.program_id(0)
     first = i_row.to(tl.int64) * num_splits
     # Each lane keeps the best of its splits; a later one must be better to replace it.

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..operation import operation
 
 
-@operation("q float T H D", "k q T Hkv D", "masked int64 M", "masked_start int32 S+1")
+@operation("q float T H D", "k q T Hkv D", "masked int64 M", "masked_start int32 starts")
 def focus_importance(q: Tensor, k: Tensor, masked: Tensor, masked_start: Tensor) -> Tensor:
     """The importance of every masked token, [M] fp32; it sums to (query heads) x (masked tokens) in each sequence.
 

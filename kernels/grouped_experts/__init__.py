@@ -2,20 +2,26 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import gelu, silu
 
 from ..operation import operation
-from ..swiglu import check_activation, gated
 
 
-def _check(gate_up: Tensor, activation: str, **_: Tensor) -> None:
-    if gate_up.shape[1] % 2:
-        raise ValueError(f"gate_up has {gate_up.shape[1]} rows an expert, expected an even number")
-    check_activation(activation)
+def _check(gate_up: Tensor, down: Tensor, activation: str, **_: Tensor) -> None:
+    if gate_up.shape[1] != 2 * down.shape[2]:
+        raise ValueError(f"gate_up has {gate_up.shape[1]} rows an expert, expected {2 * down.shape[2]}")
+    if activation not in ("silu", "gelu"):
+        raise ValueError(f"activation is {activation!r}, expected silu or gelu")
 
 
 @operation(
-    "x float N h", "experts int64 N k", "weights float32 N k", "gate_up x E 2f h", "down x E h 2f/2", check=_check
-)  # fmt: skip
+    "x float N h",
+    "experts int64 N k",
+    "weights float32 N k",
+    "gate_up x E both h",
+    "down x E h f",
+    check=_check,
+)
 def grouped_experts(
     x: Tensor, experts: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, activation: str = "silu"
 ) -> Tensor:
@@ -33,3 +39,11 @@ def grouped_experts(
         opened = gated(x[pairs // top_k] @ gate_up[expert].T, activation)
         out[pairs] = (opened @ down[expert].T).float() * weights.reshape(-1, 1)[pairs]
     return out.view(num_rows, top_k, x.shape[1]).sum(1).to(x.dtype)
+
+
+def gated(gate_up: Tensor, activation: str = "silu") -> Tensor:
+    """activation(gate) * up, [N, f], of gate_up [N, 2f], gates first."""
+    gate, up = gate_up.chunk(2, dim=1)
+    if activation == "gelu":
+        return gelu(gate, approximate="tanh") * up
+    return silu(gate) * up

@@ -33,10 +33,18 @@ def _check(choice: Choice, **_: Tensor) -> None:
 
 
 @operation(
-    "q float N H D", "k q T Hkv D", "v q T Hkv D", "k_pages q num_pages page_size Hkv D",
-    "v_pages q num_pages page_size Hkv D", "choice.num_kept int32 S", "choice.query_start int32 S+1",
-    "choice.key_start int32 S+1", "choice.block_start int32 S", "choice.page_table int32 S max_pages", check=_check,
-)  # fmt: skip
+    "q float N H D",
+    "k q T Hkv D",
+    "v q T Hkv D",
+    "k_pages q num_pages page_size Hkv D",
+    "v_pages q num_pages page_size Hkv D",
+    "choice.num_kept int32 S",
+    "choice.query_start int32 starts",
+    "choice.key_start int32 starts",
+    "choice.block_start int32 S",
+    "choice.page_table int32 S max_pages",
+    check=_check,
+)
 def pooled_topk_pack(q: Tensor, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, choice: Choice) -> Tensor:
     """Which keys of each sequence are kept, by index in it: [choosing heads, S, slots of its pages], -1 unused.
 

@@ -6,28 +6,26 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
-SHARE = 4096  # tokens of a program
+from ..tiles import strided
+
+SHARE = tl.constexpr(4096)  # tokens of a program
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # beyond the last token: differences with it are never NaN
 
 
 def read_logits(logits: Tensor, temperature: Tensor, uniform: Tensor, cap: float) -> tuple[Tensor, Tensor, Tensor]:
     num_rows, num_tokens = logits.shape
-    num_shares = triton.cdiv(num_tokens, SHARE)
+    num_shares = triton.cdiv(num_tokens, SHARE.value)
     best, total, spread = (logits.new_empty((num_rows, num_shares), dtype=torch.float32) for _ in range(3))
-    token = logits.new_empty((num_rows, num_shares), dtype=torch.int32)
+    # By share of a row: the highest value, its token, and sums of e^d and d e^d of differences d with it.
+    shares = best, logits.new_empty((num_rows, num_shares), dtype=torch.int32), total, spread
     drawn, likeliest = (logits.new_empty(num_rows, dtype=torch.int64) for _ in range(2))
-    entropy = logits.new_empty(num_rows, dtype=torch.float32)
+    result = drawn, likeliest, logits.new_empty(num_rows, dtype=torch.float32)
     if num_rows:
         grid = num_rows, num_shares
-        _sums[grid](
-            logits, temperature, best, total, spread, token, num_tokens, logits.stride(0), cap, SHARE=SHARE,
-            num_warps=8,
-        )  # fmt: skip
-        _read[grid](
-            logits, temperature, uniform, best, total, spread, token, drawn, likeliest, entropy, num_tokens, num_shares,
-            logits.stride(0), cap, SHARE=SHARE, SHARES=triton.next_power_of_2(num_shares), num_warps=8,
-        )  # fmt: skip
-    return drawn, likeliest, entropy
+        _sums[grid](strided(logits), temperature, shares, (num_tokens, cap), num_warps=8)
+        width = triton.next_power_of_2(num_shares)
+        _read[grid](strided(logits), (temperature, uniform), shares, result, (num_tokens, cap), width, num_warps=8)
+    return result
 
 
 @triton.jit
@@ -41,14 +39,12 @@ def _scaled(logits_ptr, o_token, num_tokens, cap, temperature):
 
 
 @triton.jit
-def _sums(
-    logits_ptr, temperature_ptr, best_ptr, total_ptr, spread_ptr, token_ptr, num_tokens, row, cap,
-    SHARE: constexpr,
-):  # fmt: skip
-    """Of one row's share: the highest value, its token, and sums of e^d and d e^d of differences d with it."""
+def _sums(logits, temperature_ptr, shares, about):
+    num_tokens, cap = about
+    best_ptr, token_ptr, total_ptr, spread_ptr = shares
     i_row = tl.program_id(0).to(tl.int64)
     o_token = tl.program_id(1) * SHARE + tl.arange(0, SHARE)
-    b = _scaled(logits_ptr + i_row * row, o_token, num_tokens, cap, tl.load(temperature_ptr + i_row))
+    b = _scaled(logits.ptr + i_row * logits.strides[0], o_token, num_tokens, cap, tl.load(temperature_ptr + i_row))
     best = tl.max(b, 0)
     b_below = tl.where(o_token < num_tokens, b - best, -100.0)
     b_weight = tl.where(o_token < num_tokens, tl.exp(b_below), 0.0)
@@ -59,12 +55,14 @@ def _sums(
     tl.store(token_ptr + o_out, tl.minimum(tl.min(tl.where(b == best, o_token, 2147483647), 0), num_tokens - 1))
 
 
-@triton.jit(do_not_specialize=["num_shares"])
-def _read(
-    logits_ptr, temperature_ptr, uniform_ptr, best_ptr, total_ptr, spread_ptr, token_ptr, drawn_ptr, likeliest_ptr,
-    entropy_ptr, num_tokens, num_shares, row, cap, SHARE: constexpr, SHARES: constexpr,
-):  # fmt: skip
+@triton.jit
+def _read(logits, rows, shares, result, about, SHARES: constexpr):
     """Write a share's probabilities; the first share also writes likeliest and entropy, the drawn share its token."""
+    temperature_ptr, uniform_ptr = rows
+    best_ptr, token_ptr, total_ptr, spread_ptr = shares
+    drawn_ptr, likeliest_ptr, entropy_ptr = result
+    num_tokens, cap = about
+    num_shares = tl.num_programs(1)
     i_row, i_share = tl.program_id(0).to(tl.int64), tl.program_id(1)
     o_share = tl.arange(0, SHARES)
     m_share = o_share < num_shares
@@ -87,7 +85,7 @@ def _read(
     last = tl.max(tl.where(b_total > 0.0, o_share, 0), 0)
     chosen = tl.minimum(tl.sum((m_share & (b_reached <= target)).to(tl.int32), 0), last)
 
-    logits_ptr += i_row * row
+    logits_ptr = logits.ptr + i_row * logits.strides[0]
     o_token = i_share * SHARE + tl.arange(0, SHARE)
     m = o_token < num_tokens
     b = _scaled(logits_ptr, o_token, num_tokens, cap, tl.load(temperature_ptr + i_row))

@@ -12,7 +12,7 @@ from dsim.live.config_file import SCALINGS
 from dsim.live.families import FAMILIES
 from dsim.live.model import Decoder
 from dsim.live.stored import WEIGHTS
-from dsim.live.weights import _places
+from dsim.live.weights import stored_parts
 
 
 def save_model(model: Decoder, folder: Path, dtype: torch.dtype) -> None:
@@ -21,7 +21,7 @@ def save_model(model: Decoder, folder: Path, dtype: torch.dtype) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: weight.detach().to("cpu", dtype) for name, weight in model.state_dict().items()}
     assert config.rotary is None, "components in another order than the family has them"
-    tensors = {place.name: place.select(weights).contiguous().clone() for place in _places(config, weights)}
+    tensors = {name: part.contiguous().clone() for name, part in stored_parts(config, weights)}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config_written(config), indent=2) + "\n", encoding="utf-8")
 

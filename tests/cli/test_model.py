@@ -9,7 +9,7 @@ import pytest
 
 from dsim.profiler import measure
 
-from ..live.checkpoints import CHECKPOINTS, rewrite, sdar, sdar_moe
+from ..live.checkpoints import CHECKPOINTS, rewrite, sdar
 from .command import dsim, succeed
 
 
@@ -46,15 +46,6 @@ def test_a_checkpoint_of_each_kind_serves_a_trace(
     (summary,) = json.loads(ran.out)["policies"]
     assert summary["completed"] == 4
     assert not Path("ran").exists()
-
-
-def test_drawn_tokens_are_in_the_manifest_and_refused_where_they_make_no_sense(folder: Path) -> None:
-    sdar_moe(folder)
-    command = ("live", "trace.jsonl", "--model", "m", "--policy", "lmdeploy-bd32:4,page_size=16", *SERVED)
-    ran = succeed(*command, "--temperature", "0.7", "--seed", "3")
-    assert json.loads(ran.out)["live"]["settings"]["sampling"] == {"temperature": 0.7, "seed": 3}
-    assert dsim(*command, "--temperature", "-1").refusal.startswith("--temperature is -1.0, expected a finite number")
-    assert "--graphs captures" in dsim(*command, "--temperature", "1", "--graphs").refusal
 
 
 # ---- what a checkpoint's directory does not say --------------------------------------------------------------------

@@ -40,7 +40,7 @@ REFUSED: tuple[tuple[object, ...], ...] = (
     ("sweep", "few.jsonl", "-o", "other"),
     ("profile", "--roofline", "H100", "-o", "other.json"),
     ("profile", "--client", "few.jsonl"),
-    ("live", "few.jsonl", "--model", "tiny", "--temperature", -1),
+    ("live", "few.jsonl", "--model", "nothing"),
     ("serve", "--twin", "nothing"),
     ("serve",),
     ("follow", "ftp://nothing", "--policy", "ar"),

@@ -98,7 +98,7 @@ def test_every_cell_is_predicted_measured_compared_and_kept(world: tuple[World, 
     # A second call measures nothing again.
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "v").rglob("*.parquet")}
     assert len(written) == 2 * (4 + 4 + 2)
-    again = run(world, tmp_path / "v", **both, fits=lambda seconds: False)
+    again = run(world, tmp_path / "v", **both)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "v").rglob("*.parquet")} == written
     assert again.unmeasured == ()
     assert again.to_json() == found.to_json()

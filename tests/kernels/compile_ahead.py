@@ -100,35 +100,33 @@ def attention() -> None:
 def canvases() -> None:
     """Two canvases of DiffusionGemma's, and the same rows of text."""
     global case
-    from dsim.kernels.add_rms_norm import sandwich_norm
-    from dsim.kernels.qk_norm_rope import qk_norm_rope
+    from dsim.kernels.qk_norm_rope import Norms, Pages, Turns, qk_norm_rope
+    from dsim.kernels.ragged_paged_attention import WHOLE, Sequences, ragged_paged_attention
     from dsim.kernels.read_logits import read_logits
-    from dsim.kernels.swiglu import swiglu
-    from dsim.kernels.window_attention import Spans, window_attention
 
-    spans = Spans(torch.zeros(2, 32, dtype=torch.int32), int32(0, 256, 512), int32(1280, 1280))
+    table, starts, ends = torch.zeros(2, 32, dtype=torch.int32), int32(0, 256, 512), int32(1280, 1280)
+    positions = torch.arange(1024, 1280).repeat(2).int()
+    text = Sequences(table, starts, positions, ends, torch.zeros(2, 1, dtype=torch.bool), 1)
+    canvas = Sequences(table, starts, positions, ends - 256, torch.ones(2, 256, dtype=torch.bool), WHOLE)
     for head_dim, kv_heads, window in ((256, 8, 1024), (512, 2, 0)):
         pages = bf16(1, 64, kv_heads, head_dim)
         for causal in [window > 0] if FEW else (False, True):
             case = f"heads of {head_dim}{', causal' if causal else ''}"
-            window_attention(bf16(512, 16, head_dim), pages, pages, spans, window, causal, 1.0)
-        half, norm = bf16(3, head_dim // 2), bf16(head_dim)
-        values = ("keys", kv_heads) if window == 0 else ("normed", 2 * kv_heads)
-        qk_norm_rope(bf16(3, 16 + values[1], head_dim), 16, norm, norm, 1e-6, half, half, values[0])
+            sequences = text if causal else canvas
+            ragged_paged_attention(bf16(512, 16, head_dim), pages, pages, sequences, window, 1.0)
+        case = f"heads of {head_dim}"
+        norms, half = Norms(bf16(head_dim), bf16(head_dim), 1e-6), bf16(3, head_dim // 2)
+        qkv = bf16(3, 16 + 2 * kv_heads, head_dim)
+        qk_norm_rope(qkv, 16, norms, Turns(half, half), Pages(pages, pages, torch.arange(3)))
     case = "DiffusionGemma"
     read_logits(bf16(2, 262144), torch.ones(2), torch.ones(2), 30.0)
-    x, ones = bf16(3, 2816), torch.ones(3, 2816)
-    sandwich_norm(x, (x,), None, ones[0], None, ones[0], 1e-6)
-    sandwich_norm(x, (x, x), ones[:2], ones[0], torch.ones(1), ones[0], 1e-6)
-    swiglu(bf16(3, 2 * 2112), "gelu")
     case = ""
 
 
 def experts() -> None:
-    """A step's experts: SDAR-30B-A3B's and LLaDA2.0-mini's, with their routers."""
+    """A step's experts: SDAR-30B-A3B's and LLaDA2.0-mini's."""
     global case
     from dsim.kernels.grouped_experts import grouped_experts
-    from dsim.kernels.route_experts import route_experts
 
     for num, ffn in ((128, 768), (256, 512))[: 1 if FEW else 2]:  # SDAR-30B-A3B's experts, and LLaDA2.0-mini's
         matrices = bf16(1, 2 * ffn, 2048).expand(num, -1, -1), bf16(1, 2048, ffn).expand(num, -1, -1)
@@ -137,34 +135,19 @@ def experts() -> None:
             chosen = torch.arange(8).expand(128 * rows, 8)
             grouped_experts(bf16(128 * rows, 2048), chosen, torch.ones(128 * rows, 8), *matrices, "gelu")
     case = ""
-    if not FEW:
-        route_experts(torch.zeros(3, 128), None, 8)
-    case = "experts' scales"
-    route_experts(torch.zeros(3, 128), None, 8, expert_scale=torch.ones(128))
-    case = "eight groups"
-    route_experts(torch.zeros(3, 256), torch.zeros(256), 8, scoring="sigmoid", groups=8, top_groups=4)
-    case = ""
 
 
 def others() -> None:
     """All other kernels."""
     global case
-    from dsim.kernels.add_rms_norm import add_rms_norm
     from dsim.kernels.confidence import confidence
     from dsim.kernels.focus_importance import focus_importance
     from dsim.kernels.pooled_topk_pack import Choice, pooled_topk_pack
-    from dsim.kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_scatter
-    from dsim.kernels.swiglu import swiglu
+    from dsim.kernels.qk_norm_rope import Norms, Pages, Turns, qk_norm_rope
 
     confidence(bf16(3, 151936))
-    add_rms_norm(bf16(3, 4096), bf16(3, 4096), bf16(4096), 1e-6)
-    swiglu(bf16(3, 2 * 12288))
-    heads = (bf16(3, 48, 128), 32, bf16(128), bf16(128), 1e-6, bf16(3, 64), bf16(3, 64))
-    if not FEW:
-        qk_norm_rope(*heads)
-    case = "and scatter"
-    qk_norm_rope_scatter(*heads, bf16(4, 64, 8, 128), bf16(4, 64, 8, 128), torch.arange(3))
-    case = ""
+    norms, turns, pages = Norms(bf16(128), bf16(128), 1e-6), Turns(bf16(3, 64), bf16(3, 64)), bf16(4, 64, 8, 128)
+    qk_norm_rope(bf16(3, 48, 128), 32, norms, turns, Pages(pages, pages, torch.arange(3)))
     q, k = bf16(3, 4, 128), bf16(3, 2, 128)
     focus_importance(q, k, torch.arange(3), int32(0, 1, 3))
     choice = Choice(int32(0, 1), int32(0, 3), int32(1), int32(2), int32(0).view(1, 1))

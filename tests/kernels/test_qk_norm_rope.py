@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsim.kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_scatter
+from dsim.kernels.qk_norm_rope import Norms, Pages, Turns, qk_norm_rope
 
-from .places import BF16, EVERYWHERE, FP16, FP32, Place, normal
+from .places import BF16, EVERYWHERE, FP16, FP32, Place, moved, normal
 
 # A turn mixes a pair of components, so errors are relative to the pair's length. What is rounded: the normed pair, both
 # products of a turn (by the reference alone) and their sum, each by at most half a unit of the length's last place:
@@ -17,9 +17,29 @@ IN_FP32 = 2**-20
 EPS = 0.25  # enough to be seen
 
 
+def turned(
+    place: Place,
+    qkv: Tensor,
+    num_heads: int,
+    weights: tuple[Tensor | None, ...],
+    turns: tuple[Tensor, Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, and the keys and values of a page for each row, in order."""
+    num_rows, heads, head_dim = qkv.shape
+    pages = torch.full(
+        (2, num_rows, 1, (heads - num_heads) // 2, head_dim), torch.nan, dtype=qkv.dtype, device=place.device
+    )
+    arguments = moved((qkv, num_heads, Norms(*weights, EPS), Turns(*turns)), place.device)
+    slots = torch.arange(num_rows, device=place.device)
+    with place.proved("qk_norm_rope"):
+        q = qk_norm_rope(*arguments, Pages(pages[0], pages[1], slots))
+    k, v = pages.cpu()[:, :, 0]
+    return q.cpu(), k, v
+
+
 def near(actual: Tensor, x: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor) -> None:
     """Heads against fp64: component i and, imaginary, i + D / 2."""
-    assert (actual.is_contiguous(), actual.dtype, actual.shape) == (True, x.dtype, x.shape)
+    assert (actual.dtype, actual.shape) == (x.dtype, x.shape)
     x = x.double()
     if weight is not None:
         x = torch.nn.functional.rms_norm(x, weight.shape, weight.double(), EPS)
@@ -43,11 +63,10 @@ def check(
     num_rows, heads, head_dim = qkv.shape
     values = (heads + num_heads) // 2
     turns = angles(num_rows, head_dim, qkv.dtype) if turns is None else turns
-    q, k, v = place.call(qk_norm_rope, qkv, num_heads, *weights, EPS, *turns)
+    q, k, v = turned(place, qkv, num_heads, weights, turns)
     near(q, qkv[:, :num_heads], weights[0], *turns)
     near(k, qkv[:, num_heads:values], weights[1], *turns)
     assert torch.equal(v, qkv[:, values:])
-    assert v.is_contiguous()
 
 
 def world(num_rows: int, heads: int, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -85,14 +104,14 @@ def test_a_normed_head_is_rounded_before_it_is_turned(place: Place) -> None:
     # leaves no doubt of what a head rounds to, the sum is certain.
     qkv, weights = world(8, 8, 64, FP16)
     ones = torch.ones(8, 32, dtype=FP16)
-    q, k, _ = place.call(qk_norm_rope, qkv, 4, *weights, EPS, ones, ones)
-    for turned, heads, weight in ((q, qkv[:, :4], weights[0]), (k, qkv[:, 4:6], weights[1])):
+    q, k, _ = turned(place, qkv, 4, weights, (ones, ones))
+    for actual, heads, weight in ((q, qkv[:, :4], weights[0]), (k, qkv[:, 4:6], weights[1])):
         normed = torch.nn.functional.rms_norm(heads.double(), (64,), weight.double(), EPS)
         low, high = ((normed * (1 + error)).half() for error in (-1e-5, 1e-5))
         a, b = low.double().chunk(2, dim=-1)
         settled = torch.stack((low == high).chunk(2, dim=-1)).all(0).repeat(1, 1, 2)
         assert settled.float().mean() > 0.9
-        assert torch.equal(turned[settled], torch.cat((a - b, b + a), dim=-1).half()[settled])
+        assert torch.equal(actual[settled], torch.cat((a - b, b + a), dim=-1).half()[settled])
 
 
 def test_heads_of_zeros_and_squares_beyond_fp16_leave_no_infinity(place: Place) -> None:
@@ -108,30 +127,16 @@ def test_keys_and_values_go_to_their_slots_with_the_same_bits_and_no_other_slot_
     place: Place, num_rows: int, dtype: torch.dtype, normed: bool
 ) -> None:
     qkv, weights = world(num_rows, 8, 24, dtype)
-    heads = (qkv, 4, *(weights if normed else (None, None)), EPS, *angles(num_rows, 24, dtype))
-    q, *rows = place.call(qk_norm_rope, *heads)
+    chosen = weights if normed else (None, None)
+    turns = angles(num_rows, 24, dtype)
+    q, *rows = turned(place, qkv, 4, chosen, turns)
     pool = torch.full((2, 3, 4, 16, 2, 24), torch.nan, dtype=dtype, device=place.device)  # [k or v, layer, page, ...]
     slots = torch.randperm(64, generator=torch.Generator().manual_seed(num_rows))[:num_rows]
     slots[::5] = -1
     expected = pool.cpu().clone()
     expected[:, 1].flatten(1, 2)[:, slots[slots >= 0]] = torch.stack(rows)[:, slots >= 0]
-    on_device = [x.to(place.device) if isinstance(x, Tensor) else x for x in heads]
-    with place.proved("qk_norm_rope_scatter"):
-        found = qk_norm_rope_scatter(*on_device, pool[0, 1], pool[1, 1], slots.to(place.device))
+    on_device = moved((qkv, 4, Norms(*chosen, EPS), Turns(*turns)), place.device)
+    with place.proved("qk_norm_rope"):
+        found = qk_norm_rope(*on_device, Pages(pool[0, 1], pool[1, 1], slots.to(place.device)))
     assert torch.equal(found.cpu(), q)
     torch.testing.assert_close(pool.cpu(), expected, rtol=0, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize("values", ["normed", "keys"])
-@pytest.mark.parametrize("head_dim", [16, 512])
-def test_values_are_normed_without_a_weight_or_are_the_keys_before_their_norm(
-    place: Place, values: str, head_dim: int
-) -> None:
-    qkv, weight = normal(1, 3, 4 + (2 if values == "keys" else 4), head_dim), normal(2, head_dim)
-    turns = angles(3, head_dim, FP32)
-    q, k, v = place.call(qk_norm_rope, qkv, 4, weight, weight, EPS, *turns, values)
-    near(q, qkv[:, :4], weight, *turns)
-    near(k, qkv[:, 4:6], weight, *turns)
-    assert v.is_contiguous()
-    expected = torch.nn.functional.rms_norm(qkv[:, -2:].double(), (head_dim,), None, EPS)
-    torch.testing.assert_close(v.double(), expected, rtol=1e-5, atol=1e-6)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dsim.kernels.ragged_paged_attention import Sequences, ragged_paged_attention
+from dsim.kernels.ragged_paged_attention import WHOLE, Sequences, ragged_paged_attention
 from dsim.live.padding import padded_shape
 
 from .places import BF16, FP16, FP32, KERNEL, Place, attended, int32, moved, normal, starts
@@ -22,10 +22,21 @@ World = tuple[Tensor, Tensor, Tensor, Sequences[Tensor]]  # q, k_pages, v_pages
 
 
 def world(
-    sequences: list[tuple[list[int], int, list[int]]], *, page_size: int = 16, heads: tuple[int, int] = (4, 2),
-    head_dim: int = 64, block_length: int = 4, width: int = 4, dtype: torch.dtype = FP32, seed: int = 0,
-) -> World:  # fmt: skip
-    """Sequences as (positions of the queries, history, listed positions of the block), pages in shuffled order."""
+    sequences: list[tuple[list[int], int, list[int]]],
+    *,
+    page_size: int = 16,
+    heads: tuple[int, int] = (4, 2),
+    head_dim: int = 64,
+    block_length: int = 4,
+    width: int = 4,
+    dtype: torch.dtype = FP32,
+    seed: int = 0,
+    window: int = 0,
+) -> World:
+    """Sequences as (positions of the queries, history, listed positions of the block), pages in shuffled order.
+
+    Pages and slots that no query's window reaches are absent and NaN.
+    """
     generator = torch.Generator().manual_seed(seed)
     held = [-(-(history + width) // page_size) for _, history, _ in sequences]
     num_pages = sum(held) + 3
@@ -34,11 +45,13 @@ def world(
     listed = torch.zeros(len(sequences), width, dtype=torch.bool)
     pages = normal(seed + 1, 2, num_pages, page_size, heads[1], head_dim, dtype=dtype)
     unwritten = torch.ones(num_pages, page_size, dtype=torch.bool)
-    for s, (_, history, block) in enumerate(sequences):
+    for s, (own, history, block) in enumerate(sequences):
         listed[s, block] = True
         page_table[s, : held[s]] = order[sum(held[:s]) :][: held[s]]
-        for j in [*range(history), *(history + i for i in block)]:
+        low = max(0, min([*own, history]) - window + 1) if window else 0
+        for j in [*range(low, history), *(history + i for i in block)]:
             unwritten[page_table[s, j // page_size], j % page_size] = False
+        page_table[s, : low // page_size] = -1
     pages[:, unwritten] = torch.nan
     positions = int32(*(p for own, _, _ in sequences for p in own))
     history = int32(*(history for _, history, _ in sequences))
@@ -47,8 +60,9 @@ def world(
     return q, pages[0], pages[1], Sequences(page_table, start, positions, history, listed, block_length)
 
 
-def by_definition(q: Tensor, k_pages: Tensor, v_pages: Tensor, sequences: Sequences[Tensor], scale: float) -> Tensor:
+def by_definition(sample: World, scale: float, window: int = 0) -> Tensor:
     """Every query and head for itself, in fp64, over a list of the keys that it sees."""
+    q, k_pages, v_pages, sequences = sample
     out = torch.zeros(q.shape, dtype=torch.float64)
     table, start, positions, history, listed = (x.tolist() for x in sequences[:5])
     page_size, block_length = k_pages.shape[1], sequences.block_length
@@ -58,7 +72,9 @@ def by_definition(q: Tensor, k_pages: Tensor, v_pages: Tensor, sequences: Sequen
             seen = [
                 (table[s][j // page_size], j % page_size)
                 for j in range(own + len(listed[s]))
-                if j // block_length <= block and (j < own or listed[s][j - own])
+                if j // block_length <= block
+                and (j < own or listed[s][j - own])
+                and (not window or j > min(positions[row], own) - window)
             ]
             if seen:
                 out[row] = attended(q[row], (k_pages, v_pages), seen, scale)
@@ -74,7 +90,7 @@ def near(found: Tensor, expected: Tensor, sample: tuple[Tensor, Tensor, Tensor, 
 
 def check(place: Place, sample: World) -> None:
     found = place.call(ragged_paged_attention, *sample)
-    near(found, by_definition(*sample, sample[0].shape[2] ** -0.5), sample)
+    near(found, by_definition(sample, sample[0].shape[2] ** -0.5), sample)
 
 
 BATCHES = {
@@ -131,7 +147,50 @@ def test_keys_may_be_split_among_any_number_of_programs(place: Place, num_splits
 
     sample = world(LONG, dtype=dtype, heads=(4, 1))
     found = launch(*moved(sample, place.device), num_splits=num_splits)
-    near(found, by_definition(*sample, 0.125), sample)
+    near(found, by_definition(sample, 0.125), sample)
+
+
+TEXT: Any = [(list(range(36, 41)), 41, []), ([0], 1, []), (list(range(87, 90)), 90, []), (list(range(12)), 12, [])]
+CANVAS: Any = [(list(range(36, 42)), 36, list(range(6))), (list(range(6)), 0, list(range(6))), ([], 5, [])]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("batch", "block_length"), [(TEXT, 1), (CANVAS, WHOLE)], ids=["text", "canvas"])
+@pytest.mark.parametrize(
+    ("window", "page_size", "heads", "head_dim", "dtype"),
+    [
+        (9, 16, (4, 2), 32, FP32),
+        (20, 64, (8, 1), 24, FP32),
+        (20, 10, (4, 2), 32, FP32),
+        (0, 64, (6, 2), 512, BF16),
+        (9, 64, (4, 2), 256, BF16),
+    ],
+)
+def test_a_window_hides_earlier_keys_of_text_and_of_canvases(
+    place: Place,
+    batch: Any,
+    block_length: int,
+    window: int,
+    page_size: int,
+    heads: tuple[int, int],
+    head_dim: int,
+    dtype: torch.dtype,
+) -> None:
+    shape: Any = {"page_size": page_size, "heads": heads, "head_dim": head_dim, "block_length": block_length}
+    sample = world(batch, **shape, width=6, dtype=dtype, window=window)
+    output = place.call(ragged_paged_attention, *sample, window, 0.3)
+    near(output, by_definition(sample, 0.3, window), sample)
+
+
+@pytest.mark.parametrize("place", KERNEL)
+@pytest.mark.parametrize("num_splits", [2, 5])
+def test_a_window_is_split_among_programs(place: Place, num_splits: int) -> None:
+    from dsim.kernels.ragged_paged_attention.kernel import ragged_paged_attention as launch
+
+    batch: Any = [(list(range(600, 606)), 600, list(range(6))), ([0, 1], 0, [0, 1])]
+    sample = world(batch, width=6, window=500, block_length=WHOLE)
+    output = launch(*moved(sample, place.device), 500, num_splits=num_splits)
+    near(output, by_definition(sample, 0.125, 500), sample)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +212,7 @@ def test_a_padded_step_is_launched_for_its_sequences_without_the_spare_one(
     none = table[0]
     kernel.ragged_paged_attention(q, pages, pages, Sequences(table, none, none, none, table[:, :32], 32, 1))
     ((grid,), _) = attend.__getitem__.call_args
-    assert (attend[grid].call_args.kwargs["BLOCK_M"], grid[1]) == (rows, splits)
+    assert (attend[grid].call_args.args[-1].rows, grid[1]) == (rows, splits)
 
 
 @st.composite
@@ -186,4 +245,4 @@ def test_a_view_of_a_projection_and_one_layer_of_a_pool_are_read_where_they_lie(
     pool[0, 1], pool[1, 1] = sample[1], sample[2]
     with place.proved("ragged_paged_attention"):
         found = ragged_paged_attention(whole[:, 2:6], pool[0, 1], pool[1, 1], moved(sample[3], place.device))
-    near(found, by_definition(*sample, 0.125), sample)
+    near(found, by_definition(sample, 0.125), sample)

@@ -7,17 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsim.kernels.add_rms_norm import add_rms_norm, sandwich_norm
 from dsim.kernels.confidence import confidence, confidence_of_hidden
 from dsim.kernels.focus_importance import focus_importance
 from dsim.kernels.grouped_experts import grouped_experts
 from dsim.kernels.pooled_topk_pack import Choice, pooled_topk_pack
-from dsim.kernels.qk_norm_rope import qk_norm_rope, qk_norm_rope_scatter
+from dsim.kernels.qk_norm_rope import Norms, Pages, Turns, qk_norm_rope
 from dsim.kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 from dsim.kernels.read_logits import read_logits
-from dsim.kernels.route_experts import route_experts
-from dsim.kernels.swiglu import swiglu
-from dsim.kernels.window_attention import Spans, window_attention
 
 from .places import int32
 
@@ -26,7 +22,6 @@ Q, K = torch.zeros(7, 4, 8), torch.zeros(7, 2, 8)
 ONE, NINE = int32(1), int32(0, 9)
 # Arguments by name that each launcher takes; those of a record stand next to it.
 CALLS: dict[Callable[..., Any], dict[str, Any]] = {
-    add_rms_norm: {"x": torch.zeros(3, 8), "added": torch.zeros(3, 8), "weight": torch.ones(8), "eps": 1e-6},
     confidence: {"logits": torch.zeros(2, 3), "temperature": 1.0},
     confidence_of_hidden: {"hidden": torch.ones(3, 4), "head": torch.ones(9, 4), "max_num_logits": 4},
     focus_importance: {"q": Q, "k": K, "masked": torch.tensor([1, 2, 5]), "masked_start": int32(0, 3)},
@@ -40,13 +35,8 @@ CALLS: dict[Callable[..., Any], dict[str, Any]] = {
         "page_table": torch.zeros(1, 2, dtype=torch.int32), "pool": 3, "shared": False,
     },
     qk_norm_rope: {
-        "qkv": torch.zeros(3, 8, 8), "num_heads": 4, "q_weight": torch.ones(8), "k_weight": torch.ones(8), "eps": 1e-6,
-        "cos": torch.ones(3, 4), "sin": torch.zeros(3, 4),
-    },
-    qk_norm_rope_scatter: {
-        "qkv": torch.zeros(3, 8, 8), "num_heads": 4, "q_weight": torch.ones(8), "k_weight": torch.ones(8), "eps": 1e-6,
-        "cos": torch.ones(3, 4), "sin": torch.zeros(3, 4), "k_pages": PAGES, "v_pages": PAGES,
-        "slots": torch.arange(3),
+        "qkv": torch.zeros(3, 8, 8), "num_heads": 4, "q": torch.ones(8), "k": torch.ones(8), "eps": 1e-6,
+        "cos": torch.ones(3, 4), "sin": torch.zeros(3, 4), "keys": PAGES, "values": PAGES, "slots": torch.arange(3),
     },
     ragged_paged_attention: {
         "q": Q[:4], "k_pages": PAGES, "v_pages": PAGES, "page_table": int32(0, 1, 2, 2, 1, 0).view(2, 3),
@@ -56,30 +46,19 @@ CALLS: dict[Callable[..., Any], dict[str, Any]] = {
     read_logits: {
         "logits": torch.ones(3, 8), "temperature": torch.ones(3), "uniform": torch.ones(3), "cap": 30.0,
     },
-    sandwich_norm: {
-        "x": torch.ones(3, 8), "parts": (torch.ones(3, 8),), "part_weights": None, "weight": torch.ones(8),
-        "scale": torch.ones(1), "after": torch.ones(8), "eps": 1e-6,
-    },
-    route_experts: {"logits": torch.zeros(3, 8), "bias": torch.zeros(8), "top_k": 2},
-    swiglu: {"gate_up": torch.ones(3, 8)},
-    window_attention: {
-        "q": Q[:4], "k_pages": PAGES, "v_pages": PAGES, "page_table": int32(0, 1, 2, 2, 1, 0).view(2, 3),
-        "query_start": int32(0, 3, 4), "lengths": int32(8, 20), "window": 4, "causal": True, "scale": 1.0,
-    },
 }  # fmt: skip
-RECORDS: dict[Callable[..., Any], tuple[str, Any]] = {
-    pooled_topk_pack: ("choice", Choice),
-    ragged_paged_attention: ("sequences", Sequences),
-    window_attention: ("spans", Spans),
+RECORDS: dict[Callable[..., Any], dict[str, Any]] = {
+    pooled_topk_pack: {"choice": Choice},
+    qk_norm_rope: {"norms": Norms, "turns": Turns, "pages": Pages},
+    ragged_paged_attention: {"sequences": Sequences},
 }
 
 
 def call(launcher: Callable[..., Any], changes: dict[str, Any]) -> None:
-    given = CALLS[launcher] | changes
-    if launcher in RECORDS:
-        name, record = RECORDS[launcher]
-        given[name] = record(**{field: given.pop(field) for field in record._fields})
-    launcher(**given)
+    arguments = CALLS[launcher] | changes
+    for name, record in RECORDS.get(launcher, {}).items():
+        arguments[name] = record(**{field: arguments.pop(field) for field in record._fields})
+    launcher(**arguments)
 
 
 def wrong(tensor: Tensor) -> dict[str, Tensor]:
@@ -108,28 +87,14 @@ def test_every_tensor_has_its_shape_dtype_device_and_strides(launcher: Callable[
     ("launcher", "changes", "message"),
     [
         (confidence, {"temperature": -1.0}, "temperature is -1.0, expected a finite number of at least 0"),
-        (focus_importance, {"k": torch.zeros(7, 3, 8)}, "q has 4 heads, expected a multiple of the 3 of k"),
-        (grouped_experts, {"gate_up": torch.ones(5, 7, 8)}, "gate_up has 7 rows an expert, expected an even number"),
+        (grouped_experts, {"gate_up": torch.ones(5, 7, 8)}, "gate_up has 7 rows an expert, expected 6"),
         (grouped_experts, {"activation": "relu"}, "activation is 'relu', expected silu or gelu"),
         (pooled_topk_pack, {"pool": 4}, "pool is 4, expected an odd number of at least 1"),
-        (qk_norm_rope, {"num_heads": 3}, "num_heads is 3, expected to leave an even number of the 8 heads of qkv"),
-        (qk_norm_rope, {"q_weight": None}, "q_weight or k_weight is None, expected both or neither"),
+        (qk_norm_rope, {"num_heads": 3}, "qkv has 8 heads, expected 7: 3 and twice 2"),
+        (qk_norm_rope, {"q": None}, "one norm's weight is None, expected both or neither"),
         (ragged_paged_attention, {"block_length": 0}, "block_length is 0, expected at least 1"),
-        (qk_norm_rope, {"values": "none"}, "values is 'none', expected plain, normed or keys"),
+        (ragged_paged_attention, {"window": -1}, "window is -1, expected at least 0"),
         (read_logits, {"cap": 0.0}, "cap is 0.0, expected a finite number above 0"),
-        (
-            sandwich_norm,
-            {"part_weights": torch.ones(2, 8)},
-            "there are 1 parts and weights of parts, expected 1 without or 2 with",
-        ),
-        (swiglu, {"activation": "relu"}, "activation is 'relu', expected silu or gelu"),
-        (window_attention, {"window": -1}, "window is -1, expected at least 0"),
-        (route_experts, {"top_k": 9}, "top_k is 9, expected 1 to 8"),
-        (route_experts, {"top_k": 5, "groups": 4, "top_groups": 2}, "top_k is 5, expected 1 to 4"),
-        (route_experts, {"groups": 3}, "groups is 3, expected to divide 8 experts into 2 and more"),
-        (route_experts, {"top_groups": 2}, "top_groups is 2, expected 1 to 1"),
-        (route_experts, {"scoring": "relu"}, "scoring is 'relu', expected softmax or sigmoid"),
-        (swiglu, {"gate_up": torch.zeros(3, 7)}, "gate_up has 7 columns, expected an even number"),
     ],
 )
 def test_values_out_of_range_are_refused_with_both_values(

@@ -158,14 +158,6 @@ def dream(folder: Path, sizes: Sizes = SIZES) -> Logits:
     return qwen2(folder, sizes, architectures=["DreamModel"], mask_token_id=95, eos_token_id=94)
 
 
-def fast_dllm(folder: Path, sizes: Sizes = SIZES) -> Logits:
-    import transformers
-
-    config = transformers.Qwen2Config(**without_head_dim(sizes), rope_theta=1e4, tie_word_embeddings=True)
-    model = shaken(transformers.Qwen2ForCausalLM(config), 4)
-    return saved(model, folder, architectures=["Fast_dLLM_QwenForCausalLM"], bd_size=8, mask_token_id=95)
-
-
 def llada(folder: Path, sizes: Sizes = SIZES) -> Logits:
     """LLaDA's block is LLaMA's: its weights under OLMo's names."""
     import transformers
@@ -293,5 +285,5 @@ def llada2(folder: Path, sizes: Sizes = LLADA2) -> Logits:
 CHECKPOINTS: dict[str, Callable[..., Logits]] = {
     "Qwen3ForCausalLM": qwen3, "Qwen3MoeForCausalLM": qwen3_moe, "Qwen2ForCausalLM": qwen2,
     "LlamaForCausalLM": llama, "SDARForCausalLM": sdar, "SDARMoeForCausalLM": sdar_moe, "DreamModel": dream,
-    "Fast_dLLM_QwenForCausalLM": fast_dllm, "LLaDAModelLM": llada, "LLaDA2MoeModelLM": llada2,
+    "LLaDAModelLM": llada, "LLaDA2MoeModelLM": llada2,
 }  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 
 from dsim.engine.engine import Limits
 from dsim.engine.policy import Policy, parse
-from dsim.live.sampling import Sampling
+from dsim.live.forward import Forward
 
 from .dense import SMALL
 from .test_executor import LATENCY, decoder
@@ -22,9 +22,13 @@ SPECS = [
 
 
 def run(policy: Policy, eos: tuple[int, ...], emit: str = "block") -> Texts:
-    # Without chance every token is the same.
-    how = {"sampling": Sampling(4.0), "eos": eos, "engine": {"latency": LATENCY, "emit": emit}}
-    found = Texts(decoder(), policy, LENGTHS, Limits(200, 256, 4), **how)
+    with pytest.MonkeyPatch.context() as patch:
+        # The likeliest tokens would all be the same.
+        patch.setattr(
+            Forward, "_head", lambda _, h: ((h.double().sum(1).abs() * 1e4).long() % SMALL.vocab, h[:, 0].sigmoid())
+        )
+        how = {"eos": eos, "engine": {"latency": LATENCY, "emit": emit}}
+        found = Texts(decoder(), policy, LENGTHS, Limits(200, 256, 4), **how)
     cache = found.forward.cache
     assert cache.num_free + len(cache.table[cache.table >= 0]) == cache.num_pages
     return found

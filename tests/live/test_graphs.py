@@ -10,7 +10,6 @@ import torch
 
 from dsim.engine.commits import CommitDraws, CommitModel
 from dsim.engine.engine import Limits
-from dsim.engine.latency import bucket
 from dsim.engine.policy import Policy, parse
 from dsim.engine.request import Request
 from dsim.live import session
@@ -46,10 +45,9 @@ def policy(spec: str) -> Policy:
     return parse(f"{spec},block_length=4,page_size=8")
 
 
-def num_prepared(given: Policy, most: int, longest: int, heads: int = 0) -> int:
-    """Graphs of a policy's steps, of its prefills, and of the heads behind those, or of `heads` sizes."""
-    sampled = {bucket(given.block_length * n) for n in range(1, most + 1)}
-    return len(reachable(given, most)) + len(reachable_prefills(given, most, longest)) + (heads or len(sampled))
+def num_prepared(given: Policy, most: int, longest: int) -> int:
+    """Graphs of a policy's steps and of its prefills."""
+    return len(reachable(given, most)) + len(reachable_prefills(given, most, longest))
 
 
 @pytest.mark.parametrize(("spec", "width"), [("lmdeploy-bd32", 4), ("chunk:4", 4), ("ar", 1), ("optimus", 4)])
@@ -97,7 +95,7 @@ def test_a_captured_prefill_says_and_writes_what_the_eager_one_does(lengths: lis
         np.testing.assert_allclose(found.confidence, expected.confidence, rtol=1e-5, atol=1e-7)
         torch.testing.assert_close(captured.cache.keys, plain.cache.keys)
         torch.testing.assert_close(captured.cache.values, plain.cache.values)
-    graphs = 0 if len(lengths) == 65 else 1 + bool(num_sampled)  # 65 sequences are too many
+    graphs = int(len(lengths) < 65)
     assert (captured.graphs.num_captures, device.launches) == (graphs, 2 * graphs)
 
 
@@ -121,9 +119,9 @@ class Recorded:
         self.rows: list[int] = []
         self.launches = 0
 
-    def __call__(self, compute: Callable[[], tuple[torch.Tensor, ...]]) -> Any:
+    def __call__(self, compute: Callable[[], torch.Tensor]) -> Any:
         replay, answers = recompute(compute)
-        self.rows.append(answers[0].shape[-1])
+        self.rows.append(len(answers))
 
         def launch() -> None:
             self.launches += 1
@@ -138,8 +136,7 @@ def test_the_largest_shape_is_captured_first_and_a_step_is_one_launch_of_one_gra
     forward = GraphForward(random_model(SMALL, "cpu", torch.float32, seed=1), cache, record=device)
     forward.prepare(policy("chunk:4"), 4)
     assert not cache.keys.any()
-    steps = device.rows[: len(reachable(policy("chunk:4"), 4))]
-    assert steps == sorted(steps, reverse=True)
+    assert device.rows == sorted(device.rows, reverse=True)
     plain = Forward(forward.model, PagedCache(SMALL, 40, 8, "cpu", torch.float32))
     chance = np.random.default_rng(3)
     for sequences in (4, 1, 3, 2, 4):
@@ -191,8 +188,8 @@ def test_the_head_of_masks_alone_says_what_it_says_of_all_rows_captured_or_not(
 ) -> None:
     every, commits, _ = answered(spec, None)
     through: list[int] = []  # the head
-    sample = Forward._sample
-    monkeypatch.setattr(Forward, "_sample", lambda self, h, keys: (through.append(len(h)), sample(self, h, keys))[1])
+    head = Forward._head
+    monkeypatch.setattr(Forward, "_head", lambda self, h: (through.append(len(h)), head(self, h))[1])
     for graphs in (None, GraphCache()):
         steps, alone, table = answered(f"{spec},head=masks", graphs)
         assert (alone == commits).all()
@@ -200,39 +197,30 @@ def test_the_head_of_masks_alone_says_what_it_says_of_all_rows_captured_or_not(
         decode = ~steps["prefill"]
         assert (steps["tokens"] == every["tokens"]).all()
         assert (steps["head_rows"] == steps["sampled_rows"]).all()
-        if graphs is None:
-            assert through[-len(decode) :] == steps["head_rows"].tolist()  # behind the warm-up's
+        assert through[-len(decode) :] == steps["head_rows"].tolist()  # behind the warm-up's
         assert (steps["head_rows"][decode] < steps["tokens"][decode]).any()
         assert (steps["head_rows"][~decode] == every["head_rows"][~decode]).all()
 
 
-def test_a_head_of_masks_alone_is_a_graph_of_its_own_launched_behind_the_layers() -> None:
+def test_any_of_a_steps_rows_pass_the_head_behind_one_graph() -> None:
     device = Recorded()
     forward = GraphForward(DECODER, PagedCache(SMALL, 40, 8, "cpu", torch.float32), record=device)
-    given = policy("chunk:4,head=masks")
-    forward.prepare(given, 4)
-    buckets = {bucket(n) for n in range(1, 17)}
-    assert forward.graphs.num_captures == len(device.rows) == num_prepared(given, 4, 8 * forward.pages, len(buckets))
     asked = batch(np.random.default_rng(3), 4)
     whole = Forward(DECODER, PagedCache(SMALL, 40, 8, "cpu", torch.float32)).run(asked)
-    for num, launches in ((3, 2), (1, 4), (0, 5)):  # of no mask the layers alone
-        found = forward.run(replace(asked, sampled=np.arange(num), own_head=True))
+    for num in (3, 1, 0):
+        found = forward.run(replace(asked, sampled=np.arange(num)))
         assert found.tokens.tolist() == whole.tokens[:num].tolist()
-        assert device.launches == launches
-    assert len(device.rows) == forward.graphs.num_captures == num_prepared(given, 4, 8 * forward.pages, len(buckets))
+    assert (forward.graphs.num_captures, device.launches) == (1, 3)
 
 
-def test_larger_steps_that_evict_drop_the_graphs_of_smaller_ones_and_no_other() -> None:
+def test_larger_inputs_drop_the_graphs_that_read_the_smaller_ones() -> None:
     forward = GraphForward(DECODER, PagedCache(SMALL, 40, 8, "cpu", torch.float32), record=recompute)
-    forward.prepare(policy("chunk:4,head=masks"), 4)  # with a graph of the head alone
-    others = forward.graphs.num_captures
     forward.prepare(policy("focus"), 2)
-    small = forward.graphs.num_captures - others
+    small = forward.graphs.num_captures
+    forward.prepare(policy("focus"), 2)
+    assert forward.graphs.num_captures == small
     forward.prepare(policy("focus"), 4)
-    large = forward.graphs.num_captures - others - small
-    forward.prepare(policy("chunk:4,head=masks"), 4)
-    forward.prepare(policy("focus"), 2)
-    assert forward.graphs.num_captures == others + small + large  # all that are asked for are held
+    assert len(forward.graphs.by_key) == forward.graphs.num_captures - small
 
 
 def test_graphs_are_kept_for_the_next_run_of_as_many_pages() -> None:

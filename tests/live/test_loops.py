@@ -35,55 +35,6 @@ def without_mask(config: ModelConfig) -> Decoder:
     return model
 
 
-def texts(policy: Policy, model: Decoder) -> list[list[int]]:
-    """What the executor makes of requests of a block-diffusion model."""
-    served = Texts(model, policy, LENGTHS, Limits(200, 256, len(LENGTHS)))
-    return [served.texts[i] for i in range(len(LENGTHS))]
-
-
-def fast_dllm_v2(
-    model: Decoder, prompt: list[int], output: int, threshold: float, block: int = BLOCK, small: int = BLOCK
-) -> list[int]:
-    """The published loop of one request: a finished block's last row says the first token of the next one.
-
-    small: tokens of a block's parts, which are finished one after another.
-    """
-    mask, text = model.config.mask_token, list(prompt)
-    if len(text) % block == 0:
-        text.append(int(logits(model, text, block)[-1].argmax()))
-    while True:
-        text += [mask] * (-len(text) % block)
-        start = len(text) - block
-        for part in range(0, block, small):
-            while masks := [i for i in range(part, part + small) if text[start + i] == mask]:
-                rows = logits(model, text, block)[start:]
-                best, token = torch.cat([rows[:1], rows[:-1]]).softmax(-1).max(-1)
-                top = max(masks, key=lambda i: (float(best[i]), -i))
-                for i in masks:
-                    if i == top or best[i] > threshold:
-                        text[start + i] = int(token[i])
-        if len(text) >= len(prompt) + output:
-            return text[: len(prompt) + output]
-        text.append(int(logits(model, text, block)[-1].argmax()))
-
-
-@pytest.mark.parametrize("threshold", [0.2, 0.5, 0.95])
-def test_fast_dllm_v2_answers_as_its_published_loop(threshold: float) -> None:
-    model = without_mask(SHIFTED)
-    policy = parse(f"lmdeploy-bd32:{BLOCK},strict=true,threshold={threshold},max_batch=6,page_size=8")
-    expected = [fast_dllm_v2(model, PROMPTS(i, p).tolist(), o, threshold) for i, (p, o) in enumerate(LENGTHS)]
-    assert texts(policy, model) == expected
-
-
-@pytest.mark.parametrize("threshold", [0.2, 0.95])
-def test_fast_dllm_v2_finishes_small_blocks_one_after_another(threshold: float) -> None:
-    config = replace(SHIFTED, block_length=8)
-    model = without_mask(config)
-    spec = f"lmdeploy-bd32:8,strict=true,threshold={threshold},max_batch=6,page_size=8"
-    loop = [fast_dllm_v2(model, PROMPTS(i, p).tolist(), o, threshold, 8, 8) for i, (p, o) in enumerate(LENGTHS)]
-    assert texts(parse(spec), model) == loop
-
-
 @torch.no_grad()
 def dream(model: Decoder, prompt: list[int], output: int, steps: int, reuse: str | None) -> list[int]:
     """The published loop by blocks; with a cache a block's first pass commits its first position alone (1.2)."""

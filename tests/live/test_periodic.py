@@ -126,8 +126,8 @@ def test_heads_keep_the_keys_that_the_plain_executor_keeps_and_their_mean_is_the
         kept: list[list[list[int]]] = []
         for layer in forward._layers:
             assert layer.chosen is not None
-            heads = layer.chosen.heads
-            kept.append([layer.chosen.positions[heads == h].tolist() for h in range(DEEP.kv_heads)])
+            positions, heads, _ = layer.chosen
+            kept.append([positions[heads == h].tolist() for h in range(DEEP.kv_heads)])
         plain = oracle(policy)
         plain.serve(PROMPTS(i, prompt).tolist(), output)
         if output:
@@ -147,7 +147,7 @@ def test_importance_is_what_attention_changes() -> None:
     seen: list[torch.Tensor] = []
     inputs: list[torch.Tensor] = []
     for layer in model.layers:
-        layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+        layer.attention_norm.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
 
     class Seen(Dense):
         def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
