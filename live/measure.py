@@ -1,7 +1,7 @@
 """Measure steps of a given shape through the serving loop, host time included."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,17 +19,13 @@ from ..engine.policies.whole_block import FixedBlock
 from ..engine.policy import Policy, every_step, evicting_preset, parse
 from ..engine.request import Request
 from ..engine.step import StepOutcome, StepPlan
-from ..kernels.device import num_multiprocessors
 from .executor import ModelExecutor
 from .forward import Forward
 from .loop import serve
-from .model import Decoder
 from .prompts import Prompts, random_prompts
 from .session import made_ready
 
 SETTLE = 2  # steps before latencies count
-MOST_TILE_ROWS = 128  # of an attention program, tokens x query heads (kernels/ragged_paged_attention/kernel.py)
-WAVES = 3  # of attention programs: both sides of each one's end
 MOST_STEPS = 64  # of a token or more, that sequences have pages for
 PATIENT = CommitModel("one a step", 1, 0.9, None, (1e-9,))  # one mask a step: none passes the threshold
 
@@ -250,20 +246,6 @@ def level_shapes(block: int, most_batch: int, most_tokens: int, most_context: in
             candidates.add(Shape(batch, 0, n // batch))
             break
     return sorted((s for s in candidates if s.tokens <= most_tokens), key=lambda s: (s.tokens, s))
-
-
-def wave_shapes(model: Decoder, most_batch: int, contexts: Iterable[int]) -> list[Shape]:
-    """Whole blocks on both sides of full waves of attention programs, smallest first.
-
-    One sequence beyond a full wave costs another.
-    """
-    config, block = model.config, model.config.block_length
-    rows = block * config.heads // config.kv_heads  # of a sequence, for a KV head
-    programs = config.kv_heads * -(-rows // MOST_TILE_ROWS)
-    at_once = num_multiprocessors(model.embedding.weight.device)
-    full = [wave * at_once // programs for wave in range(1, WAVES + 1)]
-    batches = {b for n in full for b in (n, n + 1) if 1 <= b <= most_batch}
-    return sorted((Shape(b, block, context) for b in batches for context in contexts), key=lambda s: (s.tokens, s))
 
 
 def pages_of(context: int, block: int, page: int) -> int:

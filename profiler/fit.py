@@ -1,14 +1,22 @@
-"""Fit a latency model to measured steps, and judge the fit."""
+"""Fit a latency model to measured steps, and judge the fit.
 
-from collections.abc import Iterator
-from dataclasses import replace
+The layers' time is a monotone table over tokens, the other terms are products of features, and no coefficient is below
+0: one problem of nonnegative least squares, whose unknowns are the table's rises and the terms (isotonic regression
+with terms). Points on the launch floor are chosen by alternation from several starts. A captured graph is priced by its
+bucket and never on the floor.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
+from scipy.optimize import nnls
 
 from ..engine.errors import ProfileError
-from ..engine.latency import LatencyModel, step_times
-from .pieces import Problem, Solution, errors_of, search, solve
-from .profile import Fit, HeldOut, KindError, digits
+from ..engine.latency import DENSE_FROM, TERMS, LatencyModel, step_times
+from .profile import Fit, HeldOut, KindError, digits, rounded
 from .samples import (
     FEATURES,
     KINDS_OF_STEPS,
@@ -18,14 +26,25 @@ from .samples import (
     Ints,
     Points,
     Samples,
+    captured,
     joined,
     kinds_of,
     padded,
     points,
+    sequences,
 )
-from .stairs import Stairs, climb
 
 MIN_POINTS = 4
+KNOTS = 1.1  # least ratio of two knots' tokens
+KNOT_POINTS = 4  # least points for each knot
+STARTS = (0.15, 0.4, 0.7)  # initial shares of points on the floor
+ROUNDS = 8
+COLLINEAR = 0.01  # least unexplained share of a column, given those before
+RIDGE = 1e-5  # divides a rise that no point identifies among knots in proportion to their distance
+LINEAR = ("attention", "kv_read", "head", "sample")
+HOST = ("host_step", "host_request", "host_block")  # never hidden by the floor
+# Kernels are faster over many queries: extra time per pair of a key's first DENSE_FROM queries.
+SHORT = "short_attention"
 
 # Bounds for doubts about a fit.
 FEW_POINTS = 3  # per coefficient
@@ -36,15 +55,12 @@ HELD_OUT_P95 = 0.20
 FEWEST_JUDGED = 5  # steps of a kind
 
 
-def fit_latency(
-    steps: Samples, graph_tokens: int = 0, *, stairs: bool = False, journal: Samples | None = None,
-) -> tuple[LatencyModel, Fit]:  # fmt: skip
+def fit_latency(steps: Samples, graph_tokens: int = 0, *, journal: Samples | None = None) -> tuple[LatencyModel, Fit]:
     """Fit a latency model to the points (medians of repeats) by relative least squares, and judge the fit.
 
     graph_tokens: decode steps of at most this many tokens were captured, and cost their padding. Host terms are fitted
-    if all device times are known; otherwise host_step is part of the other constants. stairs: fit a time per level of
-    tokens (stairs.py), not up to three affine pieces. journal: served steps; every second one is fitted too, and the
-    others judge the fit in place of held-out points.
+    if all device times are known; otherwise host_step is part of the other constants. journal: served steps; every
+    second one is fitted too, and the others judge the fit in place of held-out points.
     """
     if journal is None:
         every = points(steps)
@@ -55,32 +71,26 @@ def fit_latency(
     if len(fitted) < MIN_POINTS:
         raise ProfileError(f"{len(fitted)} step shapes were measured to fit to, expected at least {MIN_POINTS}")
     timed = not np.isnan(fitted.device).any()
-    solution: Solution
-    if stairs:
-        solution = climb(Stairs(fitted, not timed, graph_tokens))
-    else:
-        solution = search(Problem(fitted, not timed, graph_tokens))
-    errors = solution.standard_errors()
-    host = {"host_step": 0.0, "host_request": 0.0} | ({"host_block": 0.0} if fitted.blocks.any() else {})
-    missing = list(solution.unidentified)
+    problem = Problem(fitted, graph_tokens, timed)
+    solution = solve(problem)
+    terms, errors = solution.terms, solution.standard_errors()
     if timed:
-        host_times, host_errors = _host(fitted)
-        host |= host_times
-        errors |= host_errors
-        missing += [name for name in host if name not in host_errors]
-    else:
-        host |= {name: solution.coefficients().get(name, 0.0) for name in host}
-        missing.append("host_step")
-    model = solution.model(**host)
+        host = _host_columns(fitted)
+        table = np.column_stack(list(host.values())) / fitted.latency[:, None]
+        target = (fitted.latency - fitted.device) / fitted.latency
+        values = _least_squares(table, target)
+        terms = terms | dict(zip(host, values.tolist(), strict=True))
+        places = {name: i for i, name in enumerate(host)}
+        errors |= _errors(table, float(((table @ values - target) ** 2).sum()), places)
+    model = solution.model(terms)
     residuals = predict(model, fitted.features, fitted.blocks) / fitted.latency - 1.0
     judged, judged_by = _judged(model, judges) if len(judges) else (None, ())
     noise, (drift, drift_error) = _noise(steps), _drift(steps)
-    num = solution.num_coefficients + sum(name in errors for name in host if timed)
-    # A level has its own points; only linear terms need FEW_POINTS each.
-    least_points = FEW_POINTS * num - (FEW_POINTS - 1) * solution.num_levels
-    computed = padded(fitted.features, graph_tokens)[:, TOKENS]
+    names = dict.fromkeys((*problem.linear, "host_step", "host_request", "launch"))
+    # A knot has its own points; only terms need FEW_POINTS each.
+    least_points = FEW_POINTS * len(errors) + len(problem.knots)
     fit = Fit(
-        domain=(float(computed.min()), float(computed.max())),
+        domain=(float(problem.computed[:, TOKENS].min()), float(problem.computed[:, TOKENS].max())),
         residual=digits(np.sqrt(np.mean(residuals**2)), 4),
         standard_errors={name: digits(value, 3) for name, value in errors.items()},
         relative_uncertainty=None,
@@ -89,10 +99,187 @@ def fit_latency(
         judged_by=judged_by,
         noise=None if noise is None else digits(noise, 3),
         drift=None if drift is None else digits(drift, 3),
-        unidentified=tuple(missing),
-        host_or_device=not timed and host["host_request"] > 0,
+        unidentified=tuple(name for name in names if name not in errors and name != SHORT),
+        host_or_device=not timed and model.host_request > 0,
     )
-    return model, replace(fit, doubts=tuple(_doubts(fit, num, least_points, drift_error)))
+    return model, replace(fit, doubts=tuple(_doubts(fit, least_points, drift_error)))
+
+
+class Problem:
+    """Points to fit as columns, weighted so that a residual is relative to the latency."""
+
+    def __init__(self, fitted: Points, graph_tokens: int, timed: bool) -> None:
+        """timed: fit the device's time, not the latency."""
+        self.captured, self.graph_tokens = captured(fitted.features, graph_tokens), graph_tokens
+        self.computed = padded(fitted.features, graph_tokens)
+        self.weight = 1.0 / fitted.latency
+        self.target = (fitted.device if timed else fitted.latency) * self.weight
+        columns = dict(zip(FEATURES, self.computed.T, strict=True))
+        self.forwards = columns["num_forwards"]
+        self.tokens = columns["tokens"] / self.forwards
+        self.knots = _knots(self.tokens)
+        self.linear = {term.name: columns[term.feature] for term in TERMS if term.name in LINEAR}
+        short = np.minimum(columns["sum_q_kv"], DENSE_FROM * columns["sum_kv"])
+        if (short < columns["sum_q_kv"]).any():
+            self.linear[SHORT] = short
+        if timed:
+            self.linear["sequence"] = sequences(fitted.features, graph_tokens)
+        else:
+            self.linear |= {name: column for name, column in _host_columns(fitted).items() if name != "host_step"}
+
+    def layers(self) -> Floats:
+        """Columns of the table: its first height, and the rise to each further knot."""
+        widths = np.diff(self.knots)
+        rises = np.clip((self.tokens[:, None] - self.knots[:-1]) / widths, 0.0, 1.0)
+        return np.column_stack([np.ones(len(self.tokens)), rises]) * self.forwards[:, None]
+
+    def columns(self, names: tuple[str, ...], floor: Bools) -> Floats:
+        """The design matrix: the table, `names`, launch. Points on the floor show host terms and launch alone."""
+        table = np.column_stack([self.layers(), *(self.linear[name] for name in names), np.zeros(len(self.tokens))])
+        of_host = [name in HOST for name in names]
+        table[np.ix_(floor, ~np.array([*[False] * len(self.knots), *of_host, True]))] = 0.0
+        table[floor, -1] = self.forwards[floor]
+        return np.asarray(table * self.weight[:, None], np.float64)
+
+    def identified(self, floor: Bools) -> tuple[str, ...]:
+        """Terms whose columns off the floor are no combinations of the table and of the terms before."""
+        weight = self.weight[~floor, None]
+        basis = np.linalg.qr(np.column_stack([self.forwards, self.tokens * self.forwards])[~floor] * weight)[0]
+        names = []
+        for name, column in self.linear.items():
+            values = column[~floor] * weight[:, 0]
+            residual = values - basis @ (basis.T @ values)
+            size = np.linalg.norm(residual)
+            if size > COLLINEAR * np.linalg.norm(values):
+                names.append(name)
+                basis = np.column_stack([basis, residual / size])
+        return tuple(names)
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Coefficients (the first knot's height, rises, names, launch)."""
+
+    problem: Problem
+    names: tuple[str, ...]
+    values: Floats
+
+    @property
+    def terms(self) -> dict[str, float]:
+        return dict(zip(self.names, self.values[len(self.problem.knots) : -1].tolist(), strict=True))
+
+    @cached_property
+    def floor(self) -> Bools:
+        """Points whose device time is below the launch time."""
+        problem, values = self.problem, self.values.copy()
+        values[len(problem.knots) : -1] *= [name not in HOST for name in self.names]
+        device = problem.columns(self.names, np.zeros(len(problem.tokens), np.bool_)) @ values
+        return np.asarray((device < self.values[-1] * problem.forwards * problem.weight) & ~problem.captured, np.bool_)
+
+    @cached_property
+    def squares(self) -> float:
+        """Squared relative errors."""
+        return float(((self.problem.columns(self.names, self.floor) @ self.values - self.problem.target) ** 2).sum())
+
+    @property
+    def bic(self) -> float:
+        """The floor counts three times, as its points are chosen too: prefer a flat table that fits as well."""
+        n = len(self.problem.tokens)
+        return float(n * np.log(max(self.squares, 1e-12 * n) / n) + 3 * self.floor.any() * np.log(n))
+
+    def standard_errors(self) -> dict[str, float]:
+        """Standard errors of the terms, from the linearised fit and its residuals."""
+        first = len(self.problem.knots)
+        places = {name: first + i for i, name in enumerate(self.names) if name != SHORT}
+        if self.floor.any():
+            places["launch"] = len(self.values) - 1
+        return _errors(self.problem.columns(self.names, self.floor), self.squares, places)
+
+    def model(self, terms: Mapping[str, float]) -> LatencyModel:
+        """The latency model with these terms."""
+        knots = self.problem.knots
+        heights = np.cumsum(self.values[: len(knots)])
+        half = int(np.searchsorted(knots, knots[-1] / 2))  # the upper half's slope goes on beyond the last knot
+        slope = (heights[-1] - heights[half]) / max(1.0, knots[-1] - knots[half])
+        stored: dict[str, Any] = {name: value for name, value in terms.items() if name != SHORT}
+        if terms.get(SHORT):
+            attention = terms.get("attention", 0.0) + terms[SHORT]
+            stored |= {"attention": attention, "dense": terms.get("attention", 0.0) / attention}
+        if self.floor.any():
+            stored["launch"] = float(self.values[-1])
+        table = tuple(zip(knots.tolist(), heights.tolist(), strict=True))
+        return rounded(LatencyModel(table, slope, graph_tokens=self.problem.graph_tokens, **stored))
+
+
+def solve(problem: Problem) -> Solution:
+    """The solution of least BIC, without and with points on the launch floor."""
+    nowhere = np.zeros(len(problem.tokens), np.bool_)
+    best = free = _solved(problem, nowhere)
+    launched = ~problem.captured
+    device = problem.columns(free.names, nowhere) @ free.values / problem.weight / problem.forwards
+    for share in STARTS if launched.any() else ():
+        floor = launched & (device <= np.quantile(device[launched], share))
+        for _ in range(ROUNDS):
+            solution = _solved(problem, floor)
+            if solution.floor.any() and solution.bic < best.bic:
+                best = solution
+            if (solution.floor == floor).all() or solution.floor.all():
+                break
+            floor = solution.floor
+    return best
+
+
+def _solved(problem: Problem, floor: Bools) -> Solution:
+    names = problem.identified(floor)
+    table = problem.columns(names, floor)
+    widths = np.diff(problem.knots, prepend=0.0)
+    ridge = np.zeros((len(widths), table.shape[1]))
+    np.fill_diagonal(ridge, RIDGE * np.linalg.norm(table[:, : len(widths)], axis=0).max() / np.sqrt(widths))
+    values = _least_squares(np.vstack([table, ridge]), np.append(problem.target, np.zeros(len(widths))))
+    return Solution(problem, names, values)
+
+
+def _knots(tokens: Floats) -> Floats:
+    """Numbers of tokens where the table bends: measured ones, the first and the last among them."""
+    every, ratio = np.unique(tokens), KNOTS
+    while True:
+        knots = [every[-1]]
+        for level in every[-2::-1]:
+            if level * ratio <= knots[-1] or level == every[0]:
+                knots.append(level)
+        if len(knots) <= max(2, len(tokens) // KNOT_POINTS):
+            return np.array(knots[::-1])
+        ratio **= 1.5
+
+
+def _host_columns(fitted: Points) -> dict[str, Floats]:
+    """The features of host terms that vary."""
+    forwards = fitted.column("num_forwards")
+    columns = {"host_step": forwards}
+    for name, column in (("host_request", fitted.column("batch")), ("host_block", fitted.blocks)):
+        if (column / forwards).max() > (column / forwards).min():
+            columns[name] = column
+    return columns
+
+
+def _least_squares(table: Floats, target: Floats) -> Floats:
+    """Coefficients of at least 0 whose columns sum to the target."""
+    lengths = _lengths(table)
+    return np.asarray(nnls(table / lengths, target)[0] / lengths, np.float64)
+
+
+def _errors(table: Floats, squares: float, places: Mapping[str, int]) -> dict[str, float]:
+    """Standard errors of the columns' coefficients, after a fit with these squared residuals."""
+    lengths = _lengths(table)
+    inverse = np.linalg.pinv((table / lengths).T @ (table / lengths), rcond=1e-12)
+    variances = squares / max(1, len(table) - int(table.any(axis=0).sum())) * np.diag(inverse) / lengths**2
+    return {name: float(np.sqrt(max(0.0, variances[place]))) for name, place in places.items()}
+
+
+def _lengths(table: Floats) -> Floats:
+    """Lengths of the columns, 1 for columns of 0."""
+    lengths = np.linalg.norm(table, axis=0)
+    return np.where(lengths > 0.0, lengths, 1.0)
 
 
 def split(every: Points) -> Bools:
@@ -104,22 +291,6 @@ def split(every: Points) -> Bools:
 def predict(model: LatencyModel, features: Floats, blocks: Floats | float = 0.0) -> Floats:
     """`model.step` of many steps (s); features [steps, features]; blocks [steps]: blocks completed."""
     return step_times(model, dict(zip(FEATURES, features.T, strict=True))) + model.host_block * blocks
-
-
-def _host(fitted: Points) -> tuple[dict[str, float], dict[str, float]]:
-    """The host's terms, from latency minus device time, and their standard errors."""
-    weight = 1.0 / fitted.latency
-    columns = {"host_step": fitted.column("num_forwards")}
-    for name, column in (("host_request", fitted.column("batch")), ("host_block", fitted.blocks)):
-        ratio = column / fitted.column("num_forwards")
-        if ratio.max() > ratio.min():
-            columns[name] = column
-    table = np.column_stack(list(columns.values())) * weight[:, None]
-    target = (fitted.latency - fitted.device) * weight
-    values = solve(table, target)
-    units = dict(zip(columns, np.eye(len(columns)), strict=True))
-    errors = errors_of(table, float(((table @ values - target) ** 2).sum()), units)
-    return dict(zip(columns, values.tolist(), strict=True)), errors
 
 
 def _judged(model: LatencyModel, judges: Points) -> tuple[HeldOut, tuple[KindError, ...]]:
@@ -175,10 +346,10 @@ def _drift(steps: Samples) -> tuple[float | None, float]:
     return max(-1.0, slope), error
 
 
-def _doubts(fit: Fit, num: int, least_points: int, drift_error: float) -> Iterator[str]:
-    """num: coefficients. least_points: expected."""
+def _doubts(fit: Fit, least_points: int, drift_error: float) -> Iterator[str]:
+    """least_points: expected."""
     if (fit.num_points or 0) < least_points:
-        yield f"too few points: {fit.num_points} step shapes for {num} coefficients, expected at least {least_points}"
+        yield f"too few points: {fit.num_points} step shapes, expected at least {least_points}"
     if fit.noise is not None and fit.noise > NOISE:
         yield f"noise: repeats of a step spread by {fit.noise:.1%}, expected at most {NOISE:.0%}"
     if fit.drift is not None and abs(fit.drift) > max(DRIFT, 3 * drift_error):

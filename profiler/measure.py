@@ -56,7 +56,6 @@ from ..live.measure import (
     measure_evicting,
     pages_of,
     shapes,
-    wave_shapes,
 )
 from ..live.measure import measure as measure_shape
 from ..live.model import Decoder
@@ -72,7 +71,6 @@ from .hardware import default_max_batch
 from .models import Experts, ModelShape, Windowed
 from .profile import Device, Fit, MemoryModel, Profile, Provenance, digits
 from .samples import Evidence, Samples, samples, step_features
-from .stairs import levels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,11 +367,9 @@ def measure_steps(
     tokens = MOST_TOKENS if loaded.on_gpu else min(MOST_TOKENS, batch * block)
     pages = min(loaded.memory.num_pages(PAGE, batch, tokens), batch * pages_of(context, block, PAGE))
     offered = shapes(block, batch, tokens, context, PAGE, pages)
-    longest = {max(block, n // block * block) for n in (context // 4, context)}  # where attention dominates
     first = spread(offered)[: 2 * ROUND]
     if loaded.on_gpu:  # its latency has stairs
         on_levels = _on_levels(loaded, batch, tokens, context)
-        on_levels += wave_shapes(loaded.model, min(batch, tokens // block), longest)
         first = spread({*first, *(s for s in on_levels if fits(s, block, pages))})
     order = [*first, *(shape for shape in spread(offered) if shape not in first)]
     begin = time.monotonic()
@@ -414,17 +410,12 @@ def heat(device_time: Callable[[], float], budget: float) -> None:
 
 
 def _on_levels(loaded: Loaded, batch: int, tokens: int, context: int) -> list[Shape]:
-    """Prefills at every level of tokens, decode steps at every level or captured size; above SMALL 10 % apart."""
-    every = levels(tokens).astype(int).tolist()
-    on_levels = []
-    for is_decode in (False, True):
-        spaced = [1]
-        for level in dict.fromkeys(map(bucket, every)) if is_decode and loaded.graphs else every:
-            if level <= SMALL or level >= 1.1 * spaced[-1]:
-                spaced.append(level)
-        candidates = level_shapes(loaded.model.config.block_length, batch, tokens, context, spaced)
-        on_levels += [s for s in candidates if (s.window > 0) == is_decode]
-    return on_levels
+    """Prefills and decode steps of every captured size; above SMALL 10 % apart."""
+    levels = [1]
+    for level in sorted({bucket(n) for n in range(1, tokens + 1)}):
+        if level <= SMALL or level >= 1.1 * levels[-1]:
+            levels.append(level)
+    return level_shapes(loaded.model.config.block_length, batch, tokens, context, levels)
 
 
 def spread(chosen: Collection[Shape]) -> list[Shape]:
@@ -880,10 +871,8 @@ def profile_model(
 
     def fitted() -> tuple[Profile, Evidence]:
         steps = _samples(measured_shapes, loaded.on_gpu)
-        latency, fit = fit_latency(steps, graph_tokens=loaded.graph_tokens, stairs=loaded.on_gpu, journal=journal)
-        latency = replace(
-            latency, early=digits(loaded.shape.early), layers=loaded.shape.layers, captured_evictions=loaded.graphs
-        )
+        latency, fit = fit_latency(steps, graph_tokens=loaded.graph_tokens, journal=journal)
+        latency = replace(latency, early=digits(loaded.shape.early), layers=loaded.shape.layers)
         return measured(
             loaded, latency, fit, name=name, family=family, strategy="low_confidence_dynamic", settings=settings,
             workloads=workloads, seed=seed, doubts=unknown, sources=[m.source for m in lent[0]], commits=lent[0],

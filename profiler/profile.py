@@ -500,12 +500,11 @@ def _faults(profile: Profile) -> Iterator[Fault]:
     yield from shape_faults(profile.model)
     if not latency.knots:
         yield "latency.knots", [], "at least one knot"
-    for name in ("knots", "graph_knots"):
-        for i, ((tokens, seconds), (x, y)) in enumerate(pairwise(getattr(latency, name)), 1):
-            if x <= tokens:
-                yield f"latency.{name}[{i}][0]", x, f"above the knot before, {tokens:g} tokens"
-            if y < seconds:
-                yield f"latency.{name}[{i}][1]", y, f"at least the knot before, {seconds:g} s"
+    for i, ((tokens, seconds), (x, y)) in enumerate(pairwise(latency.knots), 1):
+        if x <= tokens:
+            yield f"latency.knots[{i}][0]", x, f"above the knot before, {tokens:g} tokens"
+        if y < seconds:
+            yield f"latency.knots[{i}][1]", y, f"at least the knot before, {seconds:g} s"
     if high < low:
         yield "fit.domain[1]", high, f"at least domain[0], {low:g}"
     phases: set[tuple[str, str]] = set()
@@ -562,9 +561,7 @@ def digits(value: float, num: int = 6) -> float:
 def rounded(latency: LatencyModel) -> LatencyModel:
     """The model with all its times to six significant digits."""
     values: dict[str, Any] = {name: digits(value) for name, value in vars(latency).items() if isinstance(value, float)}
-    for table in ("knots", "graph_knots"):
-        values[table] = tuple((digits(x), digits(y)) for x, y in getattr(latency, table))
-    return replace(latency, **values)
+    return replace(latency, **values, knots=tuple((digits(x), digits(y)) for x, y in latency.knots))
 
 
 def of_family(family: str) -> list[str]:

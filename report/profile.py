@@ -122,14 +122,14 @@ def _of_sheet(profile: Profile, sheet: Sheet) -> Facts:
 
 def _of_fit(profile: Profile) -> Facts:
     fit, latency = profile.fit, profile.latency
-    pieces = [f"{seconds * 1e3:.3g} ms at {tokens:.0f}" for tokens, seconds in latency.knots]
-    if len(pieces) > MOST_KNOTS:
-        pieces[1:-1] = [f"{len(pieces) - 2} between"]
+    knots = [f"{seconds * 1e3:.3g} ms at {tokens:.0f}" for tokens, seconds in latency.knots]
+    if len(knots) > MOST_KNOTS:
+        knots[1:-1] = [f"{len(knots) - 2} between"]
     noise = "unknown" if fit.noise is None else f"{fit.noise:.1%}"
     drift = "unknown" if fit.drift is None else f"{fit.drift:+.1%}"
     facts = [
         ("noise", f"{noise} between repeats, drift {drift}"),
-        ("pieces", f"{', '.join(pieces)} tokens, then {number(latency.slope * 1e6)} us a token"),
+        ("table", f"{', '.join(knots)} tokens, then {number(latency.slope * 1e6)} us a token"),
     ]
     facts += [("judged by", str(error)) for error in fit.judged_by]
     if latency.launch:

@@ -1,7 +1,6 @@
 """Steps of a wanted shape: what was measured has the shape that was asked for."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 import torch
 
 from dsim.engine.latency import Features
-from dsim.live import measure as live_measure
 from dsim.live.cache import PagedCache
 from dsim.live.forward import Forward
 from dsim.live.measure import (
@@ -22,7 +20,6 @@ from dsim.live.measure import (
     pages_of,
     shapes,
     uneven,
-    wave_shapes,
 )
 from dsim.live.weights import random_model
 
@@ -118,17 +115,6 @@ def test_every_level_has_a_decode_step_and_a_prefill_of_its_size() -> None:
         (1, 1, 4), (1, 2, 4), (1, 0, 4), (1, 4, 4), (1, 0, 8), (2, 4, 4), (1, 0, 16), (4, 4, 4), (2, 0, 12), (6, 4, 4),
         (2, 0, 16), (8, 4, 4), (2, 0, 20), (10, 4, 4),
     ]  # fmt: skip
-
-
-def test_a_wave_of_attention_s_programs_has_a_shape_on_either_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    # SDAR-8B on an H100: a program for each of 8 KV heads holds all of a block's 32 x 4 rows.
-    config = replace(SMALL, block_length=32, heads=32, kv_heads=8)
-    model = SimpleNamespace(config=config, embedding=SimpleNamespace(weight=torch.zeros(1)))
-    monkeypatch.setattr(live_measure, "num_multiprocessors", lambda device: 132)
-    found = wave_shapes(model, 48, (512,))  # type: ignore[arg-type]
-    assert found == [Shape(b, 32, 512) for b in (16, 17, 33, 34)]  # 49 and 50 sequences are more than may run
-    model.config = replace(config, block_length=64)  # two programs
-    assert wave_shapes(model, 9, (512,)) == [Shape(b, 64, 512) for b in (8, 9)]  # type: ignore[arg-type]
 
 
 def test_a_cache_is_filled_with_a_text_s_keys_and_values_in_their_order(forward: Forward) -> None:

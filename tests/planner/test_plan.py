@@ -248,14 +248,13 @@ def test_a_question_is_known_by_its_inputs_and_what_its_files_hold(tmp_path: Pat
 def test_a_slower_profile_is_slower_in_every_step() -> None:
     whole = dataclasses.replace(
         PROFILE.latency, cache_overhead=(CacheOverhead("FastCache", "full", 1.0, 0.5),), eviction=0.25,
-        graph_knots=((1.0, 0.5),), sequence=0.125,
+        sequence=0.125,
     )  # fmt: skip
     slower = whole.scaled(1.2)
-    others = "early graph_tokens overlap knots graph_knots larger cache_overhead captured_evictions layers dense_from"
+    others = "early graph_tokens overlap knots cache_overhead layers dense"
     for name in {f.name for f in dataclasses.fields(whole)} - set(others.split()):
         assert getattr(slower, name) == pytest.approx(1.2 * getattr(whole, name)), name
-    assert slower.pieces(1000) == pytest.approx(1.2 * whole.pieces(1000))
-    assert slower.graph_knots[0] == pytest.approx((1.0, 0.6))
+    assert slower.base(1000) == pytest.approx(1.2 * whole.base(1000))
     assert (slower.cache_overhead[0].row, slower.cache_overhead[0].token) == pytest.approx((1.2, 0.6))
     assert (slower.early, slower.graph_tokens, slower.overlap) == (whole.early, whole.graph_tokens, whole.overlap)
 

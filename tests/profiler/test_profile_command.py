@@ -33,7 +33,7 @@ def test_models_that_engines_serve_have_a_roofline(tmp_path: Path, shape: str, r
     made = load(path)
     assert (found["sheet"]["max_batch"], made.family) == (rows, family)
     # Experts are read as tokens reach them: the floor of one token is far below that of hundreds.
-    assert made.latency.pieces(256) > 2 * made.latency.pieces(1)
+    assert made.latency.base(256) > 2 * made.latency.base(1)
     assert (made.latency.window, made.latency.window_kv_read > 0) == (
         (1024, True) if family == "canvas" else (0, False)
     )
