@@ -259,7 +259,7 @@ class LatencyModel:
     window_attention: float = 0.0  # s per query-key pair, all layers with a window
     window_kv_read: float = 0.0  # s per key, all layers with a window
     window: int = field(default=0, metadata=DERIVED)  # tokens that layers with a window see; 0: none
-    dense: Share = 1.0  # share of a pair's time beyond a key's first DENSE_FROM queries
+    dense: float = 1.0  # times a pair's time, beyond a key's first DENSE_FROM queries
     sequence: float = 0.0  # s of the device per sequence
     walk: float = 0.0  # s per key of a row and walk_rows rows
     window_walk: float = 0.0  # ... in layers with a window, and window_walk_rows rows

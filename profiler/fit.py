@@ -43,8 +43,8 @@ COLLINEAR = 0.01  # least unexplained share of a column, given those before
 RIDGE = 1e-5  # divides a rise that no point identifies among knots in proportion to their distance
 LINEAR = ("attention", "kv_read", "head", "sample")
 HOST = ("host_step", "host_request", "host_block")  # never hidden by the floor
-# Kernels are faster over many queries: extra time per pair of a key's first DENSE_FROM queries.
-SHORT = "short_attention"
+DENSE = "dense_attention"  # time per pair beyond a key's first DENSE_FROM queries
+MOST_DENSE = 100.0  # times the time of another pair
 
 # Bounds for doubts about a fit.
 FEW_POINTS = 3  # per coefficient
@@ -99,7 +99,7 @@ def fit_latency(steps: Samples, graph_tokens: int = 0, *, journal: Samples | Non
         judged_by=judged_by,
         noise=None if noise is None else digits(noise, 3),
         drift=None if drift is None else digits(drift, 3),
-        unidentified=tuple(name for name in names if name not in errors and name != SHORT),
+        unidentified=tuple(name for name in names if name not in errors and name != DENSE),
         host_or_device=not timed and model.host_request > 0,
     )
     return model, replace(fit, doubts=tuple(_doubts(fit, least_points, drift_error)))
@@ -120,8 +120,9 @@ class Problem:
         self.knots = _knots(self.tokens)
         self.linear = {term.name: columns[term.feature] for term in TERMS if term.name in LINEAR}
         short = np.minimum(columns["sum_q_kv"], DENSE_FROM * columns["sum_kv"])
-        if (short < columns["sum_q_kv"]).any():
-            self.linear[SHORT] = short
+        self.linear["attention"], dense = short, columns["sum_q_kv"] - short
+        if dense.any():
+            self.linear[DENSE] = dense
         if timed:
             self.linear["sequence"] = sequences(fitted.features, graph_tokens)
         else:
@@ -190,7 +191,7 @@ class Solution:
     def standard_errors(self) -> dict[str, float]:
         """Standard errors of the terms, from the linearised fit and its residuals."""
         first = len(self.problem.knots)
-        places = {name: first + i for i, name in enumerate(self.names) if name != SHORT}
+        places = {name: first + i for i, name in enumerate(self.names) if name != DENSE}
         if self.floor.any():
             places["launch"] = len(self.values) - 1
         return _errors(self.problem.columns(self.names, self.floor), self.squares, places)
@@ -201,10 +202,10 @@ class Solution:
         heights = np.cumsum(self.values[: len(knots)])
         half = int(np.searchsorted(knots, knots[-1] / 2))  # the upper half's slope goes on beyond the last knot
         slope = (heights[-1] - heights[half]) / max(1.0, knots[-1] - knots[half])
-        stored: dict[str, Any] = {name: value for name, value in terms.items() if name != SHORT}
-        if terms.get(SHORT):
-            attention = terms.get("attention", 0.0) + terms[SHORT]
-            stored |= {"attention": attention, "dense": terms.get("attention", 0.0) / attention}
+        stored: dict[str, Any] = {name: value for name, value in terms.items() if name != DENSE}
+        if dense := terms.get(DENSE):
+            attention = max(terms.get("attention", 0.0), dense / MOST_DENSE)
+            stored |= {"attention": attention, "dense": dense / attention}
         if self.floor.any():
             stored["launch"] = float(self.values[-1])
         table = tuple(zip(knots.tolist(), heights.tolist(), strict=True))
