@@ -99,7 +99,7 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult
     def _setting(self, world: "World") -> "LiveSetting":
         """The model and its source of commits, checked before anything is measured."""
         from ..device.on_device import LiveSetting
-        from ..live.config_file import named  # loads PyTorch, as the next
+        from ..live.config import named  # loads PyTorch, as the next
         from ..live.sampling import Sampling
         from ..live.weights import is_canvas
         from ..profiler.measure import open_any

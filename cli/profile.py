@@ -138,7 +138,7 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
         return file, page, steps
 
     def _measured(self, watch: Watch, name: str, files: Files) -> "Profiled":
-        from ..live.config_file import named  # loads PyTorch, as the next
+        from ..live.config import named  # loads PyTorch, as the next
         from ..profiler.measure import LoadedCanvas, open_any, profile_model
         from ..profiler.measure_canvas import profile_canvas
         from ..profiler.profile import load

@@ -124,7 +124,7 @@ class ServeQuestion(q.OnDevice, q.Coded, q.Forced, Question["RunResult"]):
             )
             warn_of_yields(watch, world)
             return behind
-        from ..live.config_file import named  # loads PyTorch
+        from ..live.config import named  # loads PyTorch
         from ..profiler.measure import open_any
         from ..profiler.profile import load
 

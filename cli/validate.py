@@ -116,7 +116,7 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         both_ways = True in families
         if len(families) > 1:
             raise DsimError(f"{' and '.join(specs)}: expected policies of full-sequence models, or none of these")
-        from ..live.config_file import named  # loads PyTorch, as the next
+        from ..live.config import named  # loads PyTorch, as the next
         from ..profiler.measure import LoadedCanvas, open_any, seconds_to_compile
         from ..profiler.profile import load, save
 

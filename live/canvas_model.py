@@ -23,7 +23,7 @@ from ..kernels.grouped_experts import grouped_experts
 from ..kernels.qk_norm_rope import qk_norm_rope_scatter
 from ..kernels.route_experts import route_experts
 from ..kernels.swiglu import swiglu
-from .config_file import AS_IT_SAYS, ConfigJson, Settings, check_plain, config_json
+from .config import AS_IT_SAYS, ConfigJson, Settings, check_plain, config_json
 from .families import CANVAS
 from .model import Pages
 from .random_weights import drawn_experts, fill, of_rows

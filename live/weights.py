@@ -13,14 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..engine.errors import ModelError
 from ..files.read import cut
-from .config import ModelConfig
-from .config_file import (
-    AS_IT_SAYS,
-    ConfigJson,
-    Settings,
-    config_json,
-    decoder_config,
-)
+from .config import AS_IT_SAYS, ConfigJson, ModelConfig, Settings, config_json, decoder_config
 from .families import CANVAS, FAMILIES
 from .model import Decoder, Layer, frequencies
 from .random_weights import drawn_experts, fill
@@ -126,7 +119,7 @@ def _fill(model: Decoder, folder: Path, device: str) -> None:
     config, parameters = model.config, dict(model.named_parameters())
     places = {place.name: place for place in _places(config, parameters)}
     family = FAMILIES[config.architecture]
-    head, tied = family.names["head.weight"], family.keys["tied"]
+    head = family.names["head.weight"]
     embedding = family.names["embedding.weight"]
     paths = dict[str, Path]()
     again: Path | None = None  # a tied model's stored head
@@ -149,13 +142,13 @@ def _fill(model: Decoder, folder: Path, device: str) -> None:
         paths[tensor.name] = tensor.path
     lacking = [name for name in places if name not in paths]
     if lacking:
-        hint = f", and {tied} is false: expected true, or the weight" if lacking == [head] else ""
+        hint = ", and tie_word_embeddings is false: expected true, or the weight" if lacking == [head] else ""
         raise ModelError(f"{folder}: lacks {lacking[0]} ({len(lacking)} of {len(places)} weights are missing){hint}")
     assert isinstance(head, str), "one weight"
     assert isinstance(embedding, str), "one weight"
     # Only in the check: the second pass reads the same data.
     if again is not None and device == NOWHERE and not alike((again, head), (paths[embedding], embedding)):
-        raise ModelError(f"{again}: {head} is not the embedding, and {tied} is true: expected false")
+        raise ModelError(f"{again}: {head} is not the embedding, and tie_word_embeddings is true: expected false")
 
 
 def turned_first(config: ModelConfig) -> list[int] | None:

@@ -41,8 +41,7 @@ from ..live.canvas_model import (
     random_canvas_model,
     read_canvas_model,
 )
-from ..live.config import ModelConfig
-from ..live.config_file import AS_IT_SAYS, ConfigJson, Settings, decoder_config
+from ..live.config import AS_IT_SAYS, ConfigJson, ModelConfig, Settings, decoder_config
 from ..live.forward import Forward
 from ..live.graphs import GraphForward
 from ..live.kernel_cache import keep_private

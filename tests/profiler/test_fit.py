@@ -1,6 +1,5 @@
 """A fit gives back the machine that was measured, within the errors it states, and refuses bad measurements."""
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
