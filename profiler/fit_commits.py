@@ -16,9 +16,7 @@ from ..engine.commits import CommitModel
 from ..engine.errors import ProfileError
 from .commit_log import CommitLog
 from .likelihood import Likelihood, Variances
-from .padding import padding_of
 from .profile import CommitFit, Prediction, digits
-from .request_effects import fit_effects
 from .samples import Floats
 from .yields import Blocks, blocks, complete, draw, figures, repeated
 
@@ -42,13 +40,8 @@ PLAIN = ("tokens per step, mean", "steps per block, mean")
 def fit_commits(
     log: CommitLog, *, workload: str, threshold: float, temperature: float | None = None, source: str = ""
 ) -> tuple[CommitModel, CommitFit]:
-    """The maximum-likelihood model, and its errors on held-out requests.
-
-    Blocks after an EOS are left out; the fit states their share (`at_fixed_length`).
-    """
-    log = complete(log)
-    padding = padding_of(log)
-    fitted, judge = split(log if padding is None else log[~padding.rows])
+    """The maximum-likelihood model, and its errors on held-out requests."""
+    fitted, judge = split(log)
     if not len(fitted) or not len(judge):
         count = len(np.unique(fitted.request)) + len(np.unique(judge.request))
         raise ProfileError(f"the log holds whole blocks of {count} requests, expected at least {FEW_REQUESTS}")
@@ -69,10 +62,7 @@ def fit_commits(
         stage_gain=digits(gain, 4),
         source=source,
     )
-    if padding is not None:
-        errors = {**errors, "padding_share": padding.error}
-    effects, tails = fit_effects(model, log_odds, gain, variances, likelihood, Likelihood(_few(judge)))
-    model = _match(replace(model, request_quantiles=effects), log_odds, fitted)
+    model = _match(model, log_odds, fitted)
     predictions = predict(model, judge)
     num_requests, num_held_out = (len(np.unique(half.request)) for half in (fitted, judge))
     doubts = _doubts(num_requests, num_held_out, predictions, _scatter(judge))
@@ -81,18 +71,10 @@ def fit_commits(
         num_requests=num_requests,
         num_steps=len(fitted),
         num_held_out=num_held_out,
-        standard_errors={name: digits(value, 3) for name, value in (errors | tails).items()},
+        standard_errors={name: digits(value, 3) for name, value in errors.items()},
         predictions=predictions,
         doubts=doubts,
-        padding_share=0.0 if padding is None else digits(padding.share, 3),
     )
-
-
-def at_fixed_length(model: CommitModel, fit: CommitFit) -> tuple[CommitModel, ...]:
-    """The model for serving up to an EOS and, if there was padding, one for a fixed length."""
-    if not fit.padding_share:
-        return (model,)
-    return model, replace(model, workload=f"{model.workload}-fixed", padding_share=fit.padding_share)
 
 
 def split(log: CommitLog) -> tuple[CommitLog, CommitLog]:

@@ -108,11 +108,6 @@ class Likelihood:
             parts.append((stage, who, single, passes, under, forced, passed_share))
         return table, parts
 
-    def of_requests(self, log_odds: Floats, gain: float, variances: Variances) -> Floats:
-        """[requests, grid] each request's likelihood by its log-odds part, scaled to at most 1."""
-        table, _ = self._of_rows(log_odds, gain)
-        return self._upwards(table, variances).requests
-
     def _upwards(self, table: Floats, variances: Variances) -> "_Upwards":
         """What remains to integrate at each level, scaled to at most 1."""
         step, block = _kernel(len(self.grid), variances.step), _kernel(len(self.grid), variances.block)

@@ -64,8 +64,7 @@ from ..live.session import GraphCache, LiveRun, Serving, run
 from .clocks import Clocks, clocks_of
 from .commit_log import CommitLog, from_journal
 from .fit import fit_latency
-from .fit_commits import at_fixed_length, fit_commits
-from .fit_focus import Deltas, deltas, fit_focus
+from .fit_commits import fit_commits
 from .hardware import default_max_batch
 from .models import Experts, ModelShape, Windowed
 from .profile import Device, Fit, MemoryModel, Profile, Provenance, digits
@@ -535,12 +534,12 @@ FITTING = 2.0  # s, of a log
 
 def log_commits(
     loaded: Loaded, prompts: str, threshold: float, temperature: float, budget: float, seed: int = 0,
-    collected: list[Deltas] | None = None, tokenizer: str | None = None, eos: bool = False,
+    tokenizer: str | None = None, eos: bool = False,
 ) -> CommitLog:  # fmt: skip
     """Log commits for `budget` s: whole blocks every step, on prompts cut from a text.
 
     Over budget it goes on until FEWEST_LOGGED requests have completed. Every step computes every mask, so all distances
-    from the frontier occur. collected: receives importance deltas. tokenizer: the text's, if not the model's. eos:
+    from the frontier occur. tokenizer: the text's, if not the model's. eos:
     requests end at an EOS.
     """
     config = loaded.model.config
@@ -557,9 +556,6 @@ def log_commits(
     serving = Serving(
         loaded.model, policy, limits, prompts_of(loaded, prompts, seed, tokenizer), graphs=loaded.graph_cache,
         eos=config.eos if eos else (),
-        watch=None if collected is None else lambda g: collected.append(
-            deltas(g.row, g.column, g.delta, g.confidence, threshold)
-        ),
     )  # fmt: skip
     end, completed = time.monotonic() + budget, 0
 
@@ -901,23 +897,18 @@ def profile_model(
                 eviction = measure_eviction(loaded, latency, max_batch, for_eviction)
                 latency = replace(latency, eviction=digits(eviction, 3))
             profile = replace(profile, latency=latency)
-            importance: list[Deltas] = []
             pairs = [(workload, threshold) for workload in workloads for threshold in thresholds]
             for i, (workload, threshold) in enumerate(pairs):
                 progress(f"commits on {workload} at threshold {threshold:g}")
                 share = max(0.0, (begin + budget - time.monotonic()) / (len(pairs) - i) - FITTING)
-                log = log_commits(
-                    loaded, workloads[workload], threshold, temperature, share, seed,
-                    importance if block > 1 and config.layers > 1 else None, tokenizer, eos,
-                )  # fmt: skip
+                log = log_commits(loaded, workloads[workload], threshold, temperature, share, seed, tokenizer, eos)
                 source = f"dsim profile: {config.name} at work on {workload}, {len(np.unique(log.request))} requests"
                 model, commit_fit = fit_commits(
                     log, workload=workload, threshold=threshold, temperature=temperature, source=source
                 )
                 profile = replace(
                     profile,
-                    commits=(*profile.commits, *at_fixed_length(model, commit_fit)),
+                    commits=(*profile.commits, model),
                     commit_fits=(*profile.commit_fits, commit_fit),
-                    focus=fit_focus(importance) or lent[1],
                 )
     return profile, evidence

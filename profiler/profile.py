@@ -216,7 +216,6 @@ class CommitFit:
     standard_errors: dict[str, float]  # of the spreads, the stage's gain and the common log-odds
     predictions: tuple[Prediction, ...]
     doubts: tuple[str, ...] = ()
-    padding_share: Share = 0.0  # of blocks behind an EOS, which the fit leaves out
 
 
 @dataclass(frozen=True)
@@ -520,9 +519,6 @@ def _faults(profile: Profile) -> Iterator[Fault]:
     for i, model in enumerate(profile.commits):
         if len(model.pass_probability) != model.block_length:
             yield f"commits[{i}].pass_probability", [*model.pass_probability], f"{model.block_length} values"
-        for k, (before, after) in enumerate(pairwise(model.request_quantiles), 1):
-            if after < before:
-                yield f"commits[{i}].request_quantiles[{k}]", after, f"at least the one before, {before:g}"
     for i, law in enumerate(profile.canvas_laws):
         least = law.least
         for k, (last, share) in enumerate(law.histogram):

@@ -132,7 +132,7 @@ def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) 
     """
     from .fit import fit_latency, predict  # fits load SciPy, which reading does not need
     from .fit_canvas import fit_canvas_law
-    from .fit_commits import at_fixed_length, fit_commits
+    from .fit_commits import fit_commits
 
     h = log.header
     commits: list[CommitModel] = []
@@ -151,7 +151,7 @@ def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) 
             model, judged = fit_commits(
                 log.commits, workload=h.workload, threshold=h.threshold, temperature=h.temperature, source=source
             )
-            commits, fits = list(at_fixed_length(model, judged)), [judged]
+            commits, fits = [model], [judged]
     except ProfileError as error:
         raise ProfileError(f"{source}: {error}") from None
     # A fit to medians underestimates a long tail: scale it to the log's total time.

@@ -16,10 +16,10 @@ from scipy.special import ndtr
 from ..engine.commits import CanvasLaw, CommitModel
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel, terms_of
+from .calibrate import mean_yield, same_mean, shifted
 from .canvas_law import mean_forwards, with_mean
 from .known import unknown_host
 from .profile import COSTS_OF, Profile
-from .request_effects import mean_yield, same_mean, scaled, shifted
 
 MEMORY, COMPUTE, LAUNCH = "memory time", "compute time", "launch floor"
 HOST_STEP, HOST_REQUEST = "host time a step", "host time a request"
@@ -243,7 +243,7 @@ def _varied_commits(
     if spread is not None:
         width = model.request_spread
         new = 2 * width * float(ndtr(spread)) if errors is None else max(0.0, width + errors[1] * spread)
-        model = same_mean(model, scaled(model, new))  # the spread alone would move the mean
+        model = same_mean(model, replace(model, request_spread=new))  # the spread alone would move the mean
     if errors is not None:
         return shifted(model, errors[0] * yield_)
     rise = (mean_yield(shifted(model, STEP)) - mean_yield(shifted(model, -STEP))) / (2 * STEP)  # per log-odds

@@ -181,8 +181,8 @@ def _other_yield(profile: Profile, policy: Policy, model: Drawn) -> str:
 
 
 def _tokens_a_step(model: CommitModel | CanvasLaw) -> float:
+    from ..profiler.calibrate import mean_yield
     from ..profiler.canvas_law import mean_forwards  # they load SciPy
-    from ..profiler.request_effects import mean_yield
 
     return mean_yield(model) if isinstance(model, CommitModel) else model.canvas_length / mean_forwards(model)
 

@@ -23,10 +23,10 @@ from dsim.planner.ensemble import (
     of_objective,
     paired,
 )
+from dsim.profiler.calibrate import mean_yield
 from dsim.profiler.canvas_law import mean_forwards
 from dsim.profiler.known import unknown_host
 from dsim.profiler.profile import Fit, Profile, load, shipped
-from dsim.profiler.request_effects import mean_yield
 from dsim.profiler.uncertainty import (
     COMPUTE,
     FIT,

@@ -34,8 +34,7 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
     measured = replace(
         load(DEFAULT), origin="measured", fit=replace(load(DEFAULT).fit, standard_errors={"slope": 1e-7})
     )
-    kinds = replace(measured, commits=(replace(measured.commits[0], request_quantiles=(-1.0, 0.0, 2.0)),))
-    for profile in (load("a100-llada2-mini"), load("h200-sdar-8b"), measured, kinds):
+    for profile in (load("a100-llada2-mini"), load("h200-sdar-8b"), measured):
         save(profile, tmp_path / "a.json", force=True)
         save(load(tmp_path / "a.json"), tmp_path / "b.json", force=True)
         assert load(tmp_path / "a.json") == profile
@@ -121,7 +120,6 @@ def overhead(*phases: str, cache: str = "MaskKV") -> list[dict[str, Any]]:
 
 
 KNOTS, CACHES = ("latency", "knots"), ("latency", "cache_overhead")
-QUANTILES = ("commits", 0, "request_quantiles")
 BAD = [
     (("schema",), "x", "schema is 'x', expected 'dsim-profile'"),
     (("version",), "1", 'version is "1", expected 1'),
@@ -138,8 +136,6 @@ BAD = [
     (("fit", "domain"), [5, 1], "fit.domain[1] is 1.0, expected at least domain[0], 5"),
     (("latency", "layers"), 36, "latency.layers is unknown"),
     (("commits", 0, "pass_probability"), [0.5], "commits[0].pass_probability is a list of 1, expected 32 values"),
-    (QUANTILES, [101], "commits[0].request_quantiles[0] is 101, expected -100 to 100"),
-    (QUANTILES, [0, -1], "commits[0].request_quantiles[1] is -1.0, expected at least the one before, 0"),
     (("provenance", "settings"), {"p": []}, "provenance.settings.p is a list of 0, expected a text, a whole number"),
 ]
 
