@@ -4,7 +4,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import date
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 from typing import Annotated as A
@@ -20,7 +19,7 @@ from .declared import Opt, Question, Watch
 if TYPE_CHECKING:
     from ..profiler.measure import Opened
     from ..profiler.profile import Profile
-    from ..profiler.samples import Evidence
+    from ..profiler.samples import Samples
     from ..report.profile import Profiled
 
 PAGE = 7.0  # s, to start and to write the page
@@ -139,8 +138,7 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
 
     def _measured(self, watch: Watch, name: str, files: Files) -> "Profiled":
         from ..live.config import named  # loads PyTorch, as the next
-        from ..profiler.measure import LoadedCanvas, open_any, profile_model
-        from ..profiler.measure_canvas import profile_canvas
+        from ..profiler.measure import open_any, profile_model
         from ..profiler.profile import load
         from ..report.profile import Profiled
 
@@ -152,27 +150,29 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
         model, settings = named(self.model, self.random_weights, self.mask_token_id, self.block_length)
         loaded = open_any(model, self.device, self.seed, self.graphs, settings)
         workloads = self._workloads(loaded)
-        if isinstance(loaded, LoadedCanvas):
-            measure = partial(profile_canvas, loaded, laws=lender.canvas_laws if lender else ())
-        else:
-            measure = partial(
-                profile_model, loaded, thresholds=self.thresholds, temperature=self.temperature, yields=lender,
-                both_ways=self.full_sequence, eos=self.eos,
-            )  # fmt: skip
 
-        def keep(profile: "Profile", evidence: "Evidence") -> None:
+        def keep(profile: "Profile", evidence: "Samples") -> None:
             written = self._write(Profiled(profile, None, watch.command(), evidence), files)
             tell(f"Stopped early: wrote {written} with what was measured before")
 
         total, for_page = self.budget, PAGE if files[1] is not None else 0.0
         with watch.bar("measuring", "s", round(total)) as bar:
-            profile, evidence = measure(
-                name=name or printable(Path(self.model).name if self.model else loaded.model.config.name),
-                budget=max(total / 2, total - (time.monotonic() - begin) - for_page), workloads=workloads,
-                max_batch=self.max_batch, seed=self.seed, tokenizer=self.tokenizer,
+            profile, evidence = profile_model(
+                loaded,
+                name=name or printable(Path(self.model or loaded.model.config.name).name),
+                budget=max(total / 2, total - (time.monotonic() - begin) - for_page),
+                workloads=workloads,
+                thresholds=self.thresholds,
+                temperature=self.temperature,
+                yields=lender,
+                max_batch=self.max_batch,
+                seed=self.seed,
+                both_ways=self.full_sequence,
+                tokenizer=self.tokenizer,
+                eos=self.eos,
                 keep=None if files[0] is None else keep,
                 on_progress=lambda phase, share: bar.update(round(share * total), note=phase, eta=(1 - share) * total),
-            )  # fmt: skip
+            )
         return Profiled(profile, None, watch.command(), evidence)
 
     def _derived(self, gpu_name: str, name: str, command: str) -> "Profiled":
@@ -196,7 +196,6 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
         return Profiled(profile, sheet_of(profile, gpu(gpu_name), kind), command)
 
     def _fitted(self, path: Path, name: str, watch: Watch) -> "Profiled":
-        from ..profiler.samples import Evidence
         from ..profiler.steplog import of_random_tokens, profile_of_log, read_log
         from ..report.profile import Profiled
 
@@ -209,7 +208,7 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
         profile = profile_of_log(log, name or printable(path.stem), str(path), frontend)
         if doubt := of_random_tokens(log):
             watch.warn([f"{path}: {doubt}"])
-        return Profiled(profile, None, watch.command(), Evidence(log.steps))
+        return Profiled(profile, None, watch.command(), log.steps)
 
     def _workloads(self, loaded: "Opened") -> Mapping[str, str]:
         """Prompt files by workload."""

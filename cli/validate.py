@@ -178,7 +178,6 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
 
     def _measured(self, loaded: "Opened", policies: "Sequence[Policy]", both_ways: bool, on_progress: Any) -> "Profile":
         from ..profiler.measure import LoadedCanvas, default_workloads, profile_model
-        from ..profiler.measure_canvas import profile_canvas
 
         options: Any = {
             "name": f"{Path(self.out).name}-profile", "budget": PROFILE_SHARE * self.budget,
@@ -186,7 +185,7 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         }  # fmt: skip
         if isinstance(loaded, LoadedCanvas):
             workloads = {} if self.prompts is None else {Path(self.prompts).stem: self.prompts}
-            return profile_canvas(loaded, workloads=workloads, **options)[0]
+            return profile_model(loaded, workloads=workloads, **options)[0]
         thresholds = {
             policy.unmasking.threshold
             for policy in policies

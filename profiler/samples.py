@@ -56,14 +56,6 @@ class Samples(Points):
     group: Ints  # equal for repeats of a shape
 
 
-@dataclass(frozen=True, eq=False)
-class Evidence:
-    """What a latency model was fitted to."""
-
-    steps: Samples
-    served: Samples | None = None  # served steps that judge the fit; None: held-out `steps` do
-
-
 def samples(
     features: Sequence[Features] | Floats, latency: npt.ArrayLike, device: npt.ArrayLike | None = None,
     blocks: npt.ArrayLike | None = None,

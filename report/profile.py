@@ -10,7 +10,7 @@ from ..profiler.canvas_law import mean_forwards
 from ..profiler.fit import predict, split
 from ..profiler.profile import CommitFit, Profile, gb
 from ..profiler.roofline import PAGE, Sheet
-from ..profiler.samples import FEATURES, POWERS, Floats, joined, points
+from ..profiler.samples import FEATURES, POWERS, Floats, points
 from .chart import COLOURS, INK, Chart, logarithmic
 from .page import ESTIMATED, Figure, Page, Section, Table, table
 from .result import NOT_STORED, Result
@@ -19,9 +19,9 @@ from .table import counted, number
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ..profiler.samples import Evidence
+    from ..profiler.samples import Samples
 else:
-    Evidence = Any  # its arrays are not read from JSON
+    Samples = Any  # its arrays are not read from JSON
 
 HEIGHT = 340  # pixels
 MOST_KNOTS = 12  # in a sentence
@@ -37,7 +37,7 @@ class Profiled(Result):
     profile: Profile
     sheet: Sheet | None = None  # of a roofline
     command: str = ""
-    evidence: "Evidence | None" = field(default=None, metadata=NOT_STORED)
+    evidence: "Samples | None" = field(default=None, metadata=NOT_STORED)
 
     @property
     def doubts(self) -> list[str]:
@@ -70,21 +70,15 @@ class Profiled(Result):
         )
 
     def to_frame(self) -> "pd.DataFrame":
-        """One row per measured step: features, latency, device time and the fitted latency (s); empty without evidence.
-
-        served: whether serving measured the step; the fit has every second of these, and the others judged it.
-        """
+        """One row per measured step: features, latency, device time and fitted latency (s)."""
         import pandas as pd
 
-        frames = [pd.DataFrame(columns=[*FEATURES, "latency", "device", "fitted", "served"])]
-        parts = () if self.evidence is None else ((self.evidence.steps, False), (self.evidence.served, True))
-        for steps, served in parts:
-            if steps is not None:
-                columns: dict[str, Any] = dict(zip(FEATURES, steps.features.T, strict=True))
-                columns |= {"latency": steps.latency, "device": steps.device}
-                columns |= {"fitted": predict(self.profile.latency, steps.features), "served": served}
-                frames.append(pd.DataFrame(columns))
-        return pd.concat(frames[len(frames) > 1 :], ignore_index=True)
+        if self.evidence is None:
+            return pd.DataFrame(columns=[*FEATURES, "latency", "device", "fitted"])
+        steps = self.evidence
+        columns: dict[str, Any] = dict(zip(FEATURES, steps.features.T, strict=True))
+        fitted = predict(self.profile.latency, steps.features)
+        return pd.DataFrame({**columns, "latency": steps.latency, "device": steps.device, "fitted": fitted})
 
 
 def _answer(profile: Profile) -> str:
@@ -168,22 +162,16 @@ def _no_commits(profile: Profile) -> str:
     return "none: it can run `ar` only"
 
 
-def _of_steps(profile: Profile, evidence: Evidence) -> list[Figure]:
-    every, served = points(evidence.steps), evidence.served
-    if served is None:
-        judging = split(every)
-    else:
-        judges = points(served)
-        judging = np.arange(len(every) + len(judges)) >= len(every)
-        every = joined(every, judges)
+def _of_steps(profile: Profile, evidence: Samples) -> list[Figure]:
+    every = points(evidence)
+    judging = split(every)
     predicted = predict(profile.latency, every.features)
     errors = predicted / every.latency - 1.0
     prefill = every.column("prefill_tokens") > 0
     curves = _chart("query tokens a step", "ms")
     residuals = _chart("predicted, ms", "predicted / measured - 1")
-    origin = "held out" if served is None else "served"
     for name, of_kind, colour in (("decode", ~prefill, COLOURS[0]), ("prefill", prefill, COLOURS[1])):
-        for rows, symbol, label in ((~judging, "circle", name), (judging, "circle-open", f"{name}, {origin}")):
+        for rows, symbol, label in ((~judging, "circle", name), (judging, "circle-open", f"{name}, held out")):
             which = of_kind & rows
             if not which.any():
                 continue
@@ -214,10 +202,7 @@ def _of_steps(profile: Profile, evidence: Evidence) -> list[Figure]:
         for sign in (-1, 1):
             residuals.hline(sign * profile.fit.held_out.p95)
     residuals.y["tickformat"] = "+.0%"
-    hollow = "held out" if served is None else "served, every second to judge the fit"
-    about = (
-        f"Each point is the median of its repeats; hollow ones were {hollow}. Lines: rows that compute whole blocks."
-    )
+    about = "Each point is the median of its repeats; hollow ones were held out. Lines: rows that compute whole blocks."
     dashed = "Dashed: the 95th percentile of the held-out points' error."
     return [
         Figure("curve", "Latency against tokens", about, curves),
