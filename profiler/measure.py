@@ -465,7 +465,7 @@ def _measure_batch(
 
 FEWEST_LOGGED = 8  # completed requests of a commit log, even over budget: of fewer, perhaps none is held out
 MOST_LOGGED = 400  # requests of a commit log
-FITTING = 2.0  # s, of a log
+FITTING = 4.0  # s, of a log
 
 
 def log_commits(
