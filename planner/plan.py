@@ -23,8 +23,6 @@ from ..engine.errors import DsimError
 from ..engine.policy import name_of
 from ..files.read import cut
 from ..profiler.canvas_law import mean_forwards
-from ..profiler.profile import Profile
-from ..profiler.uncertainty import common_error
 from ..report.table import counted, percent
 from ..results.spread import Spread
 from ..results.world import MAX_REPLICAS, Setup, World, setup_of
@@ -207,7 +205,6 @@ class PlanSearch:
             notes=(
                 *_missed(self.search, self.whole, min(2, len(order))),
                 *self._notes_on_answers(best.candidate),
-                *_notes_on_gpus([entrant.candidate for entrant in (*order, *self.chosen)], self.search),
                 *dict.fromkeys(refused),
             ),
             growth=None if self.horizon is None else growth_of(self.horizon, recommended),
@@ -680,14 +677,6 @@ def _values(criteria: Sequence[Criterion], answers: Sequence[Json]) -> Values:
             low, high = max(0.0, low), min(1.0, high)
         values[criterion.text] = Spread(mean, low, high)
     return values
-
-
-def _notes_on_gpus(candidates: Sequence[PlanCandidate], search: CapacitySearch) -> list[str]:
-    """A note on the errors of a comparison of GPUs; candidates: the best first."""
-    profiles: dict[str, Profile] = {}
-    for candidate in candidates:
-        profiles.setdefault(candidate.profile.device.name, candidate.profile)
-    return [common_error([*profiles.values()], search.world.setting().drawn)] if len(profiles) > 1 else []
 
 
 def _missed(search: CapacitySearch, whole: CapacitySearch, num_settled: int) -> tuple[str, ...]:

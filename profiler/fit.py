@@ -100,7 +100,6 @@ def fit_latency(steps: Samples, graph_tokens: int = 0, *, journal: Samples | Non
         noise=None if noise is None else digits(noise, 3),
         drift=None if drift is None else digits(drift, 3),
         unidentified=tuple(name for name in names if name not in errors and name != DENSE),
-        host_or_device=not timed and model.host_request > 0,
     )
     return model, replace(fit, doubts=tuple(_doubts(fit, least_points, drift_error)))
 

@@ -19,11 +19,10 @@ from ..engine.latency import LatencyModel, terms_of
 from .calibrate import mean_yield, same_mean, shifted
 from .canvas_law import mean_forwards, with_mean
 from .known import unknown_host
-from .profile import COSTS_OF, Profile
+from .profile import Profile
 
 MEMORY, COMPUTE, LAUNCH = "memory time", "compute time", "launch floor"
 HOST_STEP, HOST_REQUEST = "host time a step", "host time a request"
-HOST_OR_DEVICE = "host or device"
 IMPLEMENTATION, WORKLOAD, FRONT_END = "another implementation", "yield of another workload", "front end"
 MISFIT, YIELD, SPREAD = "shape of the latency model", "yield", "spread between requests"
 FIT = "fitted "  # `fitted slope`: a coefficient with its standard error
@@ -71,9 +70,6 @@ def causes(profile: Profile, model: Yielding | None) -> tuple[Cause, ...]:
     for name, (field, longest) in UNKNOWN_HOST.items():
         if field in unknown_host(profile):
             assumed[name] = f"unknown: 0 to {1e3 * longest:.2g} ms"
-    if fit.host_or_device:
-        time = f"{1e3 * profile.latency.host_request:.2g} ms"
-        assumed[HOST_OR_DEVICE] = f"unknown: 0 to all of host_request ({time}) is the device's"
     if not timed(profile) and any(getattr(profile.latency, name) > 0 for name in terms_of("host")):
         per, low, high = _codes(profile)
         width = f"±{100 * _apart(profile):.0f} % of launch and host terms"
@@ -139,9 +135,6 @@ def varied(
             latency = replace(latency, **unknown)
     if IMPLEMENTATION in scores:
         latency = latency.times(float(np.exp(_apart(profile) * scores[IMPLEMENTATION])), terms_of("host"))
-    if HOST_OR_DEVICE in scores:
-        hidden = latency.host_request * float(ndtr(scores[HOST_OR_DEVICE]))
-        latency = replace(latency, host_request=latency.host_request - hidden, sequence=latency.sequence + hidden)
     for name, error in (fit.standard_errors or {}).items():
         if FIT + name in scores:
             term: Any = {name: max(0.0, getattr(latency, name) + error * scores[FIT + name])}
@@ -158,22 +151,6 @@ def varied(
         return replace(profile, canvas_laws=(_varied_law(model, of_yield, spread),))
     models = [_varied_commits(entry, of_yield, spread, _errors(profile, entry)) for entry in (model, *peers)]
     return replace(profile, commits=tuple(models))
-
-
-def common_error(profiles: Sequence[Profile], model: Yielding | None) -> str:
-    """Say which unknowns cancel in a comparison of GPUs, and which do not; profiles: one a GPU, the best first."""
-    unknowns = [{(cause.name, cause.owner) for cause in causes(profile, model)} for profile in profiles]
-    shared, names, hosts = dict(set.intersection(*unknowns)), [profile.device.name for profile in profiles], ""
-    if len({profile.implementation for profile in profiles}) > 1:
-        costs = [str(profile.provenance.settings.get(COSTS_OF, profile.name)) for profile in profiles]
-        hosts = f" and its engine's host time ({', '.join(map(' as in '.join, zip(names, costs, strict=True)))})"
-    fits = [profile.fit for profile in profiles[:2]]
-    width = math.hypot(*(fit.held_out.median if fit.held_out else fit.relative_uncertainty or 0.0 for fit in fits))
-    return (
-        f"{' and '.join(names)} share these unknowns, which largely cancel between them if one build runs on all: "
-        f"{', '.join(sorted(shared))}. Each has its own device time{hosts}: device time alone leaves {names[0]} over "
-        f"{names[1]} uncertain by ±{100 * width:.0f} %"
-    )
 
 
 def _at_efficiencies(latency: LatencyModel, memory: float, compute: float) -> LatencyModel:

@@ -147,11 +147,6 @@ def profile_notes(runs: Sequence[tuple[Policy, Profile, Drawn]]) -> list[str]:
                 f"{profile.name} does not know {' and '.join(unknown)}, which {'is' if len(unknown) == 1 else 'are'} 0 "
                 f"in it: {ENSEMBLE} shows how much that may cost"
             )
-        if profile.fit.host_or_device:
-            lines.append(
-                f"{profile.name} cannot tell whether host_request is the host's time or the device's, which matters "
-                f"where one hides the other: {ENSEMBLE} spans it"
-            )
         if foreign := unpriced(profile, [policy for policy, _ in users]):
             lines.append(
                 f"{profile.name} does not hold the costs of {' and '.join(foreign)}: steps cost what its own "

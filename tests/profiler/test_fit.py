@@ -231,3 +231,19 @@ def test_a_step_that_took_no_time_is_refused() -> None:
         samples(shapes(2, 1), [0.1, 0.0])
     with pytest.raises(ProfileError, match="2 steps have 1 latencies and 1 device times"):
         samples(shapes(2, 1), [0.1])
+
+
+KNOWN = LatencyModel(((32.0, 0.005), (512.0, 0.012)), 3e-5, attention=1e-9, host_step=1e-3, host_request=4e-4)
+STEPS = [
+    Features(width * rows, width * rows * keys, rows * keys, 0, 0, rows, 0)
+    for width in (4, 16, 32) for rows in (1, 2, 4, 8, 16, 32) for keys in (100, 400, 1600, 3000)
+]  # fmt: skip
+
+
+def test_only_a_log_with_the_device_s_times_tells_a_row_s_host_time_from_its_device_time() -> None:
+    latency = [KNOWN.step(step) for step in STEPS]
+    device = [replace(KNOWN, host_step=0.0, host_request=0.0).step(step) for step in STEPS]
+    model, _ = fit_latency(samples(STEPS, latency))
+    assert model.host_request == pytest.approx(4e-4, rel=0.05)
+    model, _ = fit_latency(samples(STEPS, latency, device))
+    assert (model.host_step, model.host_request) == pytest.approx((1e-3, 4e-4), rel=1e-3)
