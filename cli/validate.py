@@ -1,6 +1,5 @@
 """dsim validate: profile, replay, serve and compare over policies and loads, in one run."""
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -117,7 +116,7 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         if len(families) > 1:
             raise DsimError(f"{' and '.join(specs)}: expected policies of full-sequence models, or none of these")
         from ..live.config import named  # loads PyTorch, as the next
-        from ..profiler.measure import LoadedCanvas, open_any, seconds_to_compile
+        from ..profiler.measure import LoadedCanvas, open_any
         from ..profiler.profile import load, save
 
         name, settings = named(self.model, self.random_weights, self.mask_token_id, self.block_length)
@@ -127,13 +126,6 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
         parsed = [parse(spec, code) for spec in specs]
         file = out / "profile.json" if self.profile is None else Path(profile_name(self.profile))
         is_profiled = self.profile is not None or file.is_file()
-        compiling = seconds_to_compile(parsed)
-        least = compiling / (1 if is_profiled else 1 - PROFILE_SHARE)
-        if self.seconds is None and self.budget < least and not (out / "cells").is_dir():
-            raise DsimError(
-                f"--budget is {self.budget:g} s, expected at least {math.ceil(least)} s, to compile "
-                f"{', '.join(specs)}: give more, or fewer --policy"
-            )
         with watch.bar("validate", "s", round(self.budget)) as bar:
 
             def elapsed() -> float:
@@ -162,7 +154,7 @@ class ValidateQuestion(q.OnDevice, q.Coded, Question["Validated"]):
             live = LiveSetting(loaded, load(str(file)), self.commits, self.prompts, self.tokenizer)
             validated = validate_cells(
                 out / "cells", base, live, policies=specs, loads=loads, seconds=self.seconds, bounds=bounds,
-                within=CELLS_SHARE * max(0.0, self.budget - elapsed() - compiling),
+                within=CELLS_SHARE * max(0.0, self.budget - elapsed()),
                 fits=lambda expected: elapsed() + expected / CELLS_SHARE < self.budget, watch=watch_cell, memo=memo,
             )  # fmt: skip
         write_whole(out / "validation.json", validated.to_text())

@@ -110,8 +110,6 @@ def bands_of(world: World, observed: Observed, errors: Mapping[str, float]) -> d
 
 def doubt_of(profile: Profile) -> float:
     """The possible error of a profile that failed its own checks, as a share of a step's time; 0 if it passed."""
-    fit = profile.fit
-    if not fit.doubts:
+    if not profile.fit.doubts or profile.fit.held_out is None:
         return 0.0
-    errors = (fit.noise, fit.drift, None if fit.held_out is None else fit.held_out.median)
-    return max(abs(error) for error in (*errors, 0.0) if error is not None)
+    return profile.fit.held_out.median

@@ -23,7 +23,6 @@ from .samples import (
     TOKENS,
     Bools,
     Floats,
-    Ints,
     Points,
     Samples,
     captured,
@@ -48,8 +47,6 @@ MOST_DENSE = 100.0  # times the time of another pair
 
 # Bounds for doubts about a fit.
 FEW_POINTS = 3  # per coefficient
-NOISE = 0.05
-DRIFT = 0.03
 HELD_OUT_MEDIAN = 0.05  # of all; of a kind for the quartiles and the total time of its steps
 HELD_OUT_P95 = 0.20
 FEWEST_JUDGED = 5  # steps of a kind
@@ -85,7 +82,6 @@ def fit_latency(steps: Samples, graph_tokens: int = 0, *, journal: Samples | Non
     model = solution.model(terms)
     residuals = predict(model, fitted.features, fitted.blocks) / fitted.latency - 1.0
     judged, judged_by = _judged(model, judges) if len(judges) else (None, ())
-    noise, (drift, drift_error) = _noise(steps), _drift(steps)
     names = dict.fromkeys((*problem.linear, "host_step", "host_request", "launch"))
     # A knot has its own points; only terms need FEW_POINTS each.
     least_points = FEW_POINTS * len(errors) + len(problem.knots)
@@ -97,11 +93,9 @@ def fit_latency(steps: Samples, graph_tokens: int = 0, *, journal: Samples | Non
         num_points=len(fitted),
         held_out=judged,
         judged_by=judged_by,
-        noise=None if noise is None else digits(noise, 3),
-        drift=None if drift is None else digits(drift, 3),
         unidentified=tuple(name for name in names if name not in errors and name != DENSE),
     )
-    return model, replace(fit, doubts=tuple(_doubts(fit, least_points, drift_error)))
+    return model, replace(fit, doubts=tuple(_doubts(fit, least_points)))
 
 
 class Problem:
@@ -314,49 +308,10 @@ def _judged(model: LatencyModel, judges: Points) -> tuple[HeldOut, tuple[KindErr
     return HeldOut(len(judges), digits(median, 4), digits(p95, 4)), tuple(errors)
 
 
-def _noise(steps: Samples) -> float | None:
-    """Between the bursts of shapes that were measured several times, or else within bursts."""
-    import pandas as pd  # slow to load
-
-    starts = np.flatnonzero(np.diff(steps.group, prepend=-1))
-    bursts = np.array([np.median(burst) for burst in np.split(steps.latency, starts[1:])])
-    for group, latency in ((steps.group[starts], bursts), (steps.group, steps.latency)):
-        spread = pd.Series(latency / _mean(group, latency)).groupby(group).std().dropna()
-        if len(spread):
-            return float(spread.median())
-    return None
-
-
-def _mean(group: Ints, values: Floats) -> Floats:
-    """Each repeat's mean over its shape."""
-    return (np.bincount(group, values) / np.maximum(np.bincount(group), 1))[group]
-
-
-def _drift(steps: Samples) -> tuple[float | None, float]:
-    """The relative change of repeats over the sweep, by the device's time where it is known, and its standard error."""
-    progress, times = np.arange(len(steps)) / max(1, len(steps) - 1), np.fmin(steps.device, steps.latency)
-    x, y = progress - _mean(steps.group, progress), times / _mean(steps.group, times) - 1.0
-    degrees = len(steps) - len(np.unique(steps.group)) - 1
-    # Repeats back to back show no drift.
-    if degrees < 3 or (x**2).mean() < 1e-3:
-        return None, np.inf
-    slope = float((x * y).sum() / (x**2).sum())
-    error = float(np.sqrt(((y - slope * x) ** 2).sum() / degrees / (x**2).sum()))
-    # The slope of few, noisy repeats can exceed the whole latency.
-    return max(-1.0, slope), error
-
-
-def _doubts(fit: Fit, least_points: int, drift_error: float) -> Iterator[str]:
+def _doubts(fit: Fit, least_points: int) -> Iterator[str]:
     """least_points: expected."""
     if (fit.num_points or 0) < least_points:
         yield f"too few points: {fit.num_points} step shapes, expected at least {least_points}"
-    if fit.noise is not None and fit.noise > NOISE:
-        yield f"noise: repeats of a step spread by {fit.noise:.1%}, expected at most {NOISE:.0%}"
-    if fit.drift is not None and abs(fit.drift) > max(DRIFT, 3 * drift_error):
-        yield (
-            f"drift: repeats took {fit.drift:+.1%} by the end (standard error {drift_error:.1%}), expected within "
-            f"{DRIFT:.0%}: the device's clocks or its load changed"
-        )
     judged = fit.held_out
     if judged is None:
         yield f"too few points: none of {fit.num_points} could be held out, expected at least 10 to measure"

@@ -3,9 +3,8 @@
 import math
 import os
 import platform
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -15,12 +14,10 @@ import torch
 from scipy.optimize import nnls
 
 from .. import __version__
-from ..engine import core
 from ..engine.cache_overhead import PHASES
 from ..engine.commits import CanvasLaw, CommitDraws, CommitModel, Commits, LawDraws, ScheduledCommits
-from ..engine.engine import Engine, Limits
+from ..engine.engine import Limits
 from ..engine.errors import ModelError, ProfileError
-from ..engine.journal import RequestTable
 from ..engine.latency import CacheOverhead, Features, LatencyModel, step_times
 from ..engine.policies import BASELINES, CANVAS_ROUNDS
 from ..engine.policies.ar import Autoregressive
@@ -639,30 +636,6 @@ def concatenated(parts: Sequence[Columns]) -> Columns:
     return {name: np.concatenate([columns[name] for columns in parts]) for name in parts[0]}
 
 
-# ---- compiling ------------------------------------------------------------------------------------------------
-
-COMPILING = 20.0  # s of a policy's steps, once; measured: 16 to 35
-MOST_COMPILING = 0.75  # of a budget
-
-
-def seconds_to_compile(policies: Iterable[Policy]) -> float:
-    """About how long compiling the steps takes that are not on disk."""
-    limits, free = Limits(1 << 20, 1 << 30, 1), LatencyModel(((0.0, 0.0),), 0.0)
-    cores = (Engine(policy, limits, RequestTable(0), latency=free).core for policy in policies)
-    return COMPILING * sum(program.is_young(name="schedule") for program in cores)
-
-
-@contextmanager
-def patience(positions: int) -> Iterator[None]:
-    """Until this many positions, step in plain Python where machine code is not on disk."""
-    before = core.STEPS_PATIENCE
-    try:
-        core.STEPS_PATIENCE = positions
-        yield
-    finally:
-        core.STEPS_PATIENCE = before
-
-
 # ---- canvases -------------------------------------------------------------------------------------------------
 
 LOGGED_BATCH = 8
@@ -799,11 +772,6 @@ def profile_model(
             f"{len(workloads)} workloads: expected some of both"
         )
     loaded, settings, unknown = prepared(loaded, workloads, seed, tokenizer)
-    short = seconds_to_compile(loaded.policies(1)) > MOST_COMPILING * budget
-    plain = core.STEPS_PATIENCE
-    if short:
-        unknown.append(f"the steps were planned in plain Python, as compiling them takes most of {budget:.0f} s")
-        plain = sys.maxsize
     family = "autoregressive"
     if both_ways:
         family = "full-sequence"
@@ -827,45 +795,44 @@ def profile_model(
             seed=seed,
         ), steps
 
-    with patience(plain):
-        for_overhead = for_eviction = 0.0
-        if both_ways:
-            for_overhead = budget * OVERHEAD_SHARE
-        elif loaded.on_gpu and family == "block-diffusion":
-            for_eviction = budget * EVICTION_SHARE
-        for_steps = budget - for_overhead - for_eviction
-        if workloads or (family == "canvas" and loaded.trained):
-            for_steps = budget * STEPS_SHARE
-        with keeping(keep, fitted):
-            settings["made_ready"] = measure_steps(
-                loaded, for_steps, measured_steps, max_batch=max_batch, seed=seed, on_progress=progress
+    for_overhead = for_eviction = 0.0
+    if both_ways:
+        for_overhead = budget * OVERHEAD_SHARE
+    elif loaded.on_gpu and family == "block-diffusion":
+        for_eviction = budget * EVICTION_SHARE
+    for_steps = budget - for_overhead - for_eviction
+    if workloads or (family == "canvas" and loaded.trained):
+        for_steps = budget * STEPS_SHARE
+    with keeping(keep, fitted):
+        settings["made_ready"] = measure_steps(
+            loaded, for_steps, measured_steps, max_batch=max_batch, seed=seed, on_progress=progress
+        )
+    profile, steps = fitted()
+    with keeping(keep, lambda: (profile, steps)):
+        latency = profile.latency
+        if isinstance(loaded, LoadedCanvas):
+            share = budget + begin - time.monotonic()
+            profile = _with_laws(
+                profile, loaded, workloads, budget=share, seed=seed, tokenizer=tokenizer, progress=progress
             )
-        profile, steps = fitted()
-        with keeping(keep, lambda: (profile, steps)):
-            latency = profile.latency
-            if isinstance(loaded, LoadedCanvas):
-                share = budget + begin - time.monotonic()
-                profile = _with_laws(
-                    profile, loaded, workloads, budget=share, seed=seed, tokenizer=tokenizer, progress=progress
-                )
-            elif both_ways:
-                overhead = measure_cache_overhead(loaded, latency, for_overhead, progress)
-                profile = replace(profile, latency=replace(latency, cache_overhead=overhead))
-            else:
-                eviction = digits(measure_eviction(loaded, latency, for_eviction), 3)
-                profile = replace(profile, latency=replace(latency, eviction=eviction))
-            pairs = [(workload, threshold) for workload in workloads for threshold in thresholds]
-            for i, (workload, threshold) in enumerate(pairs if isinstance(loaded, Loaded) else ()):
-                progress(f"commits on {workload} at threshold {threshold:g}")
-                share = max(0.0, (begin + budget - time.monotonic()) / (len(pairs) - i) - FITTING)
-                log = log_commits(loaded, workloads[workload], threshold, temperature, share, seed, tokenizer, eos)
-                source = f"dsim profile: {config.name} at work on {workload}, {len(np.unique(log.request))} requests"
-                model, commit_fit = fit_commits(
-                    log, workload=workload, threshold=threshold, temperature=temperature, source=source
-                )
-                profile = replace(
-                    profile, commits=(*profile.commits, model), commit_fits=(*profile.commit_fits, commit_fit)
-                )
+        elif both_ways:
+            overhead = measure_cache_overhead(loaded, latency, for_overhead, progress)
+            profile = replace(profile, latency=replace(latency, cache_overhead=overhead))
+        else:
+            eviction = digits(measure_eviction(loaded, latency, for_eviction), 3)
+            profile = replace(profile, latency=replace(latency, eviction=eviction))
+        pairs = [(workload, threshold) for workload in workloads for threshold in thresholds]
+        for i, (workload, threshold) in enumerate(pairs if isinstance(loaded, Loaded) else ()):
+            progress(f"commits on {workload} at threshold {threshold:g}")
+            share = max(0.0, (begin + budget - time.monotonic()) / (len(pairs) - i) - FITTING)
+            log = log_commits(loaded, workloads[workload], threshold, temperature, share, seed, tokenizer, eos)
+            source = f"dsim profile: {config.name} at work on {workload}, {len(np.unique(log.request))} requests"
+            model, commit_fit = fit_commits(
+                log, workload=workload, threshold=threshold, temperature=temperature, source=source
+            )
+            profile = replace(
+                profile, commits=(*profile.commits, model), commit_fits=(*profile.commit_fits, commit_fit)
+            )
     return profile, steps
 
 

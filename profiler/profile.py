@@ -101,8 +101,6 @@ class Fit:
     num_points: Positive | None = None  # fitted; each the median of its repeats
     held_out: HeldOut | None = None
     judged_by: tuple[KindError, ...] = ()  # held-out steps by kind, where there are enough
-    noise: float | None = None  # relative standard deviation of a shape's bursts, or else of its repeats
-    drift: RelativeError | None = None  # relative change of repeats during the sweep
     unidentified: tuple[str, ...] = ()  # coefficients stored as 0
     doubts: tuple[str, ...] = ()  # failed checks of the whole, which make it invalid, one line each
 

@@ -119,10 +119,7 @@ def _of_fit(profile: Profile) -> Facts:
     knots = [f"{seconds * 1e3:.3g} ms at {tokens:.0f}" for tokens, seconds in latency.knots]
     if len(knots) > MOST_KNOTS:
         knots[1:-1] = [f"{len(knots) - 2} between"]
-    noise = "unknown" if fit.noise is None else f"{fit.noise:.1%}"
-    drift = "unknown" if fit.drift is None else f"{fit.drift:+.1%}"
     facts = [
-        ("noise", f"{noise} between repeats, drift {drift}"),
         ("table", f"{', '.join(knots)} tokens, then {number(latency.slope * 1e6)} us a token"),
     ]
     facts += [("judged by", str(error)) for error in fit.judged_by]

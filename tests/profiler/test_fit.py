@@ -184,42 +184,6 @@ def refused(fit: Fit) -> list[str]:
     return [line.split(":")[0] for line in fit.doubts]
 
 
-def test_noise_is_refused() -> None:
-    repeats = [f for f in shapes(100, 7) for _ in range(5)]
-    assert refused(fit_latency(run(TWO, repeats, 7, noise=0.02))[1]) == []
-    loud = fit_latency(run(TWO, repeats, 7, noise=0.08))[1]
-    assert refused(loud) == ["noise"]
-    assert loud.noise == pytest.approx(0.08, rel=0.2)
-    assert loud.doubts[0] == f"noise: repeats of a step spread by {loud.noise:.1%}, expected at most 5%"
-
-
-def test_a_device_that_warms_up_is_refused() -> None:
-    once = run(TWO, 4 * shapes(100, 8), 8, noise=0.01)
-    slower = 1.0 + 0.10 * np.arange(len(once)) / len(once)
-    assert refused(fit_latency(once)[1]) == []
-    fit = slowed(once, slower)
-    assert refused(fit) == ["drift"]
-    assert fit.drift == pytest.approx(0.095, abs=0.01)  # a tenth, relative to the repeats' mean of 1.05
-    # A host that slows is no device that does.
-    fit = fit_latency(samples(once.features, once.latency * slower, once.latency * 0.9))[1]
-    assert "drift" not in refused(fit)
-
-
-def test_repeats_taken_back_to_back_know_nothing_of_drift() -> None:
-    once = run(TWO, [f for f in shapes(60, 8) for _ in range(3)], 8, noise=0.01)
-    slower = 1.0 + 0.10 * np.arange(len(once)) / len(once)
-    assert slowed(once, slower).drift is None
-
-
-def test_no_repeats_however_wild_drift_by_more_than_all_there_is() -> None:
-    # A profile with such a drift could not be read again, and the measuring would be lost.
-    twice = run(TWO, [*shapes(60, 8), *shapes(60, 8)], 8, noise=0.0)
-    wild = np.where(np.arange(len(twice)) < len(twice) / 2, 1.9, 0.1)
-    fit = slowed(twice, wild)
-    assert fit.drift == -1.0
-    assert "drift" in refused(fit)
-
-
 def test_too_few_points_are_refused() -> None:
     assert refused(fit_latency(run(TWO, shapes(14, 9), 9))[1])[0] == "too few points"
     with pytest.raises(ProfileError, match="3 step shapes were measured to fit to, expected at least 4"):

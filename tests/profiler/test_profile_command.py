@@ -73,7 +73,7 @@ def test_a_log_is_fitted_and_shown(tmp_path: Path) -> None:
     shown = succeed(*command).out.splitlines()
     assert "from a step log (synthetic log, no device ran it): estimated, not measured. Valid: 119 step" in shown[0]
     heads = [line.split()[0].removesuffix(":") for line in shown[1:-1]]
-    assert heads == ["noise", "table", "judged", "judged", "floor", "unknown", "commits", "front", "Note"]
+    assert heads == ["table", "judged", "judged", "floor", "unknown", "commits", "front", "Note"]
     assert shown[-1] == f"Wrote {path}, {page}"
     assert not load(path).doubts
     assert page.read_text().startswith("<!DOCTYPE html>")
