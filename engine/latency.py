@@ -18,36 +18,29 @@ POWERS_TO = 256  # captured sizes: powers of two up to here, then multiples
 DENSE_FROM = 64  # queries of a key
 
 
-class Term(NamedTuple):
-    """A coefficient of LatencyModel: what it scales with, and the feature that identifies it in measured steps."""
-
-    name: str
-    scales: str  # bytes that the device moves, its products, or the host
-    feature: str = ""
-
-
-TERMS = (
-    Term("slope", "products"),
-    Term("attention", "products", "sum_q_kv"),
-    Term("kv_read", "bytes", "sum_kv"),
-    Term("window_attention", "products"),
-    Term("window_kv_read", "bytes"),
-    Term("head", "products", "head_rows"),
-    Term("sample", "bytes", "sampled_rows"),
-    Term("walk", "bytes"),
-    Term("window_walk", "bytes"),
-    Term("eviction", "bytes"),
-    Term("launch", "host"),
-    Term("host_step", "host", "num_forwards"),
-    Term("host_request", "host", "batch"),
-    Term("host_block", "host"),
-    Term("sequence", "host"),  # in part the decoder's loop over rows
-)
+# A step's terms, and what each scales with: bytes that the device moves, its products, or the host.
+TERMS = {
+    "slope": "products",
+    "attention": "products",
+    "kv_read": "bytes",
+    "window_attention": "products",
+    "window_kv_read": "bytes",
+    "head": "products",
+    "sample": "bytes",
+    "walk": "bytes",
+    "window_walk": "bytes",
+    "eviction": "bytes",
+    "launch": "host",
+    "host_step": "host",
+    "host_request": "host",
+    "host_block": "host",
+    "sequence": "host",  # in part the decoder's loop over rows
+}
 
 
 def terms_of(scales: str) -> list[str]:
     """Names of the terms that scale with this."""
-    return [term.name for term in TERMS if term.scales == scales]
+    return [name for name, kind in TERMS.items() if kind == scales]
 
 
 class Features(NamedTuple):
@@ -274,7 +267,7 @@ class LatencyModel:
     def scaled(self, factor: float) -> "LatencyModel":
         """All times multiplied by `factor`."""
         return replace(
-            self.times(factor, [term.name for term in TERMS]),
+            self.times(factor, TERMS),
             knots=tuple((tokens, factor * height) for tokens, height in self.knots),
             cache_overhead=tuple(
                 replace(term, row=term.row * factor, token=term.token * factor) for term in self.cache_overhead

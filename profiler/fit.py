@@ -15,22 +15,18 @@ import numpy as np
 from scipy.optimize import nnls
 
 from ..engine.errors import ProfileError
-from ..engine.latency import DENSE_FROM, TERMS, LatencyModel, step_times
+from ..engine.latency import LatencyModel, step_times
 from .profile import Fit, HeldOut, KindError, digits, rounded
 from .samples import (
     FEATURES,
     KINDS_OF_STEPS,
-    TOKENS,
     Bools,
     Floats,
     Points,
     Samples,
-    captured,
     joined,
     kinds_of,
-    padded,
     points,
-    sequences,
 )
 
 MIN_POINTS = 4
@@ -86,7 +82,7 @@ def fit_latency(steps: Samples, graph_tokens: int = 0, *, journal: Samples | Non
     # A knot has its own points; only terms need FEW_POINTS each.
     least_points = FEW_POINTS * len(errors) + len(problem.knots)
     fit = Fit(
-        domain=(float(problem.computed[:, TOKENS].min()), float(problem.computed[:, TOKENS].max())),
+        domain=(float(problem.num_tokens.min()), float(problem.num_tokens.max())),
         residual=digits(np.sqrt(np.mean(residuals**2)), 4),
         standard_errors={name: digits(value, 3) for name, value in errors.items()},
         relative_uncertainty=None,
@@ -99,27 +95,35 @@ def fit_latency(steps: Samples, graph_tokens: int = 0, *, journal: Samples | Non
 
 
 class Problem:
-    """Points to fit as columns, weighted so that a residual is relative to the latency."""
+    """Points to fit as columns, weighted so that a residual is relative to the latency.
+
+    A term's column is what steps cost if it is 1 and all others are 0: padded where a graph is captured.
+    """
 
     def __init__(self, fitted: Points, graph_tokens: int, timed: bool) -> None:
         """timed: fit the device's time, not the latency."""
-        self.captured, self.graph_tokens = captured(fitted.features, graph_tokens), graph_tokens
-        self.computed = padded(fitted.features, graph_tokens)
-        self.weight = 1.0 / fitted.latency
-        self.target = (fitted.device if timed else fitted.latency) * self.weight
-        columns = dict(zip(FEATURES, self.computed.T, strict=True))
-        self.forwards = columns["num_forwards"]
-        self.tokens = columns["tokens"] / self.forwards
+        free = LatencyModel(((0.0, 0.0),), 0.0, graph_tokens=graph_tokens, dense=0.0)
+
+        def column(name: str, **others: float) -> Floats:
+            terms: Any = {name: 1.0, **others}
+            return predict(replace(free, **terms), fitted.features)
+
+        self.graph_tokens, self.weight = graph_tokens, 1.0 / fitted.latency
+        self.captured = np.asarray(column("launch") == 0.0, np.bool_)
+        self.target = fitted.latency * self.weight
+        names = [*LINEAR]
+        if timed:
+            self.target = fitted.device * self.weight
+            names.append("sequence")
+        self.forwards, self.num_tokens = column("host_step"), column("slope")
+        self.tokens = self.num_tokens / self.forwards
         self.knots = _knots(self.tokens)
-        self.linear = {term.name: columns[term.feature] for term in TERMS if term.name in LINEAR}
-        short = np.minimum(columns["sum_q_kv"], DENSE_FROM * columns["sum_kv"])
-        self.linear["attention"], dense = short, columns["sum_q_kv"] - short
+        self.linear = {name: column(name) for name in names}
+        dense = column("attention", dense=1.0) - self.linear["attention"]
         if dense.any():
             self.linear[DENSE] = dense
-        if timed:
-            self.linear["sequence"] = sequences(fitted.features, graph_tokens)
-        else:
-            self.linear |= {name: column for name, column in _host_columns(fitted).items() if name != "host_step"}
+        if not timed:
+            self.linear |= {name: values for name, values in _host_columns(fitted).items() if name != "host_step"}
 
     def layers(self) -> Floats:
         """Columns of the table: its first height, and the rise to each further knot."""

@@ -16,8 +16,6 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 FEATURES = Features._fields
-TOKENS, HEAD_ROWS, BATCH = (FEATURES.index(name) for name in ("tokens", "head_rows", "batch"))
-ROWS = [HEAD_ROWS, FEATURES.index("sampled_rows")]
 # By phase, tokens and batch: a latency model is judged and doubted by kind.
 SMALL_DECODE = 256  # tokens
 SMALL_BATCH = 8  # sequences
@@ -99,36 +97,6 @@ def points(steps: Samples) -> Points:
     first = [g[0] for g in groups]
     latency, device = (np.array([np.median(column[g]) for g in groups]) for column in (steps.latency, steps.device))
     return Points(steps.features[first].reshape(-1, len(FEATURES)), latency, device, steps.blocks[first])
-
-
-def captured(features: Floats, graph_tokens: int) -> Bools:
-    """Which of [steps, features] are captured graphs: decode steps of at most `graph_tokens`."""
-    tokens, prefill = (features[:, FEATURES.index(name)] for name in ("tokens", "prefill_tokens"))
-    return np.asarray((prefill == 0) & (tokens > 0) & (tokens <= graph_tokens), np.bool_)
-
-
-def padded(features: Floats, graph_tokens: int) -> Floats:
-    """Steps [steps, features] as computed: captured ones padded to buckets (engine.latency)."""
-    out, rows = features.copy(), captured(features, graph_tokens)
-    steps = features[rows]
-    padding = buckets(steps[:, TOKENS]) - steps[:, TOKENS]
-    few = steps[:, HEAD_ROWS] < steps[:, TOKENS]  # a separate graph
-    for column in ROWS:
-        out[rows, column] = np.where(few, buckets(steps[:, column]), steps[:, column] + padding)
-    out[rows, TOKENS] += padding
-    return out
-
-
-def sequences(features: Floats, graph_tokens: int) -> Floats:
-    """Sequences [steps] as computed: a bucket and a spare one if captured."""
-    batch = features[:, BATCH]
-    return np.where(captured(features, graph_tokens), buckets(batch) + 1, batch)
-
-
-def buckets(num: Floats) -> Floats:
-    """`engine.latency.bucket` of an array; 0 for 0."""
-    power = POWERS[np.minimum(np.searchsorted(POWERS, num), len(POWERS) - 1)]
-    return np.where(num <= POWERS_TO, power * (num > 0), np.ceil(num / POWERS_TO) * POWERS_TO)
 
 
 def kinds_of(prefill: Bools, tokens: npt.NDArray[Any], batch: npt.NDArray[Any]) -> Ints:
