@@ -1,6 +1,6 @@
 """Serve a recorded run's requests again, with recorded or other latencies and commits."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from ..sim.setting import Setting
 from ..traces import Trace
 from .commits import Bools, Commits
 from .latencies import Prices
-from .steps import Ints, Journal, blocks_ended
+from .steps import Journal
 
 CommitsOf = Callable[[StepPlan], tuple[Bools, Bools | None]]  # committed; retained if the plan may evict
 
@@ -63,27 +63,16 @@ def recording_of(run: Run, name: str, profile: Profile) -> Recording:
     return Recording(setting, info.limits.get(name, setting.limits), info.emit.split(" ")[0], info.eos)
 
 
-def witness(recording: Recording, run: Run, journal: Journal, commits: Commits) -> Ints:
-    """Replay a journal and record its commits; DsimError if a plan differs.
-
-    Returns the blocks completed by each step, [steps].
-    """
-    ended = np.zeros(len(journal), np.int64)
+def witness(recording: Recording, run: Run, journal: Journal, commits: Commits) -> None:
+    """Replay a journal and record its commits; DsimError if a plan differs."""
     table = _table(journal.requests)
     for replica in np.unique(journal.steps["replica"]).tolist():
-        rows = iter(np.flatnonzero(journal.steps["replica"] == replica).tolist())
-
-        def record(plan: StepPlan, outcome: StepOutcome, rows: Iterator[int] = rows) -> None:
-            commits.record(plan, outcome)
-            ended[next(rows)] = blocks_ended(plan.status, outcome.committed, recording.policy.block_length)
-
         engine = recording.engine(table, replica)
-        for line in replay(engine, replica, journal.requests, journal.steps, journal.lists, record):
+        for line in replay(engine, replica, journal.requests, journal.steps, journal.lists, commits.record):
             raise DsimError(
                 f"{run.folder}: {recording.policy.name} does not replay plan for plan with profile "
                 f"{recording.profile.name}: {line}"
             )
-    return ended
 
 
 def drawn(recording: Recording, requests: Columns, seed: int) -> CommitsOf:
@@ -129,7 +118,6 @@ def _serve(
     order = np.lexsort((requests["request"], requests["arrival"]))
     arrivals = list(requests_of(requests, order))
     due = (requests["arrival"] + recording.profile.frontend)[order].tolist()  # s, at the engine
-    blocks_cost = recording.profile.latency.host_block > 0
     count = 0
 
     def deliver(now: float) -> bool:
@@ -145,9 +133,7 @@ def _serve(
     def step(plan: StepPlan) -> StepOutcome:
         committed, retained = commits(plan)
         features = None if retained is None else features_left(plan, retained)
-        blocks = blocks_ended(plan.status, committed, engine.policy.block_length) if blocks_cost else 0
-        latency = price(plan, features, blocks)
-        return StepOutcome(latency, committed, retained=retained, ends=ends.of(plan, committed))
+        return StepOutcome(price(plan, features), committed, retained=retained, ends=ends.of(plan, committed))
 
     serve(engine, step, deliver=deliver, wait=wait, told=lambda *_: on_step())
 

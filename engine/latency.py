@@ -10,7 +10,7 @@ import numpy.typing as npt
 from .jit import outer, plain, rule
 from .plain import Share
 from .records import Table, table
-from .state import COUNTERS, DECODE_STEP, MASKED, Counters, Marks, Replica, Status, step_slots
+from .state import COUNTERS, DECODE_STEP, Counters, Replica, step_slots
 
 _AT_ONCE = 4096  # steps
 DERIVED = {"stored": False}  # a field that a profile takes from its model
@@ -33,7 +33,6 @@ TERMS = {
     "launch": "host",
     "host_step": "host",
     "host_request": "host",
-    "host_block": "host",
     "sequence": "host",  # in part the decoder's loop over rows
 }
 
@@ -220,7 +219,7 @@ class LatencyModel:
 
     `base` is a table that never falls: linear between knots (tokens, s), with slope `slope` (s/token) after the last.
     `launch`, the host's time to enqueue a forward, is hidden while the device is slower. Each forward of a step pays
-    base, launch and host_step. Each block that commits its last mask adds `host_block`; `price` adds it.
+    base, launch and host_step.
 
     A pair beyond a key's first DENSE_FROM queries counts as `dense`. Queries per key are the step's mean, sum_q_kv /
     sum_kv: exact for equal rows, too slow if few rows have many.
@@ -258,7 +257,6 @@ class LatencyModel:
     window_walk: float = 0.0  # ... in layers with a window, and window_walk_rows rows
     walk_rows: int = 0  # rows that attention walks at once; 0: no such floor
     window_walk_rows: int = 0  # ... in layers with a window; 0: walk_rows
-    host_block: float = 0.0  # s per completed block, never hidden
 
     def exposed(self) -> "LatencyModel":
         """The model without hidden host time."""
@@ -318,30 +316,6 @@ class Cost(NamedTuple):
 
 
 @rule
-def blocks_done(replica: Replica) -> int:
-    """Blocks of several positions that this step completes."""
-    count = 0
-    for slot in step_slots(replica):
-        count += row_blocks_done(replica.status[slot], replica.committed[slot], int(replica.fixed.block))
-    return count
-
-
-@rule
-def row_blocks_done(status: Status, committed: Marks, block: int) -> int:
-    """A row's completed blocks; its window may reach into the next block."""
-    count = 0
-    if block == 1:
-        return count
-    for first in range(0, len(status), block):
-        masks = remaining = 0
-        for p in range(first, first + block):
-            masks += status[p] == MASKED
-            remaining += (status[p] == MASKED) & (not committed[p])
-        count += masks > 0 and remaining == 0
-    return count
-
-
-@rule
 def price(replica: Replica, cost: Cost) -> float:
     """Latency of the step in flight (s)."""
     counters = replica.counters
@@ -354,8 +328,6 @@ def price(replica: Replica, cost: Cost) -> float:
             length = int(sequence.prompt) + -(-(int(sequence.end) - int(sequence.prompt)) // block) * block
             overhead += cost.overhead[sequence.phase, 0] + cost.overhead[sequence.phase, 1] * length
         latency += overhead
-    if cost.numbers[0].host_block > 0.0:
-        latency += cost.numbers[0].host_block * blocks_done(replica)
     return latency
 
 
@@ -366,7 +338,7 @@ def _price_each(cost: Cost, steps: Table[Counters], times: npt.NDArray[np.float6
 
 
 def step_times(model: LatencyModel, columns: Mapping[str, npt.ArrayLike]) -> npt.NDArray[np.float64]:
-    """Latency of recorded steps (s), without `host_block` and `cache_overhead`.
+    """Latency of recorded steps (s), without `cache_overhead`.
 
     columns: as in Counters, one entry per step; missing ones are 0, `num_forwards` 1.
     """

@@ -37,7 +37,7 @@ ROUNDS = 8
 COLLINEAR = 0.01  # least unexplained share of a column, given those before
 RIDGE = 1e-5  # divides a rise that no point identifies among knots in proportion to their distance
 LINEAR = ("attention", "kv_read", "head", "sample")
-HOST = ("host_step", "host_request", "host_block")  # never hidden by the floor
+HOST = ("host_step", "host_request")  # never hidden by the floor
 DENSE = "dense_attention"  # time per pair beyond a key's first DENSE_FROM queries
 MOST_DENSE = 100.0  # times the time of another pair
 
@@ -76,7 +76,7 @@ def fit_latency(steps: Samples, graph_tokens: int = 0, *, journal: Samples | Non
         places = {name: i for i, name in enumerate(host)}
         errors |= _errors(table, float(((table @ values - target) ** 2).sum()), places)
     model = solution.model(terms)
-    residuals = predict(model, fitted.features, fitted.blocks) / fitted.latency - 1.0
+    residuals = predict(model, fitted.features) / fitted.latency - 1.0
     judged, judged_by = _judged(model, judges) if len(judges) else (None, ())
     names = dict.fromkeys((*problem.linear, "host_step", "host_request", "launch"))
     # A knot has its own points; only terms need FEW_POINTS each.
@@ -254,9 +254,9 @@ def _host_columns(fitted: Points) -> dict[str, Floats]:
     """The features of host terms that vary."""
     forwards = fitted.column("num_forwards")
     columns = {"host_step": forwards}
-    for name, column in (("host_request", fitted.column("batch")), ("host_block", fitted.blocks)):
-        if (column / forwards).max() > (column / forwards).min():
-            columns[name] = column
+    rows = fitted.column("batch")
+    if (rows / forwards).max() > (rows / forwards).min():
+        columns["host_request"] = rows
     return columns
 
 
@@ -286,14 +286,14 @@ def split(every: Points) -> Bools:
     return np.asarray((place % 5 == 2) & (place < len(every) - 1) & (len(every) >= 10), np.bool_)
 
 
-def predict(model: LatencyModel, features: Floats, blocks: Floats | float = 0.0) -> Floats:
-    """`model.step` of many steps (s); features [steps, features]; blocks [steps]: blocks completed."""
-    return step_times(model, dict(zip(FEATURES, features.T, strict=True))) + model.host_block * blocks
+def predict(model: LatencyModel, features: Floats) -> Floats:
+    """`model.step` of many steps (s); features [steps, features]."""
+    return step_times(model, dict(zip(FEATURES, features.T, strict=True)))
 
 
 def _judged(model: LatencyModel, judges: Points) -> tuple[HeldOut, tuple[KindError, ...]]:
     """The errors of all, and of each kind with enough steps."""
-    predicted = predict(model, judges.features, judges.blocks)
+    predicted = predict(model, judges.features)
     off = predicted / judges.latency - 1.0
     kinds = kinds_of(judges.column("prefill_tokens") > 0, judges.column("tokens"), judges.column("batch"))
     counts = np.bincount(kinds, minlength=len(KINDS_OF_STEPS))

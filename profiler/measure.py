@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -163,7 +163,6 @@ class LoadedCanvas(OnDevice):
 
 
 Opened = Loaded | LoadedCanvas
-Model = TypeVar("Model", Loaded, LoadedCanvas)
 
 
 def open_any(
@@ -701,8 +700,8 @@ def prompts_of(loaded: "Opened", file: str, seed: int, tokenizer: str | None) ->
 
 
 def prepared(
-    loaded: Model, workloads: Mapping[str, str], seed: int, tokenizer: str | None
-) -> tuple[Model, dict[str, Any], list[str]]:
+    loaded: Opened, workloads: Mapping[str, str], seed: int, tokenizer: str | None
+) -> tuple[Opened, dict[str, Any], list[str]]:
     """The model to measure, its settings, and doubts.
 
     Trained experts are measured on the first workload's text. ProfileError before measuring for random weights, and
@@ -822,7 +821,9 @@ def profile_model(
             eviction = digits(measure_eviction(loaded, latency, for_eviction), 3)
             profile = replace(profile, latency=replace(latency, eviction=eviction))
         pairs = [(workload, threshold) for workload in workloads for threshold in thresholds]
-        for i, (workload, threshold) in enumerate(pairs if isinstance(loaded, Loaded) else ()):
+        for i, (workload, threshold) in enumerate(pairs):
+            if isinstance(loaded, LoadedCanvas):
+                break
             progress(f"commits on {workload} at threshold {threshold:g}")
             share = max(0.0, (begin + budget - time.monotonic()) / (len(pairs) - i) - FITTING)
             log = log_commits(loaded, workloads[workload], threshold, temperature, share, seed, tokenizer, eos)
@@ -864,7 +865,7 @@ def _profile(
     sources: list[str] = []
     if yields is not None:
         lent = {"commits": yields.commits, "canvas_laws": yields.canvas_laws, "focus": yields.focus}
-        sources = [model.source for model in (*yields.commits, *yields.canvas_laws)]
+        sources = [model.source for model in yields.commits] + [law.source for law in yields.canvas_laws]
     return Profile(
         name=name,
         description=f"{config.name}{' with random weights' * (not loaded.trained)} on {loaded.device.name}, "

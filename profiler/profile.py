@@ -37,7 +37,7 @@ ALIASES = {
     "h100-sdar": "h100-sdar-8b",
 }
 MIN_PAGES = 16
-HOST_TIMES = ("host_step", "host_request", "host_block", "sequence")  # an engine's, on any GPU
+HOST_TIMES = ("host_step", "host_request", "sequence")  # an engine's, on any GPU
 COSTS_OF = "costs_of"  # setting: the profiles whose host time an engine's data sheet takes
 
 Setting = str | int | float | bool | None

@@ -34,7 +34,6 @@ class Points:
     features: Floats  # [steps, features], columns as in Features
     latency: Floats  # s, host time included
     device: Floats  # s between the device's first and last work; NaN: not measured
-    blocks: Floats  # completed; 0 if unknown
 
     def column(self, name: str) -> Floats:
         """A feature's column, by its name in Features."""
@@ -55,10 +54,9 @@ class Samples(Points):
 
 
 def samples(
-    features: Sequence[Features] | Floats, latency: npt.ArrayLike, device: npt.ArrayLike | None = None,
-    blocks: npt.ArrayLike | None = None,
-) -> Samples:  # fmt: skip
-    """Measured steps in order; equal features and blocks are repeats of one shape."""
+    features: Sequence[Features] | Floats, latency: npt.ArrayLike, device: npt.ArrayLike | None = None
+) -> Samples:
+    """Measured steps in order; equal features are repeats of one shape."""
     table = np.asarray(features, np.float64).reshape(-1, len(FEATURES))
     latencies = np.asarray(latency, np.float64).reshape(-1)
     within = np.full(len(latencies), np.nan) if device is None else np.asarray(device, np.float64).reshape(-1)
@@ -68,9 +66,8 @@ def samples(
         bad = np.flatnonzero(~((values > 0) & (values < np.inf)))
         if len(bad):
             raise ProfileError(f"step {bad[0]}: {name} is {values[bad[0]]:g} s, expected more than 0")
-    done = np.zeros(len(latencies)) if blocks is None else np.asarray(blocks, np.float64)
-    _, group = np.unique(np.column_stack([table, done]), axis=0, return_inverse=True)
-    return Samples(table, latencies, within, done, group.reshape(-1))
+    _, group = np.unique(table, axis=0, return_inverse=True)
+    return Samples(table, latencies, within, group.reshape(-1))
 
 
 def joined(*parts: Points) -> Points:
@@ -96,7 +93,7 @@ def points(steps: Samples) -> Points:
     groups = np.split(order, ends[:-1]) if len(order) else []
     first = [g[0] for g in groups]
     latency, device = (np.array([np.median(column[g]) for g in groups]) for column in (steps.latency, steps.device))
-    return Points(steps.features[first].reshape(-1, len(FEATURES)), latency, device, steps.blocks[first])
+    return Points(steps.features[first].reshape(-1, len(FEATURES)), latency, device)
 
 
 def kinds_of(prefill: Bools, tokens: npt.NDArray[Any], batch: npt.NDArray[Any]) -> Ints:
