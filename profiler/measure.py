@@ -465,7 +465,7 @@ FITTING = 4.0  # s, of a log
 
 
 def log_commits(
-    loaded: Loaded, prompts: str, threshold: float, temperature: float, budget: float, seed: int = 0,
+    loaded: Loaded, prompts: str, threshold: float, temperature: float, budget: float, *, seed: int = 0,
     tokenizer: str | None = None, eos: bool = False,
 ) -> CommitLog:  # fmt: skip
     """Log commits for `budget` s: whole blocks every step, on prompts cut from a text.
@@ -826,7 +826,9 @@ def profile_model(
                 break
             progress(f"commits on {workload} at threshold {threshold:g}")
             share = max(0.0, (begin + budget - time.monotonic()) / (len(pairs) - i) - FITTING)
-            log = log_commits(loaded, workloads[workload], threshold, temperature, share, seed, tokenizer, eos)
+            log = log_commits(
+                loaded, workloads[workload], threshold, temperature, share, seed=seed, tokenizer=tokenizer, eos=eos
+            )
             source = f"dsim profile: {config.name} at work on {workload}, {len(np.unique(log.request))} requests"
             model, commit_fit = fit_commits(
                 log, workload=workload, threshold=threshold, temperature=temperature, source=source
