@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from dsim.benchmarks.step import Watch, evicting_step, floor, rates
 from dsim.live.cache import PagedCache
-from dsim.live.config_file import named
+from dsim.live.config import named
 from dsim.live.forward import Batch, Forward
 from dsim.live.graphs import GraphForward
 from dsim.live.measure import Shape, pages_of

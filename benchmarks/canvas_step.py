@@ -26,7 +26,7 @@ from dsim.kernels.ragged_paged_attention import WHOLE, Sequences
 from dsim.live.canvas import CanvasCache, Turn
 from dsim.live.canvas_graphs import GraphCanvasCache
 from dsim.live.canvas_model import CanvasConfig, CanvasModel, num_params, random_canvas_model
-from dsim.live.config_file import Settings
+from dsim.live.config import Settings
 from dsim.live.shipped_configs import CONFIGS
 from dsim.live.weights import origin as weights_origin
 from dsim.live.weights import source_of

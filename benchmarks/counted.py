@@ -27,7 +27,7 @@ from dsim.engine.request import Request
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.kernels import Path, operation
 from dsim.live.canvas_model import random_canvas_model
-from dsim.live.config_file import ConfigJson
+from dsim.live.config import ConfigJson
 from dsim.live.loop import serve
 from dsim.live.prompts import random_prompts
 from dsim.live.session import Serving

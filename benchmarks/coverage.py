@@ -32,9 +32,9 @@ from dsim.planner.capacity import search_of
 from dsim.planner.ensemble import Scores, drawn, interval, known_causes, moved
 from dsim.planner.uncertain_fleet import COST, REPLICAS, sized, uncertain_fleets
 from dsim.profiler import uncertainty as u
+from dsim.profiler.calibrate import mean_yield
 from dsim.profiler.canvas_law import mean_forwards
 from dsim.profiler.profile import load
-from dsim.profiler.request_effects import mean_yield
 from dsim.research.reproduce.experiment import AT_LEAST, CALIBRATED, PREDICTED, read, shipped
 from dsim.research.reproduce.measure import OVER, of_run
 from dsim.research.reproduce.run import SeededRun

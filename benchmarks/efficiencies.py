@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from dsim.engine.latency import HOST, Features
+from dsim.engine.latency import Features, terms_of
 from dsim.profiler.hardware import MOE_SHARE, gpu
 from dsim.profiler.models import model
 from dsim.profiler.roofline import latency_model
@@ -54,7 +54,7 @@ def main() -> None:
         latency = latency_model(gpu(card), model(name), 1, True)
         tokens, keys = batch * window, batch * (before + window)
         step = Features(tokens, keys * window, keys, tokens, tokens, batch, 0, 1, keys * window, keys)
-        sheet = 1e3 * replace(latency, **dict.fromkeys(HOST, 0.0)).step(step)  # type: ignore[arg-type]
+        sheet = 1e3 * replace(latency, **dict.fromkeys(terms_of("host"), 0.0)).step(step)  # type: ignore[arg-type]
         bound = "products" if tokens > latency.knots[-1][0] else "memory" if tokens < latency.knots[-2][0] else "both"
         print(f"{name}, {card}, {batch} x {window}, bound by {bound}: {100 * (measured / sheet - 1):+.0f} %")
 

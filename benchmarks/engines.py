@@ -13,12 +13,12 @@ import numpy as np
 from dsim.benchmarks.tables import print_named, table
 from dsim.engine.errors import ProfileError
 from dsim.engine.policy import parse
+from dsim.profiler.calibrate import same_mean
 from dsim.profiler.canvas_law import mean_forwards, with_mean
 from dsim.profiler.hardware import gpu
 from dsim.profiler.known import drafted
 from dsim.profiler.models import model
 from dsim.profiler.profile import Profile, gb, load
-from dsim.profiler.request_effects import same_mean
 from dsim.profiler.roofline import weight_read
 from dsim.research.calibration.engines import Published, engine_profile
 from dsim.sim.setting import Setting

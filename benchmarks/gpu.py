@@ -142,15 +142,16 @@ COMPILE = """
 import sys
 from dsim.live.cache import PagedCache
 from dsim.live.forward import Forward
-from dsim.live.measure import Shape, measure, measure_evicting
-from dsim.profiler.measure import open_any, serve_journal
+from dsim.engine.latency import LatencyModel
+from dsim.live.measure import Shape, measure
+from dsim.profiler.measure import measure_eviction, measure_steps, open_any
 loaded = open_any("tiny", "cpu")
 weight = loaded.model.embedding.weight
 forward = Forward(loaded.model, PagedCache(loaded.model.config, 16, 64, "cpu", weight.dtype))
 if sys.argv[1] == "journal":
-    serve_journal(loaded, 1.0, max_batch=2)
+    measure_steps(loaded, 1.0, [], max_batch=2)
 elif sys.argv[1] == "evicting":
-    measure_evicting(forward, 1, 64, 32, 2)
+    measure_eviction(loaded, LatencyModel(((0.0, 0.0),), 0.0), 1.0)
 else:
     measure(forward, Shape(1, int(sys.argv[1]), 64), 32, 3)
 """

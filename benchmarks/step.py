@@ -22,8 +22,7 @@ import torch
 from dsim.engine.policies.focus import Focus
 from dsim.live import evicting
 from dsim.live.cache import PagedCache
-from dsim.live.config import ModelConfig
-from dsim.live.config_file import named
+from dsim.live.config import ModelConfig, named
 from dsim.live.evicting import Evict
 from dsim.live.forward import Batch, Forward
 from dsim.live.graphs import GraphForward

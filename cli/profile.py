@@ -17,7 +17,7 @@ from .declared import Question, Watch
 if TYPE_CHECKING:
     from ..profiler.measure import Opened
     from ..profiler.profile import Profile
-    from ..profiler.samples import Evidence
+    from ..profiler.samples import Samples
     from ..report.profile import Profiled
 
 
@@ -121,8 +121,7 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
         return files
 
     def _measured(self, watch: Watch, name: str, files: list[Path]) -> "Profiled":
-        from ..profiler.measure import LoadedCanvas, profile_model  # loads PyTorch, as the next
-        from ..profiler.measure_canvas import profile_canvas
+        from ..profiler.measure import profile_model  # loads PyTorch
         from ..profiler.profile import load
         from ..report.profile import Profiled
 
@@ -132,28 +131,29 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
         begin = time.monotonic()
         lender = q.optional(load, self.yields)
         loaded = self.loaded(self.model, self.seed)
-        options: dict[str, Any] = self.values("max_batch", "seed", "tokenizer")
-        options["workloads"] = self._workloads(loaded)
+        options: dict[str, Any] = self.values("max_batch", "seed", "tokenizer", "thresholds", "temperature", "eos")
 
-        def keep(profile: "Profile", evidence: "Evidence") -> None:
+        def keep(profile: "Profile", evidence: "Samples") -> None:
             self._write(Profiled(profile, None, watch.command(), evidence), files)
             tell(f"Stopped early: wrote {', '.join(map(str, files))} with what was measured before")
 
         if files:
             options["keep"] = keep
-        options["name"] = name or printable(Path(self.model or loaded.model.config.name).name)
-        options["budget"] = max(self.budget / 2, self.budget - (time.monotonic() - begin))
         with watch.bar("measuring", "s", round(self.budget)) as bar:
 
             def progress(phase: str, share: float) -> None:
                 bar.update(round(share * self.budget), note=phase)
 
-            options["on_progress"] = progress
-            if isinstance(loaded, LoadedCanvas):
-                profile, evidence = profile_canvas(loaded, laws=lender.canvas_laws if lender else (), **options)
-            else:
-                options |= self.values("thresholds", "temperature", "eos")
-                profile, evidence = profile_model(loaded, yields=lender, both_ways=self.full_sequence, **options)
+            profile, evidence = profile_model(
+                loaded,
+                name=name or printable(Path(self.model or loaded.model.config.name).name),
+                budget=max(self.budget / 2, self.budget - (time.monotonic() - begin)),
+                workloads=self._workloads(loaded),
+                yields=lender,
+                both_ways=self.full_sequence,
+                on_progress=progress,
+                **options,
+            )
         return Profiled(profile, None, watch.command(), evidence)
 
     def _derived(self, gpu_name: str, name: str, command: str) -> "Profiled":
@@ -184,7 +184,6 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
     def _fitted(self, path: Path, name: str, watch: Watch) -> "Profiled":
         from ..comparison.clients.engine import frontend_of
         from ..comparison.clients.read import read_client
-        from ..profiler.samples import Evidence
         from ..profiler.steplog import of_random_tokens, profile_of_log, read_log
         from ..report.profile import Profiled
 
@@ -194,7 +193,7 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
         profile = profile_of_log(log, name or printable(path.stem), str(path), frontend)
         if doubt := of_random_tokens(log):
             watch.warn([f"{path}: {doubt}"])
-        return Profiled(profile, None, watch.command(), Evidence(log.steps))
+        return Profiled(profile, None, watch.command(), log.steps)
 
     def _workloads(self, loaded: "Opened") -> Mapping[str, str]:
         """Prompt files by workload."""

@@ -145,7 +145,7 @@ class OnDevice:
 
     def loaded(self, model: str | None, seed: int) -> "Opened":
         """The model, opened on the device."""
-        from ..live.config_file import named  # loads PyTorch, as the next
+        from ..live.config import named  # loads PyTorch, as the next
         from ..profiler.measure import open_any
 
         name, settings = named(model, self.random_weights, self.mask_token_id, self.block_length)

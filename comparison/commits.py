@@ -14,7 +14,7 @@ from ..engine.part import Policy
 from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
 from ..results.run import Columns
-from .steps import Ints, Journal
+from .steps import Journal
 
 UNKNOWN = -1
 
@@ -58,21 +58,17 @@ class Commits:
         if not self._commits_tokens:
             self._due[self._indices(plan)[committed]] = plan.evaluations[committed]
 
-    def record_log(self, journal: Journal, block_length: int) -> Ints:
-        """Record an engine's log, which has no plans.
-
-        Returns the blocks completed by each step, [steps].
-        """
-        lists, offsets = journal.lists, journal.lists["requests"][1]
+    def record_log(self, journal: Journal, block_length: int) -> None:
+        """Record an engine's log, which has no plans."""
+        lists = journal.lists
         if self._commits_tokens:
-            return np.zeros(len(offsets) - 1, np.int64)
+            return
         phases, rows, tokens = (lists[name][0] for name in ("phases", "requests", "num_tokens"))
         marks = [unpack(lists[name][0].reshape(len(rows), -1), block_length) for name in ("window", "commits")]
         requests = journal.requests
         prompts = dict(zip(requests["request"].tolist(), requests["input_length"].tolist(), strict=True))
         canvases: dict[int, _Canvas] = {}
         widths: dict[int, int] = {}  # of the last committed canvas
-        ended = np.zeros(len(rows) + 1, np.int64)  # after each row
         for row, (request, window, commits) in enumerate(zip(rows.tolist(), *marks, strict=True)):
             canvas, phase = canvases.get(request), phases[row]
             if not self._on_a_grid and phase == Phase.FLUSH:  # the step's budget may cut the canvas
@@ -92,10 +88,7 @@ class Commits:
             done = np.flatnonzero(commits & canvas.masks)
             self._due[self._base[request] + canvas.begin + done] = canvas.evaluations[done]
             canvas.evaluations[window & canvas.masks] += 1
-            had_masks = canvas.masks.any()
             canvas.masks[done] = False
-            ended[row + 1] = had_masks and not canvas.masks.any()
-        return np.diff(np.cumsum(ended)[offsets])
 
     def of(self, plan: StepPlan) -> Bools:
         """Committed positions, [rows, width]."""

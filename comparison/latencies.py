@@ -24,26 +24,21 @@ class Prices:
         self.model = model
         self._cache_overhead = cache_overhead.table_of(model, policy.cache)
 
-    def __call__(self, plan: StepPlan, blocks: int = 0) -> float:
-        """s. blocks: completed ones."""
-        price = cache_overhead.price(self.model, self._cache_overhead, plan, None)
-        return price + self.model.host_block * blocks
+    def __call__(self, plan: StepPlan) -> float:
+        return cache_overhead.price(self.model, self._cache_overhead, plan, None)
 
 
 class Latencies(Prices):
     """The recorded latency of the same step, else a model's price corrected by the nearest recorded steps.
 
-    Steps are the same if requests and features are equal and, where blocks cost, the blocks they complete. An engine's
-    log counts heads, pairs and keys in its own way: there rows' tokens and prompt tokens are equal, and keys, the
-    nearest of several, differ by no more than the step's tokens. The n-th takes the n-th recorded latency, later ones
-    the mean. The correction is recorded over predicted time of the NEAREST steps of the same kind (prefill or decode)
-    in log tokens, query-key pairs, keys and rows.
+    Steps are the same if requests and features are equal. An engine's log counts heads, pairs and keys in its own way:
+    there rows' tokens and prompt tokens are equal, and keys, the nearest of several, differ by no more than the step's
+    tokens. The n-th takes the n-th recorded latency, later ones the mean. The correction is recorded over predicted
+    time of the NEAREST steps of the same kind (prefill or decode) in log tokens, query-key pairs, keys and rows.
     """
 
-    def __init__(
-        self, model: LatencyModel, journal: Journal, policy: Policy, ended: Ints | None = None, logged: bool = False
-    ) -> None:
-        """ended: blocks that each step completed; None: blocks cost nothing. logged: the steps are an engine's log."""
+    def __init__(self, model: LatencyModel, journal: Journal, policy: Policy, logged: bool = False) -> None:
+        """logged: the steps are an engine's log."""
         super().__init__(model, policy)
         self._logged = logged
         # By the visible keys of each.
@@ -54,15 +49,12 @@ class Latencies(Prices):
         steps, lists = journal.steps, journal.lists
         features = step_features(steps, lists, policy.batching.pieces)
         self._latency = steps["latency"]
-        blocks = [0] * len(journal)
-        if ended is not None and model.host_block:
-            blocks = ended.tolist()
         ends = lists["requests"][1][1:-1]
         by_step = (np.split(lists[name][0], ends) for name in ("requests", "num_tokens"))
-        keys = map(self._key, *by_step, features, blocks)
+        keys = map(self._key, *by_step, features)
         for key, step, seconds in zip(keys, features, self._latency.tolist(), strict=True):
             self._same[key][step.sum_kv].append(seconds)
-        self._priced = prices(model, journal, policy, ended)
+        self._priced = prices(model, journal, policy)
         # SciPy loads slowly.
         from scipy.spatial import KDTree
 
@@ -76,27 +68,27 @@ class Latencies(Prices):
         """Take each step's first recorded latency again."""
         self._used.clear()
 
-    def __call__(self, plan: StepPlan, blocks: int = 0) -> float:
+    def __call__(self, plan: StepPlan) -> float:
         self.num_steps += 1
-        key = self._key(plan.requests, plan.num_tokens, plan.features, blocks)
+        key = self._key(plan.requests, plan.num_tokens, plan.features)
         recorded, sum_kv = self._same.get(key, {}), plan.features.sum_kv
         nearest = min(recorded, key=lambda keys: abs(keys - sum_kv), default=math.inf)
         if abs(nearest - sum_kv) > plan.features.tokens:
             self.num_nearest += 1
-            return super().__call__(plan, blocks) * self._correction(plan)
+            return super().__call__(plan) * self._correction(plan)
         latencies, used = recorded[nearest], self._used[key, nearest]
         self._used[key, nearest] = used + 1
         if used < len(latencies):
             return latencies[used]
         return float(np.mean(latencies))
 
-    def _key(self, requests: Any, num_tokens: Any, f: Features, blocks: int) -> object:
+    def _key(self, requests: Any, num_tokens: Any, f: Features) -> object:
         """What is equal in the same steps. requests, num_tokens: by row."""
         # Logs leave idle rows out.
         rows = sorted(row for row in zip(requests.tolist(), num_tokens.tolist(), strict=True) if row[1])
         if self._logged:
-            return tuple(rows), f.prefill_tokens, blocks
-        return tuple(rows), f, blocks
+            return tuple(rows), f.prefill_tokens
+        return tuple(rows), f
 
     def _correction(self, plan: StepPlan) -> float:
         """Recorded over predicted time, nearest steps."""

@@ -72,13 +72,13 @@ def parts(
     p_journal, m_journal = Journal.of(predicted, policy), Journal.of(measured, policy)
     p_commits = Commits(p_journal.requests, predicted_run.policy, predicted_run.width)
     m_commits = Commits(m_journal.requests, measured_run.policy, measured_run.width)
-    p_ended = witness(predicted_run, predicted, p_journal, p_commits)
+    witness(predicted_run, predicted, p_journal, p_commits)
     if logged:
-        m_ended = m_commits.record_log(m_journal, measured_run.policy.block_length)
+        m_commits.record_log(m_journal, measured_run.policy.block_length)
     else:
-        m_ended = witness(measured_run, measured, m_journal, m_commits)
-    _check_prices(predicted, predicted_run, p_journal, p_ended)
-    recorded = Latencies(p_profile.latency, m_journal, predicted_run.policy, m_ended, logged=logged)
+        witness(measured_run, measured, m_journal, m_commits)
+    _check_prices(predicted, predicted_run, p_journal)
+    recorded = Latencies(p_profile.latency, m_journal, predicted_run.policy, logged)
     priced = Prices(p_profile.latency, predicted_run.policy)
     requests = m_journal.requests
     total, count = 4 * len(m_journal), itertools.count(1)
@@ -153,9 +153,9 @@ def _parts(runs: Mapping[str, Columns], index: Ints) -> dict[str, MetricParts]:
     return metrics
 
 
-def _check_prices(run: Run, recording: Recording, journal: Journal, ended: Ints) -> None:
+def _check_prices(run: Run, recording: Recording, journal: Journal) -> None:
     """DsimError unless the profile's prices are the twin's latencies."""
-    priced, latency = prices(recording.profile.latency, journal, recording.policy, ended), journal.steps["latency"]
+    priced, latency = prices(recording.profile.latency, journal, recording.policy), journal.steps["latency"]
     wrong = np.flatnonzero(~np.isclose(priced, latency, rtol=1e-9, atol=0))
     if len(wrong):
         i = wrong[0]

@@ -1,7 +1,7 @@
 """Serve a recorded run's requests again, with recorded or other latencies and commits."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from ..results.run import Columns, Run
 from ..sim.setting import Setting
 from .commits import Bools, Commits
 from .latencies import Prices
-from .steps import Ints, Journal, blocks_ended
+from .steps import Journal
 
 CommitsOf = Callable[[StepPlan], Bools]  # committed positions, [rows, width]
 
@@ -65,27 +65,16 @@ def recording_of(run: Run, name: str, profile: Profile) -> Recording:
     return Recording(setting, info.limits.get(name, setting.limits), info.emit.split(" ")[0], info.eos)
 
 
-def witness(recording: Recording, run: Run, journal: Journal, commits: Commits) -> Ints:
-    """Replay a journal and record its commits; DsimError if a plan differs.
-
-    Returns the blocks completed by each step, [steps].
-    """
-    ended = np.zeros(len(journal), np.int64)
+def witness(recording: Recording, run: Run, journal: Journal, commits: Commits) -> None:
+    """Replay a journal and record its commits; DsimError if a plan differs."""
     table = _table(journal.requests)
     for replica in np.unique(journal.steps["replica"]).tolist():
-        rows = iter(np.flatnonzero(journal.steps["replica"] == replica).tolist())
-
-        def record(plan: StepPlan, outcome: StepOutcome, rows: Iterator[int] = rows) -> None:
-            commits.record(plan, outcome)
-            ended[next(rows)] = blocks_ended(plan.status, outcome.committed, recording.policy.block_length)
-
         engine = recording.engine(table, replica)
-        for line in replay(engine, replica, journal.requests, journal.steps, journal.lists, on_step=record):
+        for line in replay(engine, replica, journal.requests, journal.steps, journal.lists, on_step=commits.record):
             raise DsimError(
                 f"{run.folder}: {recording.policy.name} does not replay plan for plan with profile "
                 f"{recording.profile.name}: {line}"
             )
-    return ended
 
 
 def rerun(
@@ -111,7 +100,6 @@ def _serve(
     order = np.lexsort((requests["request"], requests["arrival"]))
     due = (requests["arrival"] + recording.profile.frontend)[order].tolist()  # s, at the engine
     arrivals = deque(zip(due, requests_of(requests, order), strict=True))
-    blocks_cost = recording.profile.latency.host_block > 0
 
     def deliver(now: float) -> bool:
         while arrivals and arrivals[0][0] <= now:
@@ -122,10 +110,8 @@ def _serve(
         return next((arrival for arrival, _ in arrivals), None)
 
     def step(plan: StepPlan) -> StepOutcome:
-        committed, blocks = commits(plan), 0
-        if blocks_cost:
-            blocks = blocks_ended(plan.status, committed, engine.policy.block_length)
-        return StepOutcome(price(plan, blocks), committed, ends=ends.of(plan, committed))
+        committed = commits(plan)
+        return StepOutcome(price(plan), committed, ends=ends.of(plan, committed))
 
     serve(engine, step, deliver=deliver, wait=wait, on_step=lambda *_: on_step())
 

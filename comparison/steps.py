@@ -11,7 +11,6 @@ from ..engine import cache_overhead
 from ..engine.latency import Features, LatencyModel
 from ..engine.policy import Policy
 from ..engine.rows.passes import first_layers
-from ..engine.state import MASKED
 from ..profiler.samples import step_features
 from ..results.metrics import Floats, rows_of
 from ..results.run import Columns, Run
@@ -76,17 +75,8 @@ def compare_steps(predicted: Journal, measured: Journal, policy: Policy, latency
     return replace(steps, decode=decode, prefill=prompts)
 
 
-def blocks_ended(status: npt.NDArray[np.uint8], committed: npt.NDArray[np.bool_], length: int) -> int:
-    """Blocks of more than one position completed by a step. status, committed: [rows, width]."""
-    if length == 1:
-        return 0
-    masks = (status == MASKED).reshape(len(status), -1, length)
-    remaining = masks & ~committed.reshape(masks.shape)
-    return int((masks.any(axis=2) & ~remaining.any(axis=2)).sum())
-
-
-def prices(latency: LatencyModel, journal: Journal, policy: Policy, ended: Ints | None = None) -> Floats:
-    """The model's price (s) of each step. ended: blocks that it completed; None: 0."""
+def prices(latency: LatencyModel, journal: Journal, policy: Policy) -> Floats:
+    """The model's price (s) of each step."""
     features = step_features(journal.steps, journal.lists, policy.batching.pieces)
     if not policy.batching.hides_host:
         latency = latency.exposed()
@@ -105,8 +95,6 @@ def prices(latency: LatencyModel, journal: Journal, policy: Policy, ended: Ints 
                 first[i] = features[i]._replace(tokens=num, sum_q_kv=pairs, sum_kv=keys)
     steps = zip(features, retained_features(journal.steps), first, strict=True)
     priced = np.array([latency.step(*step) for step in steps], np.float64)
-    if ended is not None:
-        priced += latency.host_block * ended
     if not by_row:
         return priced
     overhead = cache_overhead.of_rows(table, phases, prompt, prompt + output, policy.block_length)

@@ -44,15 +44,6 @@ class CommitModel:
     padding_share: Share = 0.0  # of a request's blocks: the last ones, padding, commit whole
     source: str = ""
     extrapolated_from: Positive | None = None  # fitted block size, if it differs
-    # Requests' log-odds, evenly spaced; empty: normal with request_spread.
-    request_quantiles: tuple[LogOdds, ...] = ()
-
-    def request_effects(self) -> npt.NDArray[np.float64]:
-        """Requests' log-odds: 1024 equally likely values, ascending."""
-        if not self.request_quantiles:
-            return self.request_spread * _QUANTILES
-        levels = (np.arange(len(self.request_quantiles)) + 0.5) / len(self.request_quantiles)
-        return np.interp((np.arange(1024) + 0.5) / 1024, levels, self.request_quantiles)
 
     def for_block(self, block_length: int) -> "CommitModel":
         """The model at another block size, marked as extrapolated."""
@@ -273,7 +264,7 @@ class CommitDraws:
         block = self.block_length = model.block_length
         d = self.arrays = _draws(len(index), width, block)
         pick = (key(seed, REQUEST_FACTOR, index) >> np.uint64(54)).astype(np.intp)
-        d.requests["factor"] = np.exp(model.request_effects())[pick]
+        d.requests["factor"] = np.exp(model.request_spread * _QUANTILES)[pick]
         self._padding = model.padding_share, seed
         self._on_a_grid, self._unmasking = on_a_grid, unmasking
         self._levels: dict[float, CommitDraws] = {}  # by threshold; may include this one

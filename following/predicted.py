@@ -85,7 +85,6 @@ def _beyond(replays: list[Replay], profile: Profile) -> bool:
 
 def doubt_of(profile: Profile) -> float:
     """The possible error of a profile that failed its own checks, as a share of a step's time; 0 if it passed."""
-    fit = profile.fit
-    if not fit.doubts:
+    if not profile.fit.doubts or profile.fit.held_out is None:
         return 0.0
-    return max(abs(error or 0.0) for error in (fit.noise, fit.drift))
+    return profile.fit.held_out.median

@@ -72,8 +72,7 @@ def scaled(setting: Setting, factors: Factors) -> Profile:
 
 def _slower(model: CommitModel, times: float) -> CommitModel:
     """The commit model with the steps a token multiplied by `times`."""
-    from ..profiler.calibrate import bisected
-    from ..profiler.request_effects import mean_yield, shifted
+    from ..profiler.calibrate import bisected, mean_yield, shifted
 
     target = mean_yield(model) / times
     low, high = bisected(lambda shift: mean_yield(shifted(model, shift)) < target, -4.0, 4.0, 16)

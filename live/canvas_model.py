@@ -22,8 +22,7 @@ from ..files.schema import FileObject
 from ..kernels.device import logits_of
 from ..kernels.grouped_experts import gated, grouped_experts
 from ..kernels.qk_norm_rope import Norms, Pages, Turns, qk_norm_rope
-from .config import Experts
-from .config_file import AS_IT_SAYS, ConfigJson, Settings, check_plain, config_json
+from .config import AS_IT_SAYS, ConfigJson, Experts, Settings, check_plain, config_json
 from .families import CANVAS
 from .model import route
 from .random_weights import drawn_experts, fill, of_rows

@@ -1,4 +1,4 @@
-"""The checkpoint families that load: names of weights and settings, and how they were trained (families.json).
+"""The checkpoint families that load: names of weights, and how they were trained (families.json).
 
 No code of a model's directory runs. Weight names are templates of layer {i} and expert {j}; several names fill one
 matrix from top to bottom. Settings in `fixed` would change the arithmetic: other values are refused.
@@ -12,28 +12,25 @@ from typing import Any
 from ..files.read import read_json
 
 CANVAS = "DiffusionGemmaForBlockDiffusion"  # no Decoder's layers: canvas_model.py
-Names = Mapping[str, Any]  # a name, or a list of names
 
 
 @dataclass(frozen=True)
 class Family:
-    names: Names  # our weights -> theirs
-    keys: Names  # our fields -> config.json's keys, the first found
+    names: Mapping[str, Any]  # our weights -> their name, or a list of names
     fixed: Mapping[str, Any]  # key -> its only value, also if absent
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # our fields without a key
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # our fields that config.json may leave out
     trained: Mapping[str, Any] = field(default_factory=dict)  # our fields, never in config.json
     rotary: float = 1.0  # share of a head that turns, without a key
     experts: Mapping[str, Any] | None = None  # Experts' fields, never in config.json; None: dense
 
 
 def _family(tables: Mapping[str, Any], values: Mapping[str, Any]) -> Family:
-    """Join the shared tables that a list names with its own; a key of None removes a setting."""
+    """Join the shared tables that a list names with its own."""
     joined: dict[str, dict[str, Any]] = {}
-    for kind in ("names", "keys", "fixed"):
+    for kind in ("names", "fixed"):
         joined[kind] = {}
         for table in values[kind]:
             joined[kind] |= tables[kind][table] if isinstance(table, str) else table
-    joined["keys"] = {name: key for name, key in joined["keys"].items() if key is not None}
     return Family(**{**values, **joined})
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..engine.errors import ModelError
 from ..files.read import cut, shown
-from .config_file import read_json
+from .config import read_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 

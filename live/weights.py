@@ -11,14 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..engine.errors import ModelError
 from ..files.read import cut
-from .config import ModelConfig
-from .config_file import (
-    AS_IT_SAYS,
-    ConfigJson,
-    Settings,
-    config_json,
-    decoder_config,
-)
+from .config import AS_IT_SAYS, ConfigJson, ModelConfig, Settings, config_json, decoder_config
 from .families import CANVAS, FAMILIES
 from .model import Decoder, Layer, frequencies
 from .random_weights import drawn_experts, fill
@@ -125,7 +118,7 @@ def _fill(model: Decoder, folder: Path, device: str) -> None:
     config, parameters = model.config, dict(model.named_parameters())
     places = dict(stored_parts(config, parameters))
     num_places, family = len(places), FAMILIES[config.architecture]
-    head, tied = family.names["head.weight"], family.keys["tied"]
+    head = family.names["head.weight"]
     for path, name, shape, read in stored_tensors(folder, "cpu" if device == NOWHERE else device):
         if name.endswith(COMPUTED) or (config.tied and name == head):
             continue
@@ -141,7 +134,7 @@ def _fill(model: Decoder, folder: Path, device: str) -> None:
         missing = next(iter(places))
         hint = ""
         if list(places) == [head]:
-            hint = f", and {tied} is false: expected true, or the weight"
+            hint = ", and tie_word_embeddings is false: expected true, or the weight"
         raise ModelError(f"{folder}: lacks {missing} ({len(places)} of {num_places} weights are missing){hint}")
 
 

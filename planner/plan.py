@@ -12,8 +12,6 @@ from scipy.special import betaincinv
 
 from ..engine.errors import DsimError
 from ..profiler.canvas_law import mean_forwards
-from ..profiler.profile import Profile
-from ..profiler.uncertainty import common_error
 from ..report.table import counted
 from ..results.spread import Spread
 from ..results.world import MAX_REPLICAS, Setup, World, setup_of
@@ -163,7 +161,6 @@ class PlanSearch:
             setup=self._setup(),
             notes=(
                 *_missed(self.search),
-                *_notes_on_gpus([entrant.candidate for entrant in (*order, *self.chosen)], self.search),
                 *dict.fromkeys(refused),
             ),
             growth=None if self.horizon is None else growth_of(self.horizon, recommended),
@@ -535,16 +532,6 @@ def _values(criteria: Sequence[Criterion], answers: Sequence[Json]) -> Values:
             low, high = max(0.0, low), min(1.0, high)
         values[criterion.text] = Spread(mean, low, high)
     return values
-
-
-def _notes_on_gpus(candidates: Sequence[PlanCandidate], search: CapacitySearch) -> list[str]:
-    """A note on the errors of a comparison of GPUs; candidates: the best first."""
-    profiles: dict[str, Profile] = {}
-    for candidate in candidates:
-        profiles.setdefault(candidate.profile.device.name, candidate.profile)
-    if len(profiles) < 2:
-        return []
-    return [common_error([*profiles.values()], search.world.setting().drawn)]
 
 
 def _missed(search: CapacitySearch) -> tuple[str, ...]:

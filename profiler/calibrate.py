@@ -5,6 +5,8 @@ nor the spread between blocks and steps: the constants here are assumed (researc
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -25,6 +27,7 @@ BLOCK_SPREAD = 0.25
 MAX_STEP_SPREAD = 4.0
 STD_PER_MEAN = 2.0 / 2.2  # ordinary steps: std about 2 at a mean of 2.2 (Optimus, Table 2)
 NUM_BLOCKS = 12_000
+FEW_BLOCKS = 2000  # of at most 32 tokens; fewer of longer ones
 SEED = 20260101
 
 
@@ -103,23 +106,15 @@ def simulate(
     step_spread: float,
     num_blocks: int = NUM_BLOCKS,
     seed: int = SEED,
-    effects: Floats | None = None,
 ) -> tuple[float, float]:
-    """Mean and std of tokens per denoise step, over whole blocks of different requests.
-
-    effects: equally likely log-odds of requests; None: a normal spread.
-    """
+    """Mean and std of tokens per denoise step, over whole blocks of different requests."""
     from scipy.special import ndtri
 
     rng = np.random.Generator(np.random.PCG64(seed))
     p = np.minimum(np.asarray(pass_probability), 1.0 - 1e-12)
     log_odds = np.log(np.maximum(p, 1e-300)) - np.log1p(-p)
     length = len(p)
-    if effects is None:
-        block = _normals(rng, num_blocks) * np.hypot(request_spread, block_spread)
-    else:
-        block = rng.permutation(np.quantile(effects, (np.arange(num_blocks) + 0.5) / num_blocks))
-        block = block + block_spread * _normals(rng, num_blocks)
+    block = _normals(rng, num_blocks) * np.hypot(request_spread, block_spread)
     masked = np.ones((num_blocks, length), bool)
     alive = np.arange(num_blocks)
     steps = squares = 0.0
@@ -140,6 +135,30 @@ def simulate(
         masked, block, alive = masked[unfinished], block[unfinished], alive[unfinished]
     mean = num_blocks * length / steps
     return mean, float(np.sqrt(squares / steps - mean**2))
+
+
+def shifted(model: CommitModel, shift: float) -> CommitModel:
+    """`shift` added to all log-odds."""
+    from scipy.special import expit, logit  # a replay reads this file without SciPy
+
+    if shift == 0.0:
+        return model
+    p = np.clip(np.asarray(model.pass_probability), 1e-12, 1 - 1e-9)
+    return replace(model, pass_probability=tuple(float(v) for v in expit(logit(p) + shift)))
+
+
+@lru_cache(maxsize=1024)
+def mean_yield(model: CommitModel) -> float:
+    """Mean tokens of an ordinary denoise step, to about 1 %; same dice for all models."""
+    blocks = FEW_BLOCKS * 32 // max(32, model.block_length)
+    spreads = model.request_spread, model.block_spread, model.step_spread
+    return simulate(model.pass_probability, *spreads, num_blocks=blocks)[0]
+
+
+def same_mean(model: CommitModel, other: CommitModel) -> CommitModel:
+    """`other` at the model's mean yield, to about 1 %."""
+    mean = mean_yield(model)
+    return shifted(other, sum(bisected(lambda shift: mean_yield(shifted(other, shift)) < mean, -6.0, 6.0, 10)) / 2)
 
 
 def _first_chance(

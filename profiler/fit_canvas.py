@@ -12,55 +12,55 @@ from .logged import FEW_CANVASES, Canvases
 from .profile import digits
 from .samples import Bools, Floats, Ints
 
-# Least canvases and requests for a histogram. A published law has a fifth of its canvases at the cap, which no
-# log-normal has; from 200 canvases such a share has a standard error of 3 points.
-COUNTED = 200, 30
 BUCKET = 10  # least canvases per bucket: its share has an error of a third
-ROUNDING = 1 / 12  # variance of a count's rounding, in steps squared
 
 
 def fit_canvas_law(
     canvases: Canvases, *, workload: str, canvas_length: int, late: bool, source: str
 ) -> tuple[CanvasLaw, list[str]]:
-    """The law, and the doubts about it; late: a separate pass, not counted, emits a canvas.
+    """The law with the canvases' histogram, and the doubts about it; late: a separate pass emits a canvas, not counted.
 
-    With enough canvases a histogram (`_counted`), otherwise log-normal: the logarithm of a canvas's steps is the mean
-    plus a request's part, a canvas's part, and the drift times its index. A canvas that its request's limit ended
-    counts as a longer one (`_unlimited`).
+    Spreads are those of normal quantiles of ranks; first canvases are compared with later ones. Variances are scaled to
+    a total of 1, so that drawn canvases have the histogram's shares. A canvas that its request's limit ended counts as
+    a longer one (`_unlimited`).
     """
-    steps = np.maximum(1, canvases.num_steps - (canvases.flushed if late else 0))
+    steps = np.maximum(1, canvases.num_steps - late * canvases.flushed)
     _, who, counts = np.unique(canvases.request, return_inverse=True, return_counts=True)
     index = np.asarray(pd.Series(who).groupby(who).cumcount(), np.int64)  # within its request
     origin = f"{source}; {len(who)} canvases of {len(counts)} requests"
     if canvases.limit is not None and (ended := steps >= canvases.limit).any():
         steps = _unlimited(steps, ended)
-        origin += f", {'all' if ended.all() else ended.sum()} ended by their requests' limits"
-    enough = f"{COUNTED[0]} canvases and {COUNTED[1]} requests"
-    if len(who) >= COUNTED[0] and len(counts) >= COUNTED[1] and steps.min() < steps.max():
-        law = CanvasLaw(
-            workload, canvas_length, digits(float(np.median(steps))), least=int(steps.min()), most=int(steps.max()),
-            source=f"{origin}: at least {enough}, a histogram",
-        )  # fmt: skip
-        return _counted(law, steps, who, counts, index), []
-    y = np.log(steps / steps[0])  # exactly 0 where all are alike
-    inside = _centred(index.astype(np.float64), who, counts)
-    scatter = float(inside @ inside)
-    drift = float(inside @ _centred(y, who, counts)) / scatter if scatter > 0 else 0.0
-    adjusted = y - drift * index
-    # Rounding adds variance; subtract it.
-    rounding = float((ROUNDING / steps.astype(np.float64) ** 2).mean())
-    center, between, within = _variances(adjusted, who, counts)
+        origin += f", {ended.sum()} ended by their requests' limits"
     doubts = []
-    if len(adjusted) < FEW_CANVASES:
-        doubts.append(f"{len(adjusted)} canvases were emitted, expected at least {FEW_CANVASES} to estimate spreads")
-    if len(adjusted) == len(counts):
+    if len(steps) < FEW_CANVASES:
+        doubts.append(f"{len(steps)} canvases were emitted, expected at least {FEW_CANVASES} to estimate spreads")
+    if len(steps) == len(counts):
         doubts.append("no request has two canvases: the spreads of requests and of canvases cannot be separated")
-    reason = f"all took {steps[0]}" if steps.min() == steps.max() else f"a histogram takes {enough}"
     law = CanvasLaw(
-        workload, canvas_length, digits(float(steps[0] * np.exp(center))), digits(between**0.5),
-        digits(max(0.0, within - rounding) ** 0.5), digits(float(np.exp(drift))), int(steps.min()), int(steps.max()),
-        f"{origin}: {reason}, log-normal",
-    )  # fmt: skip
+        workload=workload,
+        canvas_length=canvas_length,
+        median=digits(float(np.median(steps))),
+        least=int(steps.min()),
+        most=int(steps.max()),
+        source=origin,
+    )
+    if law.least == law.most:
+        return law, doubts
+    scores = ndtri((rankdata(steps) - 0.5) / len(steps))
+    later = (index > 0).astype(np.float64)
+    inside = _centred(later, who, counts)
+    scatter = max(float(inside @ inside), 1e-9)
+    moved = float(inside @ _centred(scores, who, counts)) / scatter
+    shift = moved * (later - later.mean())
+    between, within = _variances(scores - shift, who, counts)
+    scale = max(0.0, 1.0 - float(shift.var())) / (between + within)
+    law = replace(
+        law,
+        request_spread=digits((between * scale) ** 0.5),
+        canvas_spread=digits((within * scale) ** 0.5),
+        histogram=_buckets(steps),
+        by_canvas=(digits(-moved * float(later.mean())), digits(moved * float(1.0 - later.mean()))),
+    )
     return law, doubts
 
 
@@ -81,27 +81,6 @@ def _unlimited(steps: Ints, ended: Bools) -> Ints:
     return unlimited
 
 
-def _counted(law: CanvasLaw, steps: Ints, who: Ints, counts: Ints, index: Ints) -> CanvasLaw:
-    """The law with the canvases' histogram.
-
-    Spreads are those of normal quantiles of ranks; first canvases are compared with later ones. Variances are scaled to
-    a total of 1, so that drawn canvases have the histogram's shares.
-    """
-    scores = ndtri((rankdata(steps) - 0.5) / len(steps))
-    later = (index > 0).astype(np.float64)
-    inside = _centred(later, who, counts)
-    scatter = float(inside @ inside)
-    moved = float(inside @ _centred(scores, who, counts)) / scatter if scatter > 0 else 0.0
-    shift = moved * (later - later.mean())
-    _, between, within = _variances(scores - shift, who, counts)
-    scale = (1.0 - float(shift.var())) / (between + within)
-    return replace(
-        law, request_spread=digits((between * scale) ** 0.5), canvas_spread=digits((within * scale) ** 0.5),
-        histogram=_buckets(steps),
-        by_canvas=(digits(-moved * float(later.mean())), digits(moved * float(1.0 - later.mean()))),
-    )  # fmt: skip
-
-
 def _buckets(steps: Ints) -> tuple[tuple[int, float], ...]:
     """Largest count and share of each bucket; a common count has its own."""
     buckets, pending = [], 0
@@ -115,19 +94,16 @@ def _buckets(steps: Ints) -> tuple[tuple[int, float], ...]:
     return tuple(buckets)
 
 
-def _variances(values: Floats, who: Ints, counts: Ints) -> tuple[float, float, float]:
-    """The mean, and the variances between and within requests."""
+def _variances(values: Floats, who: Ints, counts: Ints) -> tuple[float, float]:
+    """The variances between and within requests: a one-way analysis of variance with groups of different sizes."""
     mean = np.bincount(who, values) / counts
-    free = len(values) - len(counts)
-    within = float(((values - mean[who]) ** 2).sum()) / free if free > 0 else 0.0
-    center = float(np.average(mean, weights=counts))
-    between = 0.0
-    if len(counts) > 1:
-        # One-way analysis of variance with groups of different sizes.
-        size = (len(values) - float((counts**2).sum()) / len(values)) / (len(counts) - 1)
-        squares = float((counts * (mean - center) ** 2).sum()) / (len(counts) - 1)
-        between = max(0.0, (squares - within) / size) if free > 0 else squares
-    return center, between, within
+    free = max(1, len(values) - len(counts))
+    within = float(((values - mean[who]) ** 2).sum()) / free
+    if len(counts) == 1:
+        return 0.0, within
+    size = (len(values) - float((counts**2).sum()) / len(values)) / (len(counts) - 1)
+    squares = float((counts * (mean - np.average(mean, weights=counts)) ** 2).sum()) / (len(counts) - 1)
+    return max(0.0, (squares - within) / size), within
 
 
 def _centred(values: Floats, who: Ints, counts: Ints) -> Floats:

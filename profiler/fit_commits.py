@@ -9,27 +9,24 @@ from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
-from scipy.special import expit
+from scipy.special import expit, logit
 
 from ..engine.chance import key
 from ..engine.commits import CommitModel
 from ..engine.errors import ProfileError
+from .calibrate import shifted
 from .commit_log import CommitLog
 from .likelihood import Likelihood, Variances
-from .padding import padding_of
 from .profile import CommitFit, Prediction, digits
-from .request_effects import fit_effects
 from .samples import Floats
 from .yields import Blocks, blocks, complete, draw, figures, repeated
 
-MAX_ROWS = 8_000  # in the likelihood: the first whole requests
+MAX_ROWS = 2_500  # in the likelihood: the first whole requests
 NUM_BLOCKS = 8_000  # drawn to predict a figure
 SEED = 20260101
 SMALLEST = 0.03  # a smaller spread is stored as 0
 SPLIT = 4  # one of four requests is held out, by a hash of its number
 SPREADS = ("request_spread", "block_spread", "step_spread")
-LOW, HIGH = -12.0, 12.0  # log-odds
-ROUGH = 0.05  # penalty on a bend of 1 in the log-odds, in log-likelihood
 
 # Bounds for doubts about a fit.
 FEW_REQUESTS = 20
@@ -42,13 +39,8 @@ PLAIN = ("tokens per step, mean", "steps per block, mean")
 def fit_commits(
     log: CommitLog, *, workload: str, threshold: float, temperature: float | None = None, source: str = ""
 ) -> tuple[CommitModel, CommitFit]:
-    """The maximum-likelihood model, and its errors on held-out requests.
-
-    Blocks after an EOS are left out; the fit states their share (`at_fixed_length`).
-    """
-    log = complete(log)
-    padding = padding_of(log)
-    fitted, judge = split(log if padding is None else log[~padding.rows])
+    """The maximum-likelihood model, and its errors on held-out requests."""
+    fitted, judge = split(log)
     if not len(fitted) or not len(judge):
         count = len(np.unique(fitted.request)) + len(np.unique(judge.request))
         raise ProfileError(f"the log holds whole blocks of {count} requests, expected at least {FEW_REQUESTS}")
@@ -56,23 +48,20 @@ def fit_commits(
     shape = _Shape(log.block_length, likelihood)
     best = shape.climb()
     errors = shape.standard_errors(best)
-    log_odds, gain, variances = shape.unpack(best)
+    variances = Variances(*best[3:].tolist())
     keys: dict[str, Any] = {
         "workload": workload, "block_length": log.block_length, "threshold": threshold, "temperature": temperature,
     }  # fmt: skip
     model = CommitModel(
         **keys,
-        pass_probability=_table(log_odds),
+        pass_probability=tuple(digits(p) for p in expit(shape.log_odds(best))),
         request_spread=_spread(variances.request),
         block_spread=_spread(variances.block),
         step_spread=_spread(variances.step),
-        stage_gain=digits(gain, 4),
+        stage_gain=digits(best[2], 4),
         source=source,
     )
-    if padding is not None:
-        errors = {**errors, "padding_share": padding.error}
-    effects, tails = fit_effects(model, log_odds, gain, variances, likelihood, Likelihood(_few(judge)))
-    model = _match(replace(model, request_quantiles=effects), log_odds, fitted)
+    model = _match(model, fitted)
     predictions = predict(model, judge)
     num_requests, num_held_out = (len(np.unique(half.request)) for half in (fitted, judge))
     doubts = _doubts(num_requests, num_held_out, predictions, _scatter(judge))
@@ -81,18 +70,10 @@ def fit_commits(
         num_requests=num_requests,
         num_steps=len(fitted),
         num_held_out=num_held_out,
-        standard_errors={name: digits(value, 3) for name, value in (errors | tails).items()},
+        standard_errors={name: digits(value, 3) for name, value in errors.items()},
         predictions=predictions,
         doubts=doubts,
-        padding_share=0.0 if padding is None else digits(padding.share, 3),
     )
-
-
-def at_fixed_length(model: CommitModel, fit: CommitFit) -> tuple[CommitModel, ...]:
-    """The model for serving up to an EOS and, if there was padding, one for a fixed length."""
-    if not fit.padding_share:
-        return (model,)
-    return model, replace(model, workload=f"{model.workload}-fixed", padding_share=fit.padding_share)
 
 
 def split(log: CommitLog) -> tuple[CommitLog, CommitLog]:
@@ -114,66 +95,58 @@ def predict(model: CommitModel, judge: CommitLog) -> tuple[Prediction, ...]:
 
 
 class _Shape:
-    """The free parameters: log-odds at some distances (linear between), the gain, the spreads."""
+    """The free parameters: the first log-odds, the reach's logarithm, the stage's gain, the variances."""
+
+    bounds = ((-12.0, 12.0), (0.0, 6.0), (-6.0, 6.0), (0.0, 16.0), (0.0, 16.0), (0.0, 16.0))
 
     def __init__(self, block_length: int, likelihood: Likelihood) -> None:
-        self.likelihood = likelihood
-        marks = [d for d in (0, 1, 2, 3, 5, 8, 12, 17, 23, 31, 47) if d < block_length - 1] + [block_length - 1]
-        self.marks = np.array(sorted(set(marks)))
-        self.table = np.stack([np.interp(np.arange(block_length), self.marks, row) for row in np.eye(len(self.marks))])
-        self.bounds = [(LOW, HIGH)] * len(self.marks) + [(-6.0, 6.0)] + [(0.0, 16.0)] * 3
+        self.likelihood, self.block_length = likelihood, block_length
 
-    def unpack(self, x: Floats) -> tuple[Floats, float, Variances]:
-        num = len(self.marks)
-        return x[:num] @ self.table, float(x[num]), Variances(*x[num + 1 :].tolist())
+    def log_odds(self, x: Floats) -> Floats:
+        """By distance from the frontier."""
+        chances = expit(x[0]) * np.exp(-np.arange(self.block_length) / np.exp(x[1]))
+        return np.asarray(logit(np.clip(chances, 1e-12, 1 - 1e-9)), np.float64)
 
-    def loss(self, x: Floats) -> tuple[float, Floats]:
-        """Minus the log-likelihood, plus a small roughness penalty, and its gradient."""
-        value, gradient = self.likelihood.value_and_gradient(*self.unpack(x))
-        num, length = self.table.shape
-        bend = np.diff(x[:num], 2)
-        rough = np.convolve(bend, [1.0, -2.0, 1.0]) if len(bend) else np.zeros(num)
-        ascent = np.append(self.table @ gradient[:length] - 2 * ROUGH * rough, gradient[length:])
-        return -value + ROUGH * float((bend**2).sum()), -ascent
+    def loss(self, x: Floats) -> float:
+        """Minus the log-likelihood."""
+        return -self.likelihood.value(self.log_odds(x), float(x[2]), Variances(*x[3:].tolist()))
 
     def climb(self) -> Floats:
         """The parameters of the greatest likelihood."""
-        start: Floats = np.append(np.linspace(0.0, -3.0, len(self.marks)), [0.0, 0.15, 0.1, 0.3])
-        options: Any = {"maxiter": 100, "ftol": 1e-8}
-        optimum = minimize(self.loss, start, jac=True, method="L-BFGS-B", bounds=self.bounds, options=options)
+        start = np.array([0.0, 2.0, 0.0, 0.15, 0.1, 0.3])
+        options: Any = {"maxiter": 40, "ftol": 1e-6}
+        optimum = minimize(self.loss, start, method="L-BFGS-B", bounds=self.bounds, options=options)
         return np.asarray(optimum.x, np.float64)
 
     def standard_errors(self, x: Floats) -> dict[str, float]:
-        """Standard errors of the gain, the spreads and the first log-odds, from the likelihood's curvature."""
-        num, step = len(self.marks), 1e-3
-        gradient = self.loss(x)[1]
-        hessian = np.stack([(self.loss(x + step * e)[1] - gradient) / step for e in np.eye(len(x))])
-        hessian = (hessian + hessian.T) / 2
-        none = (x <= 1e-6) & (np.arange(len(x)) > num)
-        error = np.zeros(len(x))
-        inner = np.linalg.pinv(hessian[np.ix_(~none, ~none)], hermitian=True)
-        error[~none] = np.sqrt(np.maximum(np.diag(inner), 0.0))
-        # A variance at its bound of 0: what costs half a unit of log-likelihood.
-        error[none] = 0.5 / np.maximum(gradient[none], 1e-3)
+        """Standard errors of the first log-odds, the gain and the spreads, from the likelihood's curvature."""
+        # A variance at its bound of 0 is left out, and known to what costs half a unit of log-likelihood.
+        steps = np.diag(np.maximum(0.02, 0.05 * np.abs(x)))
+        free = np.flatnonzero((x > 1e-6) | (np.arange(len(x)) < 3))
+        middle, once = self.loss(x), {i: (self.loss(x + steps[i]), self.loss(x - steps[i])) for i in free}
+        hessian = np.diag([sum(once[i]) - 2 * middle for i in free])
+        for row, i in enumerate(free):
+            for column, j in enumerate(free[:row]):
+                both = self.loss(x + steps[i] + steps[j]) - once[i][0] - once[j][0] + middle
+                hessian[row, column] = hessian[column, row] = both
+        error = 2.0 * np.sqrt(np.diag(steps))
+        inverse = np.diag(np.linalg.pinv(hessian, hermitian=True))
+        # A likelihood that is not curved there does not identify the parameter.
+        error[free] = np.where(inverse > 0, np.diag(steps)[free] * np.sqrt(np.abs(inverse)), 1.0 + np.abs(x[free]))
         # A spread s has its variance's error / 2s, at most the root of that error.
-        spread = {
-            name: float(min(error[i] / (2 * max(np.sqrt(x[i]), 1e-9)), np.sqrt(error[i])))
-            for i, name in enumerate(SPREADS, num + 1)
-        }
-        return {"log_odds[0]": float(error[0]), "stage_gain": float(error[num]), **spread}
+        spreads = np.minimum(error[3:] / np.maximum(2 * np.sqrt(x[3:]), 1e-9), np.sqrt(error[3:]))
+        named = dict(zip(SPREADS, spreads.tolist(), strict=True))
+        return {"log_odds[0]": float(error[0]), "stage_gain": float(error[2]), **named}
 
 
-def _match(model: CommitModel, log_odds: Floats, fitted: CommitLog) -> CommitModel:
+def _match(model: CommitModel, fitted: CommitLog) -> CommitModel:
     """Shift the log-odds until drawn blocks commit as many tokens a step as the fitted ones."""
     log_blocks = blocks(fitted)
     many = _many(log_blocks)
     num_steps = len(fitted) * len(many.request) / len(log_blocks.request)
 
-    def moved(shift: float) -> CommitModel:
-        return replace(model, pass_probability=_table(log_odds + shift))
-
     def miss(shift: float) -> float:
-        return float(np.log(len(draw(moved(shift), many, SEED)) / num_steps))
+        return float(np.log(len(draw(shifted(model, shift), many, SEED)) / num_steps))
 
     last, last_error = 0.0, miss(0.0)
     shift, error = last_error, miss(last_error)  # too many steps: raise the chance
@@ -182,15 +155,15 @@ def _match(model: CommitModel, log_odds: Floats, fitted: CommitLog) -> CommitMod
             break
         last, shift, last_error = shift, shift - error * (shift - last) / (error - last_error), error
         error = miss(shift)
-    return moved(shift if abs(error) <= abs(last_error) else last)
-
-
-def _table(log_odds: Floats) -> tuple[float, ...]:
-    return tuple(digits(p) for p in expit(log_odds))
+    best = min((abs(error), shift), (abs(last_error), last))[1]
+    matched = shifted(model, best)
+    return replace(matched, pass_probability=tuple(map(digits, matched.pass_probability)))
 
 
 def _spread(variance: float) -> float:
-    return digits(np.sqrt(variance), 3) if variance >= SMALLEST**2 else 0.0
+    if variance < SMALLEST**2:
+        return 0.0
+    return digits(np.sqrt(variance), 3)
 
 
 def _few(log: CommitLog) -> CommitLog:

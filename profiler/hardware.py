@@ -23,7 +23,7 @@ from ..files.schema import read_as
 ATTENTION_EFFICIENCY = 0.3  # of the peak, for short windows over paged keys
 # Beyond a key's first 64 queries (more than a block), as in a dense pass: FlashAttention-2 reaches 0.5 to 0.73 of an
 # A100's peak and 0.35 of an H100's, FlashAttention-3 0.75 of it (arXiv 2307.08691, 2407.08608).
-DENSE_EFFICIENCY, DENSE_FROM = 0.6, 64
+DENSE_EFFICIENCY = 0.6
 MOE_SHARE = 0.36  # of the dense efficiency: LLaDA2.0-mini's steps (FOCUS, Fig. 6) imply 0.27 of an A100's peak
 LINK_EFFICIENCY = 0.7
 SHEETS = Path(__file__).parent / "gpus.csv"

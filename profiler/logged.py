@@ -113,25 +113,6 @@ class LoggedSteps:
         return len(self.number)
 
 
-def blocks_done(steps: LoggedSteps, num_lines: int, block_length: int) -> Floats:
-    """Blocks that each step of the log completes [num_lines], by the tokens that rows emit.
-
-    A flush emits the block that its request's previous row completed. All 0 if blocks are emitted in parts.
-    """
-    import pandas as pd  # slow to load
-
-    rows = pd.DataFrame({"request": steps.request, "emitted": steps.emitted})
-    rows["line"] = np.repeat(steps.line, np.diff(steps.offsets))
-    # A request's first row has none before it.
-    rows["before"] = rows.groupby("request").line.shift().fillna(rows.line).astype(np.int64)
-    emits = rows.emitted > 0
-    emissions = rows[emits].groupby("request").emitted
-    if block_length == 1 or (emissions.size() > emissions.sum() // block_length + 2).any():
-        return np.zeros(num_lines)
-    lines = rows.before.where(steps.phase == PHASES.index("flush"), rows.line)[emits]
-    return np.bincount(lines, minlength=num_lines).astype(np.float64)
-
-
 @dataclass(frozen=True, eq=False)
 class Logged:
     """An entry per request, by arrival. Times: s since the log was opened; NaN: not in the log."""

@@ -1,38 +1,35 @@
-"""Measurements on a device: step shapes through the executor, and commits on prompts."""
+"""Measurements on a device: steps of serving, and what blocks and canvases yield on prompts."""
 
 import math
 import os
 import platform
-import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from scipy.optimize import nnls
 
 from .. import __version__
-from ..engine import core
 from ..engine.cache_overhead import PHASES
-from ..engine.commits import CommitDraws, CommitModel, ScheduledCommits
-from ..engine.engine import Engine, Limits
+from ..engine.commits import CanvasLaw, CommitDraws, CommitModel, Commits, LawDraws, ScheduledCommits
+from ..engine.engine import Limits
 from ..engine.errors import ModelError, ProfileError
-from ..engine.journal import RequestTable
-from ..engine.latency import CacheOverhead, Features, LatencyModel, bucket
-from ..engine.policies import BASELINES
+from ..engine.latency import CacheOverhead, Features, LatencyModel, step_times
+from ..engine.policies import BASELINES, CANVAS_ROUNDS
 from ..engine.policies.ar import Autoregressive
 from ..engine.policies.chunk import FixedChunk
 from ..engine.policies.delayed_cache import DelayedCache
 from ..engine.policies.whole_block import FixedBlock
-from ..engine.policy import PRESETS, Policy, every_step, parse
+from ..engine.policy import PRESETS, Policy, every_step, evicting_preset, parse
 from ..engine.request import Request
-from ..files.read import cut
+from ..engine.step import Phase
+from ..files.read import cut, cut_words
 from ..files.write import tell
 from ..live import weights
-from ..live.cache import PagedCache
 from ..live.canvas_model import (
     CanvasConfig,
     CanvasModel,
@@ -41,23 +38,7 @@ from ..live.canvas_model import (
     random_canvas_model,
     read_canvas_model,
 )
-from ..live.config import ModelConfig
-from ..live.config_file import AS_IT_SAYS, ConfigJson, Settings, decoder_config
-from ..live.forward import Forward
-from ..live.graphs import GraphForward
-from ..live.measure import (
-    SETTLE,
-    Measured,
-    Shape,
-    evicting_policy,
-    fill_with_text,
-    level_shapes,
-    measure_evicting,
-    pages_of,
-    shapes,
-    wave_shapes,
-)
-from ..live.measure import measure as measure_shape
+from ..live.config import AS_IT_SAYS, ConfigJson, ModelConfig, Settings, decoder_config
 from ..live.model import Decoder
 from ..live.padding import MAX_ROWS
 from ..live.prompts import WORKLOADS, Prompts, prompts_from, random_prompts, read_tokens
@@ -65,13 +46,16 @@ from ..live.session import GraphCache, LiveRun, Serving, run
 from .clocks import Clocks, clocks_of
 from .commit_log import CommitLog, from_journal
 from .fit import fit_latency
-from .fit_commits import at_fixed_length, fit_commits
-from .fit_focus import Deltas, deltas, fit_focus
+from .fit_canvas import fit_canvas_law
+from .fit_commits import fit_commits
 from .hardware import default_max_batch
+from .logged import Canvases
 from .models import Experts, ModelShape, Windowed
 from .profile import Device, Fit, MemoryModel, Profile, Provenance, digits
-from .samples import Evidence, Samples, samples, step_features
-from .stairs import levels
+from .samples import Samples, samples, step_features
+
+PAGE = 64
+STEPS = 4  # of a canvas, while steps are measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,12 +83,16 @@ class OnDevice:
 
     def usual_batch(self, on_cpu: int) -> int:
         """The most rows that engines serve at once."""
-        return default_max_batch(self.device.compute_capability) if self.on_gpu else on_cpu
+        if self.on_gpu:
+            return default_max_batch(self.device.compute_capability)
+        return on_cpu
 
     @property
     def graph_cache(self) -> GraphCache | None:
         """Captured graphs; None if none are captured."""
-        return self.captured if self.graphs else None
+        if self.graphs:
+            return self.captured
+        return None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -128,7 +116,24 @@ class Loaded(OnDevice):
 
         A CPU pads too, but computes eagerly: no launch time can be subtracted.
         """
-        return MAX_ROWS if self.graphs else 0
+        return self.graphs * MAX_ROWS
+
+    def policies(self, batch: int) -> list[Policy]:
+        """Policies whose steps are measured: whole and half blocks, or single tokens."""
+        block, limits = self.model.config.block_length, {"max_batch": batch}
+        if block == 1:
+            return [every_step(limits, Autoregressive())]
+        half = every_step(limits, FixedChunk(max(2, block // 2), block), DelayedCache())
+        return [parse(f"{BASELINES['block-diffusion']}:{block},max_batch={batch},page_size={PAGE}"), half]
+
+    def draws(self, policy: Policy, requests: Sequence[Request], seed: int) -> Commits | None:
+        """Random commits; None: every step commits a token."""
+        if policy.commits_by == "acceptance":
+            return None
+        length = policy.block_length
+        prompts, outputs = (np.array([getattr(r, n) for r in requests]) for n in ("input_length", "output_length"))
+        model = CommitModel("measured", length, 0.9, None, tuple(0.9 * 0.8**d for d in range(length)))
+        return CommitDraws(model, seed, prompts, outputs, length)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,9 +146,22 @@ class LoadedCanvas(OnDevice):
     def shape(self) -> ModelShape:
         return shape_of_canvas(self.model.config)
 
+    @property
+    def graph_tokens(self) -> int:
+        """0: no step is priced by a bucket."""
+        return 0
+
+    def policies(self, batch: int) -> list[Policy]:
+        """The policy whose steps are measured: its rounds never mix prefill and denoising."""
+        return [parse(f"{CANVAS_ROUNDS}:{batch},canvas_length={self.model.config.canvas_length},page_size={PAGE}")]
+
+    def draws(self, policy: Policy, requests: Sequence[Request], seed: int) -> Commits | None:
+        """STEPS forwards a canvas."""
+        law = CanvasLaw("measured", policy.block_length, STEPS, least=STEPS, most=STEPS)
+        return LawDraws(law, seed, len(requests))
+
 
 Opened = Loaded | LoadedCanvas
-Model = TypeVar("Model", Loaded, LoadedCanvas)
 
 
 def open_any(
@@ -157,7 +175,9 @@ def open_any(
     is_canvas = weights.is_canvas(name, settings)
     device = check_device(device)
     free = select(device)
-    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+    dtype = torch.float32
+    if device.startswith("cuda"):
+        dtype = torch.bfloat16
     source = weights.source_of(name, settings)
     config: Any
     if is_canvas:
@@ -170,10 +190,12 @@ def open_any(
         size, kv_elements = config.num_params, config.kv_elements
     size *= dtype.itemsize
     about = describe(device)
-    room = about.memory_bytes if free is None else free
+    room = free or about.memory_bytes
     if size > room:
-        have = f"{device} has {room / 1e9:.1f} GB" + ("" if free is None else " free")
-        raise ModelError(f"{name}: its weights take {size / 1e9:.1f} GB, and {have}: expected a smaller model")
+        raise ModelError(
+            f"{name}: its weights take {size / 1e9:.1f} GB, and {device} has {room / 1e9:.1f} GB: expected a smaller "
+            "model"
+        )
     trained = weights.is_trained(name, settings)
     model: Any
     try:
@@ -188,16 +210,20 @@ def open_any(
     derived = weights.origin(seed, trained=trained, has_experts=is_canvas or config.experts is not None)
     if derived:
         tell(f"{name}: weights {derived}")
-    weight = model.embedding if is_canvas else model.embedding.weight
-    kind: type[Opened] = LoadedCanvas if is_canvas else Loaded
+    weight = model.embedding
+    if not is_canvas:
+        weight = weight.weight
+    kind: type[Opened] = Loaded
+    if is_canvas:
+        kind = LoadedCanvas
     return kind(
         name=name,
         model=model,
         device=about,
-        memory=MemoryModel(free or about.memory_bytes, size, dtype.itemsize * kv_elements, config.vocab),
+        memory=MemoryModel(room, size, dtype.itemsize * kv_elements, config.vocab),
         trained=trained,
         derived=derived,
-        graphs=device.startswith("cuda") if graphs is None else graphs,
+        graphs=graphs is True or (graphs is None and device.startswith("cuda")),
         clocks=clocks_of(uuid_of(weight.device)),
         weight=weight,
     )
@@ -245,7 +271,8 @@ def select(device: str) -> int | None:
     count = torch.cuda.device_count()
     if colon and not (index.isdecimal() and int(index) < count):
         raise ModelError(f"device is {cut(device)}, expected cuda:0 to cuda:{count - 1}")
-    torch.cuda.set_device(int(index) if colon else torch.cuda.current_device())
+    if colon:
+        torch.cuda.set_device(int(index))
     # Other processes may hold part of it.
     return int(torch.cuda.mem_get_info()[0])
 
@@ -253,7 +280,9 @@ def select(device: str) -> int | None:
 def describe(device: str) -> Device:
     if device.startswith("cuda"):
         properties = torch.cuda.get_device_properties(device)
-        kind = properties.gcnArchName if torch.version.hip else f"{properties.major}.{properties.minor}"
+        kind = f"{properties.major}.{properties.minor}"
+        if torch.version.hip:
+            kind = properties.gcnArchName
         return Device(properties.name, 1, properties.total_memory, kind.partition(":")[0])
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     threads = torch.get_num_threads()
@@ -266,14 +295,15 @@ def processor() -> str:
             names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
     except OSError:
         names = []
-    return names[0] if names else platform.processor() or platform.machine()
+    return next(iter(names), platform.processor() or platform.machine())
 
 
 def uuid_of(device: torch.device) -> str | None:
     """A device's UUID; None for a CPU, or if PyTorch does not report it."""
-    properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
-    uuid = getattr(properties, "uuid", None)
-    return None if uuid is None else str(uuid)
+    if device.type != "cuda":
+        return None
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    return uuid and str(uuid)
 
 
 def driver() -> str | None:
@@ -303,7 +333,9 @@ def shape_of_canvas(config: CanvasConfig) -> ModelShape:
         raise ProfileError(
             f"{config.name}: all of its {len(config.layers)} layers have a window, expected some without"
         )
-    windowed = Windowed(len(sliding), sliding[0].kv_heads, sliding[0].head_dim, config.window) if sliding else None
+    windowed = None
+    if sliding:
+        windowed = Windowed(len(sliding), sliding[0].kv_heads, sliding[0].head_dim, config.window)
     # A dense feed-forward next to the experts costs as shared experts of the same total width.
     shared = max(1, config.ffn // config.expert_ffn)
     return ModelShape(
@@ -327,21 +359,8 @@ def check_same_model(profile: Profile, shape: ModelShape) -> None:
 
 # ---- steps ----------------------------------------------------------------------------------------------------
 
-REPEATS = 7  # per shape; their median is its latency
-FEW_REPEATS, LARGE = 3, 2048  # for more than LARGE tokens: slower and steadier
-SMALL = 512  # tokens up to which every level is measured
-ROUND = 24  # shapes between two measurements of the reference
-FEWEST = 8  # shapes, even over budget: fewer cannot be fitted
-PAGE = 64
-MOST_TEXT = 4096  # tokens that fill a cache
-# Warm-up steps of a prefill, and s of decode steps, for the shapes of most power. An H100's power cap slowed steps of
-# 10 to 50 ms by 4 % over their first 0.15 s; after seconds of serving, decode steps take 6 to 16 % longer than short
-# measurements say. Whether 0.5 s is enough is untested on a GPU.
-LONG_SETTLE, SETTLED = 10, 0.5
-HEAT_SHARE = 0.1  # of the steps' budget on a GPU, at most
-STEADY, STEADY_FOR = 0.01, 4  # relative range of this many latencies at which the clock is steady
-MOST_TOKENS = 8192  # per step, as engines limit it
-
+FEWEST_STEPS = 64  # even over budget
+MOST_CONTEXT = 32_768  # tokens of a measured request
 Columns = Mapping[str, Any]
 OnProgress = Callable[[str, float], None]  # what is measured, and the share of the budget spent
 
@@ -351,204 +370,106 @@ def silent(step: str, share: float) -> None:
 
 
 def measure_steps(
-    loaded: Loaded, budget: float, measured_shapes: list[Measured], *, max_batch: int | None = None, seed: int = 0,
+    loaded: Opened,
+    budget: float,
+    measured_steps: list[Samples],
+    *,
+    max_batch: int | None = None,
+    seed: int = 0,
     on_progress: OnProgress = silent,
-) -> None:  # fmt: skip
-    """Measure steps of many shapes for about `budget` s, so that shapes of all sizes are measured at any time.
+) -> int:
+    """Serve random requests in batches of 1, 2, 4 ... for about `budget` s.
 
-    measured_shapes: receives each as it is measured. A GPU is heated before. A reference shape after every ROUND shapes
-    shows a device that slows as it warms up.
+    All requests of a batch arrive at once, so that batches shrink to one. measured_steps: receives each run's steps.
+    Returns the kernels compiled and graphs captured meanwhile: if not 0, some latencies are wrong.
     """
-    config = loaded.model.config
-    block = config.block_length
-    batch = max_batch or loaded.usual_batch(32)
-    context = config.context_limit - 3 * block
-    # Small batches prefill as many tokens as large ones: no served step is larger than a measured one.
-    tokens = MOST_TOKENS if loaded.on_gpu else min(MOST_TOKENS, batch * block)
-    pages = min(loaded.memory.num_pages(PAGE, batch, tokens), batch * pages_of(context, block, PAGE))
-    offered = shapes(block, batch, tokens, context, PAGE, pages)
-    longest = {max(block, n // block * block) for n in (context // 4, context)}  # where attention dominates
-    first = spread(offered)[: 2 * ROUND]
-    if loaded.on_gpu:  # its latency has stairs
-        on_levels = _on_levels(loaded, batch, tokens, context)
-        on_levels += wave_shapes(loaded.model, min(batch, tokens // block), longest)
-        first = spread({*first, *(s for s in on_levels if fits(s, block, pages))})
-    order = [*first, *(shape for shape in spread(offered) if shape not in first)]
-    begin = time.monotonic()
-    forward = _forward(loaded, pages, context + 3 * block, batch, seed)
-    reference = compute_bound(offered)
-    measure_shape(forward, offered[-1], block, 1, loaded.text)  # warm-up: allocations and compilation
-
-    def heavy_then_reference() -> float:
-        measure_shape(forward, offered[-1], block, 1, loaded.text)
-        return float(np.median(measure_shape(forward, reference, block, REPEATS, loaded.text).device))
-
-    if loaded.on_gpu:
-        heat(heavy_then_reference, HEAT_SHARE * budget)
-    spent = 0.0
-    for i, shape in enumerate(order, start=1):
-        for current in (shape, reference) if i % ROUND == 0 else (shape,):
-            on_progress(_words(current), min(1.0, spent / budget))
-            repeats = REPEATS if current.tokens <= LARGE else FEW_REPEATS
-            hot = loaded.on_gpu and current.tokens > SMALL / 2
-            settle = LONG_SETTLE if hot and current.window == 0 and current.tokens <= LARGE else SETTLE
-            settled = SETTLED if hot else 0.0
-            measured_shapes.append(
-                measure_shape(forward, current, block, repeats, loaded.text, settle, context, settled)
-            )  # fmt: skip
-        spent = time.monotonic() - begin
-        if spent > budget and len(measured_shapes) >= FEWEST:
-            break
+    chance, begin, late = np.random.default_rng(seed), time.monotonic(), 0
+    most = max_batch or loaded.usual_batch(32)
+    plans = [policy for batch in spread(most) for policy in loaded.policies(batch)]
+    while True:
+        for policy in [*plans]:
+            spent = time.monotonic() - begin
+            if spent > budget and sum(map(len, measured_steps)) >= FEWEST_STEPS:
+                return late
+            batch = policy.batching.max_batch or 1
+            on_progress(f"steps of {batch} requests, {policy.name}", min(1.0, spent / budget))
+            try:
+                late += _measure_batch(loaded, policy, chance, after(budget / len(plans)), measured_steps, seed)
+            except torch.OutOfMemoryError as error:
+                plans = [plan for plan in plans if (plan.batching.max_batch or 1) < batch]
+                if not plans:
+                    raise ModelError(
+                        f"{loaded.name}: out of memory at a batch of 1 ({cut_words(str(error))})"
+                    ) from None
+                break
 
 
-def heat(device_time: Callable[[], float], budget: float) -> None:
-    """Run steps until the device time is steady or `budget` s have passed: a cold device's clock cannot last."""
-    end = time.monotonic() + budget
-    times: list[float] = []
-    while time.monotonic() < end:
-        times = [*times, device_time()][-STEADY_FOR:]
-        if len(times) == STEADY_FOR and max(times) < (1.0 + STEADY) * min(times):
-            break
+def spread(most: int) -> list[int]:
+    """The largest batch, which sets the sizes of caches, the smallest, then the powers of two between."""
+    return list(dict.fromkeys([most, 1, *(1 << i for i in range(most.bit_length()))]))
 
 
-def _on_levels(loaded: Loaded, batch: int, tokens: int, context: int) -> list[Shape]:
-    """Prefills at every level of tokens, decode steps at every level or captured size; above SMALL 10 % apart."""
-    every = levels(tokens).astype(int).tolist()
-    on_levels = []
-    for is_decode in (False, True):
-        spaced = [1]
-        for level in dict.fromkeys(map(bucket, every)) if is_decode and loaded.graphs else every:
-            if level <= SMALL or level >= 1.1 * spaced[-1]:
-                spaced.append(level)
-        candidates = level_shapes(loaded.model.config.block_length, batch, tokens, context, spaced)
-        on_levels += [s for s in candidates if (s.window > 0) == is_decode]
-    return on_levels
+def _measure_batch(
+    loaded: Opened,
+    policy: Policy,
+    chance: np.random.Generator,
+    stop: Callable[[], bool],
+    measured_steps: list[Samples],
+    seed: int,
+) -> int:
+    """Serve twice a policy's batch; returns the kernels compiled and graphs captured meanwhile."""
+    config, batch, page = loaded.model.config, policy.batching.max_batch or 1, policy.memory.page_size
+    pages = loaded.memory.num_pages(page, batch, policy.batching.max_prefill_tokens)
+    output = max(2 * policy.block_length, min(64, config.context_limit // 4))
+    limit = min(config.context_limit, MOST_CONTEXT, pages // batch * page)
+    longest = limit - output - 2 * policy.block_length
+    if longest < 1:
+        raise ProfileError(f"{loaded.name}: {pages * page} tokens of keys and values fit for {batch} requests: too few")
+    # The longest request is of every run, so that all share their caches and graphs.
+    inputs = [longest, *np.exp(chance.uniform(0.0, math.log(longest), 2 * batch - 1)).astype(int).tolist()]
+    requests = [Request(i, 0.0, length, output) for i, length in enumerate(inputs)]
+    windowed = loaded.shape.windowed
+    # Planning counts the features of windowed layers.
+    free = LatencyModel(
+        ((0.0, 0.0), (1.0, 0.0)), 0.0, layers=loaded.shape.layers, window=windowed.window if windowed else 0
+    )
+    serving = Serving(
+        loaded.model,
+        policy,
+        Limits(pages, config.context_limit, batch),
+        loaded.prompts(seed),
+        loaded.draws(policy, requests, seed),
+        free,
+        graphs=loaded.graph_cache,
+        seed=seed,
+    )
 
+    def append(columns: Columns, lists: Columns) -> None:
+        device = None  # a CPU is its own host
+        if loaded.on_gpu:
+            device = columns["device"]
+        measured_steps.append(samples(step_features(columns, lists, mixed=True), columns["latency"], device))
 
-def spread(chosen: Collection[Shape]) -> list[Shape]:
-    """Prefills and decode steps, each in bit-reversed order of size: every prefix covers all sizes of both."""
-    ranks: list[tuple[float, Shape]] = []
-    for prefills in (True, False):
-        ordered = sorted((s for s in chosen if (s.window == 0) == prefills), key=lambda s: (s.tokens, s))
-        bits = len(ordered).bit_length()
-        ranks += [(int(f"{i:0{bits}b}"[::-1], 2) / 2**bits, shape) for i, shape in enumerate(ordered)]
-    return [shape for _, shape in sorted(ranks)]
-
-
-def compute_bound(offered: Sequence[Shape]) -> Shape:
-    """The shape of most tokens, up to LARGE, and fewest keys, a decode step if possible: it slows as the clock does."""
-    return max((s for s in offered if s.tokens <= LARGE), key=lambda s: (s.tokens, s.window > 0, -s.context))
-
-
-def fits(shape: Shape, block: int, pages: int) -> bool:
-    return shape.batch * pages_of(shape.context, block, PAGE) <= pages
-
-
-def serve_journal(loaded: Loaded, budget: float, *, max_batch: int | None = None, seed: int = 0) -> tuple[Samples, int]:
-    """Serve random requests for about `budget` s; the steps judge a fit.
-
-    All arrive at once, so that batches shrink to one. max_batch is halved until its graphs take at most half of the
-    budget to capture. Also returns the kernels compiled and graphs captured meanwhile: if not 0, some latencies are
-    wrong.
-    """
-    config = loaded.model.config
-    block = config.block_length
-    chance = np.random.default_rng([seed, 1])
-    limit = config.context_limit
-    batch = max_batch or loaded.usual_batch(32)
-    begin = time.monotonic()
-    while batch > 1 and loaded.captured.seconds_to_capture(_journalled(block, batch), batch) > budget / 2:
-        batch //= 2
-    policies = _journalled(block, batch)
-    parts: list[Columns] = []
-    late = 0
-    for i, policy in enumerate(policies, start=1):
-        # Captures precede a policy's first step; it gets the rest of its share, at least some steps.
-        stop = after(budget / len(policies) / 4, begin + budget * i / len(policies))
-        requests = [
-            Request(i, 0.0, int(chance.integers(1, max(2, limit // 2))), int(chance.integers(1, max(2, limit // 4))))
-            for i in range(2 * batch)
-        ]
-        prompts, outputs = (np.array([getattr(r, n) for r in requests]) for n in ("input_length", "output_length"))
-        length = policy.block_length
-        ordinary = CommitModel("journal", length, 0.9, None, tuple(0.9 * 0.8**d for d in range(length)))
-        pages = loaded.memory.num_pages(policy.memory.page_size, batch, policy.batching.max_prefill_tokens)
-        draws = None if policy.commits_by == "acceptance" else CommitDraws(ordinary, seed, prompts, outputs, length)
-        limits = Limits(pages, config.context_limit, batch)
-        serving = Serving(loaded.model, policy, limits, loaded.prompts(seed), draws, graphs=loaded.graph_cache)
-        columns, _, num_late = journal_of(serving, requests, stop, sample=loaded.clocks.sample)
-        parts.append(columns)
-        late += num_late
-    columns = concatenated(parts)
-    device = columns["device"] if loaded.on_gpu else None
-    return samples(step_features(columns, {}, mixed=False), columns["latency"], device), late
-
-
-def _journalled(block: int, batch: int) -> list[Policy]:
-    """Policies whose served steps judge a fit: whole and half blocks, or single tokens."""
-    limits = {"max_batch": batch}
-    if block == 1:
-        return [every_step(limits, Autoregressive())]
-    half = every_step(limits, FixedChunk(max(2, block // 2), block), DelayedCache())
-    return [parse(f"{BASELINES['block-diffusion']}:{block},max_batch={batch},page_size=64"), half]
-
-
-def _forward(loaded: Loaded, pages: int, longest: int, batch: int, seed: int) -> Forward:
-    """The forward that measures shapes, over a cache of random KV or a text's.
-
-    A shape's graph is captured when the shape first occurs.
-    """
-    config, cache = loaded.model.config, _filled_cache(loaded, pages, seed)
-    forward = Forward(loaded.model, cache)
-    if loaded.graphs:
-        forward = captured = GraphForward(loaded.model, cache, longest=longest)
-        # Capture the largest step of each kind now: others share its memory, and the budget may end before their turn.
-        captured.prepare(every_step({"max_batch": batch}, Autoregressive()), batch, limit=1)
-        if (block := config.block_length) > 1:  # windows of every size
-            captured.prepare(every_step({"max_batch": batch}, FixedChunk(2, block), DelayedCache()), batch, limit=1)
-        loaded.captured.keep(captured)
-    if loaded.text is not None:
-        fill_with_text(forward, loaded.text, min(longest, MOST_TEXT))
-    forward.meanwhile = [loaded.clocks.sample]
-    return forward
-
-
-def _filled_cache(loaded: Loaded, pages: int, seed: int) -> PagedCache:
-    """A cache of random keys and values."""
-    cache = PagedCache(loaded.model.config, pages, PAGE, str(loaded.weight.device), loaded.weight.dtype)
-    cache.fill(seed)
-    return cache
-
-
-def _samples(steps: Sequence[Measured], separate: bool) -> Samples:
-    """The measured steps; separate: device and planning processor are different."""
-    features = [m.features for m in steps for _ in m.latency]
-    latency, device = (np.concatenate([getattr(m, name) for m in steps] or [[]]) for name in ("latency", "device"))
-    # On a CPU one term per row covers the forward's work for a sequence and the host's, which is no larger.
-    return samples(features, latency, device if separate else None)
-
-
-def _words(shape: Shape) -> str:
-    if shape.window == 0:
-        return f"prefill of {shape.batch} x {shape.context}"
-    return f"{shape.batch} x {shape.window} positions after {shape.context} keys"
+    done = run(serving, requests, append=append, stop=stop, sample=loaded.clocks.sample)
+    check_whole(done)
+    return done.num_made_ready
 
 
 # ---- commits --------------------------------------------------------------------------------------------------
 
 FEWEST_LOGGED = 8  # completed requests of a commit log, even over budget: of fewer, perhaps none is held out
 MOST_LOGGED = 400  # requests of a commit log
-FITTING = 2.0  # s, of a log
+FITTING = 4.0  # s, of a log
 
 
 def log_commits(
-    loaded: Loaded, prompts: str, threshold: float, temperature: float, budget: float, seed: int = 0,
-    collected: list[Deltas] | None = None, tokenizer: str | None = None, eos: bool = False,
+    loaded: Loaded, prompts: str, threshold: float, temperature: float, budget: float, *, seed: int = 0,
+    tokenizer: str | None = None, eos: bool = False,
 ) -> CommitLog:  # fmt: skip
     """Log commits for `budget` s: whole blocks every step, on prompts cut from a text.
 
     Over budget it goes on until FEWEST_LOGGED requests have completed. Every step computes every mask, so all distances
-    from the frontier occur. collected: receives importance deltas. tokenizer: the text's, if not the model's. eos:
+    from the frontier occur. tokenizer: the text's, if not the model's. eos:
     requests end at an EOS.
     """
     config = loaded.model.config
@@ -565,9 +486,6 @@ def log_commits(
     serving = Serving(
         loaded.model, policy, limits, prompts_of(loaded, prompts, seed, tokenizer), graphs=loaded.graph_cache,
         eos=config.eos if eos else (),
-        watch=None if collected is None else lambda g: collected.append(
-            deltas(g.row, g.column, g.delta, g.confidence, threshold)
-        ),
     )  # fmt: skip
     end, completed = time.monotonic() + budget, 0
 
@@ -608,34 +526,38 @@ def after(budget: float, end: float = -math.inf) -> Callable[[], bool]:
 
 # ---- evictions ------------------------------------------------------------------------------------------------
 
-BATCHES = (1, 8, 32)  # of the evicting steps
+EVICTING_BATCH = 8
 
 
-def measure_eviction(
-    loaded: Loaded, latency: LatencyModel, most_batch: int | None = None, budget: float = math.inf
-) -> float:
-    """Seconds that an eviction adds to a step's predicted latency.
-
-    The median over a few batches, at least 0. After `budget` s no further batch starts; the first always runs.
-    """
-    begin = time.monotonic()
+def measure_eviction(loaded: Loaded, latency: LatencyModel, budget: float) -> float:
+    """Seconds that an eviction adds to a step's predicted latency: the median over served steps, at least 0."""
     config = loaded.model.config
     block = config.block_length
     if block == 1 or config.layers < 2:
         return 0.0
-    context = min(256, config.context_limit - 3 * block) // block * block
-    batches = [batch for batch in BATCHES if batch <= (most_batch or BATCHES[-1])]
-    cache = _filled_cache(loaded, batches[-1] * pages_of(context, block, PAGE), 0)
-    forward = Forward(loaded.model, cache)
-    if loaded.graphs:
-        forward = GraphForward(loaded.model, cache, longest=context + 3 * block)
-        forward.prepare(evicting_policy(block, batches[-1], context), batches[-1], limit=1)
-    over: list[float] = []
-    for batch in batches:
-        if not over or time.monotonic() - begin < budget:
-            steps = measure_evicting(forward, batch, context, block, REPEATS, loaded.text)
-            over += [took - latency.step(planned, retained) for planned, retained, took in steps]
-    return max(0.0, float(np.median(over))) if over else 0.0
+    length = min(256, config.context_limit // 2)
+    # The executor samples only retained rows.
+    policy = parse(
+        f"{evicting_preset()},sample_block=false,block_length={block},max_batch={EVICTING_BATCH},page_size={PAGE}"
+    )
+    requests = [Request(i, 0.0, length, min(4 * block, length)) for i in range(2 * EVICTING_BATCH)]
+    limits = Limits(EVICTING_BATCH * -(-2 * length // PAGE), config.context_limit, EVICTING_BATCH)
+    serving = Serving(loaded.model, policy, limits, loaded.prompts(0), graphs=loaded.graph_cache)
+    columns, _, _ = journal_of(serving, requests, after(budget))
+    evicting = columns["evicted"] > 0
+    if not evicting.any():
+        return 0.0
+    steps = {name: column[evicting] for name, column in columns.items()}
+    work = {name: steps[name] for name in Features._fields if name in steps}
+    for left, name, gone in (
+        ("left_tokens", "tokens", "evicted"),
+        ("left_q_kv", "sum_q_kv", "evicted_q_kv"),
+        ("left_kv", "sum_kv", "evicted_kv"),
+        ("left_sampled", "sampled_rows", "evicted"),
+    ):
+        work[left] = steps[name] - steps[gone]
+    over = steps["latency"] - step_times(latency, {**work, "evicting": True})
+    return max(0.0, float(np.median(over)))
 
 
 # ---- cache overhead --------------------------------------------------------------------------------------------
@@ -711,41 +633,50 @@ def concatenated(parts: Sequence[Columns]) -> Columns:
     return {name: np.concatenate([columns[name] for columns in parts]) for name in parts[0]}
 
 
-# ---- compiling ------------------------------------------------------------------------------------------------
+# ---- canvases -------------------------------------------------------------------------------------------------
 
-COMPILING = 20.0  # s of a policy's steps, once; measured: 16 to 35
-MOST_COMPILING = 0.75  # of a budget
-
-
-def seconds_to_compile(policies: Iterable[Policy]) -> float:
-    """About how long compiling the steps takes that are not on disk."""
-    limits, free = Limits(1 << 20, 1 << 30, 1), LatencyModel(((0.0, 0.0),), 0.0)
-    cores = (Engine(policy, limits, RequestTable(0), latency=free).core for policy in policies)
-    return COMPILING * sum(program.is_young(name="schedule") for program in cores)
+LOGGED_BATCH = 8
 
 
-@contextmanager
-def patience(positions: int) -> Iterator[None]:
-    """Until this many positions, step in plain Python where machine code is not on disk."""
-    before = core.STEPS_PATIENCE
-    try:
-        core.STEPS_PATIENCE = positions
-        yield
-    finally:
-        core.STEPS_PATIENCE = before
+def count_steps(loaded: LoadedCanvas, prompts: Prompts, budget: float, seed: int = 0) -> Canvases:
+    """Denoising steps of each canvas under the checkpoint's stopping rule, in about `budget` s."""
+    config, chance = loaded.model.config, np.random.default_rng([seed, 1])
+    [policy] = loaded.policies(LOGGED_BATCH)
+    longest = max(1, min(256, config.context_limit - 4 * config.canvas_length))
+    requests = [
+        Request(i, 0.0, int(chance.integers(1, longest + 1)), int(chance.integers(1, 4)) * config.canvas_length)
+        for i in range(MOST_LOGGED)
+    ]
+    pages = LOGGED_BATCH * -(-(longest + 4 * config.canvas_length) // PAGE)
+    limits = Limits(pages, config.context_limit, LOGGED_BATCH)
+    serving = Serving(loaded.model, policy, limits, prompts, graphs=loaded.graph_cache, seed=seed)
+    _, lists, _ = journal_of(serving, requests, after(budget), ("requests", "phases", "commits"))
+    emits = lists["commits"].reshape(len(lists["requests"]), -1).any(axis=1)
+    counts: dict[int, int] = {}
+    finished: list[tuple[int, int]] = []  # request and steps
+    for row in np.flatnonzero(lists["phases"] == Phase.DENOISE).tolist():
+        request = int(lists["requests"][row])
+        counts[request] = counts.get(request, 0) + 1
+        if emits[row]:
+            finished.append((request, counts.pop(request)))
+    if not finished:
+        raise ProfileError(
+            f"{config.name}: no canvas was finished in {budget:.0f} s, expected some: give a longer --budget"
+        )
+    request_of, num_steps = np.array(finished).T
+    return Canvases(request_of, num_steps, np.zeros(len(num_steps), np.bool_))
 
 
 # ---- the profile ----------------------------------------------------------------------------------------------
 
-Keep = Callable[[Profile, Evidence], object]
+Keep = Callable[[Profile, Samples], object]
 
-JOURNAL_SHARE = 0.15  # of the steps' budget on a GPU, for the serving that judges
 STEPS_SHARE = 0.5  # of the budget; commit logs get the rest
 EVICTION_SHARE = 0.05  # of the budget on a GPU; a CPU evicts nearly for free
 OVERHEAD_SHARE = 0.25  # of the budget, for full-sequence models
 
 
-def default_workloads(loaded: Loaded, prompts: str | None = None) -> dict[str, str]:
+def default_workloads(loaded: Opened, prompts: str | None = None) -> dict[str, str]:
     """Prompts by workload: the file by its stem, or the tiny model's two; none for random weights."""
     if not loaded.trained:
         return {}
@@ -754,41 +685,6 @@ def default_workloads(loaded: Loaded, prompts: str | None = None) -> dict[str, s
     if loaded.model.config.vocab >= 512:
         raise ProfileError(f"{loaded.name} is asked nothing: its commits are logged on prompts (--prompts FILE)")
     return {name: name for name in WORKLOADS}
-
-
-def measured(
-    loaded: "Opened", latency: LatencyModel, fit: Fit, *, name: str, family: str, strategy: str,
-    settings: Mapping[str, Any], workloads: Mapping[str, str], seed: int, doubts: Sequence[str],
-    sources: Sequence[str], **fields: Any,
-) -> Profile:  # fmt: skip
-    """The profile of a model's measurements. settings: read before measuring. fields: others of the profile."""
-    config = loaded.model.config
-    stated = {key: value for key, value in settings.items() if key not in ("torch", "driver")}
-    return Profile(
-        name=name,
-        description=f"{config.name}{'' if loaded.trained else ' with random weights'} on {loaded.device.name}, "
-        "measured through dsim's own executor",
-        origin="measured",
-        family=family,
-        implementation="dsim live",
-        device=loaded.device,
-        model=loaded.shape,
-        latency=latency,
-        fit=doubted(fit, [*doubts, *loaded.clocks.doubts()]),
-        memory=loaded.memory,
-        provenance=Provenance(
-            sources=("measured by dsim profile", *dict.fromkeys(sources)),
-            date=time.strftime("%Y-%m-%d"),
-            tool_version=__version__,
-            seed=seed,
-            torch=str(settings["torch"]),
-            driver=settings.get("driver"),
-            clocks=str(loaded.clocks) or None,
-            prompts=", ".join(workloads.values()) or None,
-            settings=stated | {"strategy": strategy, "page_size": PAGE, "block_length": config.block_length},
-        ),
-        **{"commits": (), **fields},
-    )
 
 
 def doubted(fit: Fit, doubts: Sequence[str]) -> Fit:
@@ -802,18 +698,18 @@ def prompts_of(loaded: "Opened", file: str, seed: int, tokenizer: str | None) ->
 
 
 def prepared(
-    loaded: Model, workloads: Mapping[str, str], seed: int, tokenizer: str | None, counted: str, *, on_text: bool
-) -> tuple[Model, dict[str, Any], list[str]]:
-    """The model to measure, its settings, and doubts; `counted` on prompts.
+    loaded: Opened, workloads: Mapping[str, str], seed: int, tokenizer: str | None
+) -> tuple[Opened, dict[str, Any], list[str]]:
+    """The model to measure, its settings, and doubts.
 
-    on_text: experts are chosen, so trained ones are measured on the first workload's text. ProfileError before
-    measuring for random weights, and where prompts cannot be read.
+    Trained experts are measured on the first workload's text. ProfileError before measuring for random weights, and
+    where prompts cannot be read.
     """
     if workloads and not loaded.trained:
-        raise ProfileError(f"the weights of {loaded.name} are random: {counted} on prompts would mean nothing")
+        raise ProfileError(f"the weights of {loaded.name} are random: yields on prompts would mean nothing")
     prompts = [prompts_of(loaded, file, seed, tokenizer) for file in workloads.values()]
     settings = loaded.settings
-    if not (on_text and loaded.trained):
+    if loaded.shape.experts is None or not loaded.trained:
         return loaded, settings, []
     if prompts:
         return replace(loaded, text=prompts[0]), settings | {"routing": f"of the text {next(iter(workloads))}"}, []
@@ -822,7 +718,7 @@ def prepared(
 
 
 @contextmanager
-def keeping(keep: Keep | None, measured_before: Callable[[], tuple[Profile, Evidence]]) -> Iterator[None]:
+def keeping(keep: Keep | None, measured_before: Callable[[], tuple[Profile, Samples]]) -> Iterator[None]:
     """Pass what was measured before a failure or an interrupt to `keep`."""
     try:
         yield
@@ -834,17 +730,28 @@ def keeping(keep: Keep | None, measured_before: Callable[[], tuple[Profile, Evid
 
 
 def profile_model(
-    loaded: Loaded, *, name: str, budget: float, workloads: Mapping[str, str], thresholds: Sequence[float],
-    temperature: float = 1.0, yields: Profile | None = None, max_batch: int | None = None, seed: int = 0,
-    on_progress: OnProgress = silent, both_ways: bool = False, tokenizer: str | None = None, eos: bool = False,
+    loaded: Opened,
+    *,
+    name: str,
+    budget: float,
+    workloads: Mapping[str, str],
+    thresholds: Sequence[float] = (),
+    temperature: float = 1.0,
+    yields: Profile | None = None,
+    max_batch: int | None = None,
+    seed: int = 0,
+    on_progress: OnProgress = silent,
+    both_ways: bool = False,
+    tokenizer: str | None = None,
+    eos: bool = False,
     keep: Keep | None = None,
-) -> tuple[Profile, Evidence]:  # fmt: skip
-    """Measure a model for about `budget` s and fit its profile.
+) -> tuple[Profile, Samples]:
+    """Measure a model for about `budget` s and fit its profile; also returns the measured steps.
 
-    workloads: prompts by workload, on which commits are logged at each threshold; none for random weights. yields:
-    another profile, whose commit models and importance deltas are copied. both_ways: a full-sequence model; no commits
-    or evictions are measured. tokenizer, eos: as in log_commits. keep: receives what was measured before a failure or
-    an interrupt.
+    workloads: prompts by workload, on which commits are logged at each threshold, or a canvas's steps counted; none for
+    random weights. yields: another profile, whose commit models, laws and importance deltas are copied. both_ways: a
+    full-sequence model; no commits or evictions are measured. tokenizer, eos: as in log_commits. keep: receives what
+    was measured before a failure or an interrupt.
     """
     begin = time.monotonic()
 
@@ -861,73 +768,158 @@ def profile_model(
             f"--eos ends the requests whose commits are logged, and {config.name} names EOS {list(config.eos)} and "
             f"{len(workloads)} workloads: expected some of both"
         )
-    loaded, settings, unknown = prepared(
-        loaded, workloads, seed, tokenizer, "commits logged", on_text=config.experts is not None
-    )
-    block = config.block_length
-    policies = [Shape(1, window, block).policy(block) for window in {1, 2, block}]
-    short = seconds_to_compile([*policies, evicting_policy(block, 1, block)]) > MOST_COMPILING * budget
-    if short:
-        unknown.append(f"the steps were planned in plain Python, as compiling them takes most of {budget:.0f} s")
-    lent = ((), None) if yields is None else (yields.commits, yields.focus)
-    if yields is not None and yields.focus is not None:
-        settings["importance"] = f"of {yields.name}"
-    family = "full-sequence" if both_ways else "block-diffusion" if block > 1 else "autoregressive"
-    measured_shapes: list[Measured] = []
-    journal: Samples | None = None
+    loaded, settings, unknown = prepared(loaded, workloads, seed, tokenizer)
+    family = "autoregressive"
+    if both_ways:
+        family = "full-sequence"
+    elif isinstance(loaded, LoadedCanvas):
+        family = "canvas"
+    elif config.block_length > 1:
+        family = "block-diffusion"
+    measured_steps: list[Samples] = []
 
-    def fitted() -> tuple[Profile, Evidence]:
-        steps = _samples(measured_shapes, loaded.on_gpu)
-        latency, fit = fit_latency(steps, graph_tokens=loaded.graph_tokens, stairs=loaded.on_gpu, journal=journal)
-        latency = replace(
-            latency, early=digits(loaded.shape.early), layers=loaded.shape.layers, captured_evictions=loaded.graphs
+    def fitted() -> tuple[Profile, Samples]:
+        steps = all_of(measured_steps)
+        return _profile(
+            loaded,
+            steps,
+            name=name,
+            family=family,
+            settings=settings,
+            doubts=unknown,
+            yields=yields,
+            workloads=workloads,
+            seed=seed,
+        ), steps
+
+    for_overhead = for_eviction = 0.0
+    if both_ways:
+        for_overhead = budget * OVERHEAD_SHARE
+    elif loaded.on_gpu and family == "block-diffusion":
+        for_eviction = budget * EVICTION_SHARE
+    for_steps = budget - for_overhead - for_eviction
+    if workloads or (family == "canvas" and loaded.trained):
+        for_steps = budget * STEPS_SHARE
+    with keeping(keep, fitted):
+        settings["made_ready"] = measure_steps(
+            loaded, for_steps, measured_steps, max_batch=max_batch, seed=seed, on_progress=progress
         )
-        return measured(
-            loaded, latency, fit, name=name, family=family, strategy="low_confidence_dynamic", settings=settings,
-            workloads=workloads, seed=seed, doubts=unknown, sources=[m.source for m in lent[0]], commits=lent[0],
-            focus=lent[1],
-        ), Evidence(steps, journal)  # fmt: skip
+    profile, steps = fitted()
+    with keeping(keep, lambda: (profile, steps)):
+        latency = profile.latency
+        if isinstance(loaded, LoadedCanvas):
+            share = budget + begin - time.monotonic()
+            profile = _with_laws(
+                profile, loaded, workloads, budget=share, seed=seed, tokenizer=tokenizer, progress=progress
+            )
+        elif both_ways:
+            overhead = measure_cache_overhead(loaded, latency, for_overhead, progress)
+            profile = replace(profile, latency=replace(latency, cache_overhead=overhead))
+        else:
+            eviction = digits(measure_eviction(loaded, latency, for_eviction), 3)
+            profile = replace(profile, latency=replace(latency, eviction=eviction))
+        pairs = [(workload, threshold) for workload in workloads for threshold in thresholds]
+        for i, (workload, threshold) in enumerate(pairs):
+            if isinstance(loaded, LoadedCanvas):
+                break
+            progress(f"commits on {workload} at threshold {threshold:g}")
+            share = max(0.0, (begin + budget - time.monotonic()) / (len(pairs) - i) - FITTING)
+            log = log_commits(
+                loaded, workloads[workload], threshold, temperature, share, seed=seed, tokenizer=tokenizer, eos=eos
+            )
+            source = f"dsim profile: {config.name} at work on {workload}, {len(np.unique(log.request))} requests"
+            model, commit_fit = fit_commits(
+                log, workload=workload, threshold=threshold, temperature=temperature, source=source
+            )
+            profile = replace(
+                profile, commits=(*profile.commits, model), commit_fits=(*profile.commit_fits, commit_fit)
+            )
+    return profile, steps
 
-    with patience(sys.maxsize if short else core.STEPS_PATIENCE):
-        for_overhead = budget * OVERHEAD_SHARE if both_ways else 0.0
-        for_eviction = budget * EVICTION_SHARE if loaded.on_gpu and not both_ways else 0.0
-        for_steps = budget * STEPS_SHARE if workloads else budget - for_overhead - for_eviction
-        with keeping(keep, fitted):
-            measure_steps(
-                loaded, for_steps * (1.0 - JOURNAL_SHARE * loaded.on_gpu), measured_shapes, max_batch=max_batch,
-                seed=seed, on_progress=progress,
-            )  # fmt: skip
-            if loaded.on_gpu and not both_ways:
-                journal, settings["made_ready"] = serve_journal(
-                    loaded, JOURNAL_SHARE * for_steps, max_batch=max_batch, seed=seed
-                )
-        profile, evidence = fitted()
-        with keeping(keep, lambda: (profile, evidence)):
-            latency = profile.latency
-            if both_ways:
-                overhead = measure_cache_overhead(loaded, latency, for_overhead, progress)
-                latency = replace(latency, cache_overhead=overhead)
-            else:
-                eviction = measure_eviction(loaded, latency, max_batch, for_eviction)
-                latency = replace(latency, eviction=digits(eviction, 3))
-            profile = replace(profile, latency=latency)
-            importance: list[Deltas] = []
-            pairs = [(workload, threshold) for workload in workloads for threshold in thresholds]
-            for i, (workload, threshold) in enumerate(pairs):
-                progress(f"commits on {workload} at threshold {threshold:g}")
-                share = max(0.0, (begin + budget - time.monotonic()) / (len(pairs) - i) - FITTING)
-                log = log_commits(
-                    loaded, workloads[workload], threshold, temperature, share, seed,
-                    importance if block > 1 and config.layers > 1 else None, tokenizer, eos,
-                )  # fmt: skip
-                source = f"dsim profile: {config.name} at work on {workload}, {len(np.unique(log.request))} requests"
-                model, commit_fit = fit_commits(
-                    log, workload=workload, threshold=threshold, temperature=temperature, source=source
-                )
-                profile = replace(
-                    profile,
-                    commits=(*profile.commits, *at_fixed_length(model, commit_fit)),
-                    commit_fits=(*profile.commit_fits, commit_fit),
-                    focus=fit_focus(importance) or lent[1],
-                )
-    return profile, evidence
+
+def all_of(parts: Sequence[Samples]) -> Samples:
+    """The steps of several runs, in order."""
+    if not parts:
+        return samples([], [])
+    columns = ([getattr(part, name) for part in parts] for name in ("features", "latency", "device"))
+    return samples(*(np.concatenate(column) for column in columns))
+
+
+def _profile(
+    loaded: Opened,
+    steps: Samples,
+    *,
+    name: str,
+    family: str,
+    settings: Mapping[str, Any],
+    doubts: Sequence[str],
+    yields: Profile | None,
+    workloads: Mapping[str, str],
+    seed: int,
+) -> Profile:
+    """The profile of measured steps. settings: read before measuring."""
+    config = loaded.model.config
+    latency, fit = fit_latency(steps, graph_tokens=loaded.graph_tokens)
+    stated = {key: value for key, value in settings.items() if key not in ("torch", "driver")}
+    lent: dict[str, Any] = {"commits": ()}
+    sources: list[str] = []
+    if yields is not None:
+        lent = {"commits": yields.commits, "canvas_laws": yields.canvas_laws, "focus": yields.focus}
+        sources = [model.source for model in yields.commits] + [law.source for law in yields.canvas_laws]
+    return Profile(
+        name=name,
+        description=f"{config.name}{' with random weights' * (not loaded.trained)} on {loaded.device.name}, "
+        "measured through dsim's own executor",
+        origin="measured",
+        family=family,
+        implementation="dsim live",
+        device=loaded.device,
+        model=loaded.shape,
+        latency=replace(latency, early=digits(loaded.shape.early)),
+        fit=doubted(fit, [*doubts, *loaded.clocks.doubts()]),
+        memory=loaded.memory,
+        provenance=Provenance(
+            sources=("measured by dsim profile", *dict.fromkeys(sources)),
+            date=time.strftime("%Y-%m-%d"),
+            tool_version=__version__,
+            seed=seed,
+            torch=str(settings["torch"]),
+            driver=settings.get("driver"),
+            clocks=str(loaded.clocks) or None,
+            prompts=", ".join(workloads.values()) or None,
+            settings=stated | {"page_size": PAGE, "block_length": config.block_length},
+        ),
+        **lent,
+    )
+
+
+def _with_laws(
+    profile: Profile,
+    loaded: LoadedCanvas,
+    workloads: Mapping[str, str],
+    *,
+    budget: float,
+    seed: int,
+    tokenizer: str | None,
+    progress: Callable[[str], None],
+) -> Profile:
+    """The profile with laws of steps per canvas on each workload's prompts, or on random tokens."""
+    if not loaded.trained:  # the steps of random weights mean nothing
+        return profile
+    config = loaded.model.config
+    for workload, file in (workloads or {"random tokens": ""}).items():
+        progress(f"canvases of {workload}")
+        prompts, note = random_prompts(config, seed), "; they drive canvases to their cap, unlike text (--prompts)"
+        if file:
+            prompts, note = prompts_of(loaded, file, seed, tokenizer), ""
+        canvases = count_steps(loaded, prompts, budget / max(1, len(workloads)), seed)
+        law, doubts = fit_canvas_law(
+            canvases,
+            workload=workload,
+            canvas_length=config.canvas_length,
+            late=False,
+            source=f"dsim profile: {config.name} at work on {workload}, {len(canvases.request)} canvases{note}",
+        )
+        fit = doubted(profile.fit, [f"{workload}: {line}" for line in doubts])
+        profile = replace(profile, fit=fit, canvas_laws=(*profile.canvas_laws, law))
+    return profile

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..engine.errors import ProfileError
 from ..engine.plain import Positive, Range
+from ..files.model_config import EXPERTS, KEYS, RANGES, SHAPE, architectures, text_values, value_of
 from ..files.read import cut, did_you_mean, read_json
 from ..files.schema import FileObject, read_as
 
@@ -67,12 +68,16 @@ class ModelShape:
     @property
     def full_layers(self) -> int:
         """Layers that see all earlier tokens."""
-        return self.layers - (self.windowed.layers if self.windowed else 0)
+        if self.windowed is None:
+            return self.layers
+        return self.layers - self.windowed.layers
 
     def window_bytes_on(self, count: int) -> int:
         """Windowed layers' KV bytes per token over `count` GPUs, each with at least one head."""
         w = self.windowed
-        return 2 * BYTES * w.layers * w.kv_heads * w.head_dim * max(1, count // w.kv_heads) if w else 0
+        if w is None:
+            return 0
+        return 2 * BYTES * w.layers * w.kv_heads * w.head_dim * max(1, count // w.kv_heads)
 
     @property
     def state_tokens(self) -> int:
@@ -103,16 +108,15 @@ class ModelShape:
 
 def attention_params(m: ModelShape) -> int:
     """Attention's parameters in all layers: four projections, biases and head norms if any."""
-    full = m.full_layers * _attention_params(m, m.kv_heads, m.head_dim, 1 if m.value_is_key else 2)
-    w = m.windowed
-    return full + (w.layers * _attention_params(m, w.kv_heads, w.head_dim, 2) if w else 0)
+    params = m.full_layers * _attention_params(m, m.kv_heads, m.head_dim, 2 - m.value_is_key)
+    if m.windowed is not None:
+        params += m.windowed.layers * _attention_params(m, m.windowed.kv_heads, m.windowed.head_dim, 2)
+    return params
 
 
 def _attention_params(m: ModelShape, kv_heads: int, head_dim: int, matrices: int) -> int:
     q, kv = m.heads * head_dim, kv_heads * head_dim
-    bias = q + 2 * kv if m.qkv_bias else 0
-    norm = 2 * head_dim if m.qk_norm else 0
-    return m.hidden * (2 * q + matrices * kv) + bias + norm
+    return m.hidden * (2 * q + matrices * kv) + m.qkv_bias * (q + 2 * kv) + m.qk_norm * 2 * head_dim
 
 
 def layer_params(m: ModelShape, active: bool = False) -> int:
@@ -134,7 +138,7 @@ def head_params(m: ModelShape) -> int:
 
 def embedding_params(m: ModelShape) -> int:
     """Parameters of embedding and LM head; of one if tied."""
-    return head_params(m) * (1 if m.tied else 2)
+    return head_params(m) * (2 - m.tied)
 
 
 def flops_per_token(m: ModelShape) -> int:
@@ -154,7 +158,9 @@ def attention_flops(m: ModelShape) -> int:
 
 def window_flops(m: ModelShape) -> int:
     """The same in windowed layers."""
-    return 4 * m.heads * m.windowed.head_dim * m.windowed.layers if m.windowed else 0
+    if m.windowed is None:
+        return 0
+    return 4 * m.heads * m.windowed.head_dim * m.windowed.layers
 
 
 def touched_experts(m: ModelShape, tokens: float) -> float:
@@ -190,40 +196,39 @@ def model(name: str) -> ModelShape:
 
 
 def read_shape(path: str | Path) -> ModelShape:
-    """The shape in a config.json or its folder; ProfileError names missing keys.
+    """The shape in a config.json or its folder; ProfileError names missing keys, and what no term prices.
 
     Its name is `_name_or_path` without the owner, or the folder's.
     """
     path = config_path(path)
-    config = FileObject(str(path), "", read_json(path, kind=ProfileError), error=ProfileError)
-    kind = _architecture(config.values)
-    text = config.values.get("text_config")
-    config.values |= text if isinstance(text, dict) else {}
-    keys = config.values
-    layers = keys.get("layer_types")
-    for layer in layers if isinstance(layers, list) else ():
-        if layer not in PRICED:
-            raise config.error("layer_types", layer, f"{' and '.join(PRICED)}: other layers are not priced")
-    if keys.get("kv_lora_rank"):
-        raise config.error("kv_lora_rank", keys["kv_lora_rank"], "keys and values of heads: latent ones are not priced")
-    values: dict[str, Any] = _dimensions(config, DIMENSIONS)
-    heads = values["heads"]
+    section = FileObject(str(path), "", read_json(path, kind=ProfileError), error=ProfileError)
+    kind = _architecture(section.values)
+    keys = section.values = text_values(section.values)
+    for key in UNPRICED:
+        if keys.get(key):
+            raise section.error(key, keys[key], "none: a model whose attention reads keys and values of heads")
+    values: dict[str, Any] = {name: value_of(section, name) for name in SHAPE}
+    values["kv_heads"] = values["kv_heads"] or values["heads"]
+    values["head_dim"] = values["head_dim"] or values["hidden"] // values["heads"]
+    windowed = _windowed(section, values)
+    if windowed is not None:
+        for name, key in (("kv_heads", "num_global_key_value_heads"), ("head_dim", "global_head_dim")):
+            if keys.get(key):
+                values[name] = section.integer(key, RANGES["experts.num"])
     label = keys.get("_name_or_path") or keys.get("name")
     # It is used in messages and file names.
-    fallback = path.absolute().parent.name if path.name == "config.json" else path.stem
-    name = cut(Path(label).name if isinstance(label, str) and Path(label).name else fallback)
+    name = path.stem
+    if path.name == "config.json":
+        name = path.absolute().parent.name
+    if isinstance(label, str):
+        name = Path(label).name or name
     bias = any(bool(keys.get(key)) for key in ("attention_bias", "qkv_bias", "use_qkv_bias", "include_qkv_bias"))
-    values["kv_heads"] = values["kv_heads"] or heads
-    values["head_dim"] = values["head_dim"] or values["hidden"] // heads
-    windowed = _windowed(config, values)
-    if windowed is not None:
-        values |= {ours: n for ours, n in _dimensions(config, OF_FULL_LAYERS).items() if n}
     return ModelShape(
-        name=name,
+        name=cut(name),
         tied=bool(keys.get("tie_word_embeddings", keys.get("weight_tying", "Gemma" in kind))),
         qk_norm=bool(keys.get("use_qk_norm", any(word in kind for word in ("Qwen3", "SDAR", "Gemma")))),
         qkv_bias=bias or any(word in kind for word in ("Qwen2", "Dream")),
-        experts=_experts(config, values),
+        experts=_experts(section, values),
         windowed=windowed,
         value_is_key=bool(keys.get("attention_k_eq_v")),
         **values,
@@ -238,102 +243,87 @@ def family(m: ModelShape, architecture: str = "") -> str:
         return "canvas"
     if any(word in architecture for word in ("LLaDA", "Dream", "BothWays")):
         return "full-sequence"
-    return "autoregressive" if architecture or m.name.startswith(("Qwen", "Gemma")) else "full-sequence"
+    if architecture or m.name.startswith(("Qwen", "Gemma")):
+        return "autoregressive"
+    return "full-sequence"
 
 
 def architecture_of(name: str) -> str:
     """The config.json's architecture keys; empty for a known model's name."""
     path = config_path(name)
-    return _architecture(read_json(path, kind=ProfileError)) if path.is_file() else ""
+    if not path.is_file():
+        return ""
+    return _architecture(read_json(path, kind=ProfileError))
 
 
 def config_path(name: str | Path) -> Path:
     """The config.json of a folder, or the file itself; a known model's name is none."""
-    return Path(name, "config.json") if Path(name).is_dir() else Path(name)
+    if Path(name).is_dir():
+        return Path(name, "config.json")
+    return Path(name)
 
 
 def _architecture(keys: Mapping[str, Any]) -> str:
-    names = keys.get("architectures")
-    return str(names[0]) if isinstance(names, list) and names else str(keys.get("model_type", ""))
+    return str(next(iter(architectures(keys)), keys.get("model_type", "")))
 
 
-# Our dimensions and their keys: Transformers' names, then LLaDA's. Least value 0: optional.
-DIMENSIONS: dict[str, tuple[tuple[str, ...], int]] = {
-    "layers": (("num_hidden_layers", "n_layers"), 1),
-    "hidden": (("hidden_size", "d_model"), 1),
-    "heads": (("num_attention_heads", "n_heads"), 1),
-    "kv_heads": (("num_key_value_heads", "n_kv_heads"), 0),
-    "head_dim": (("head_dim",), 0),
-    "ffn": (("intermediate_size", "mlp_hidden_size"), 1),
-    "vocab": (("embedding_size", "vocab_size"), 1),
-    "context_limit": (("max_position_embeddings", "max_sequence_length"), 1),
-}
-OF_EXPERTS: dict[str, tuple[tuple[str, ...], int]] = {
-    "num": (("num_experts", "n_routed_experts", "num_local_experts"), 0),
-    "top_k": (("num_experts_per_tok", "top_k_experts"), 1),
-    "shared": (("num_shared_experts", "n_shared_experts"), 0),
-    "ffn": (("moe_intermediate_size", "expert_intermediate_size"), 1),
-    "dense_layers": (("first_k_dense_replace",), 0),
-}
-# Of the layers that see all tokens, where others have a window.
-OF_FULL_LAYERS: dict[str, tuple[tuple[str, ...], int]] = {
-    "kv_heads": (("num_global_key_value_heads",), 0),
-    "head_dim": (("global_head_dim",), 0),
-}
-LARGEST = 10_000_000  # of any dimension
+# Latent keys and values, sparse attention and state-space layers.
+UNPRICED = ("kv_lora_rank", "index_topk", "attention_chunk_size", "mamba_d_state", "linear_num_key_heads")
 PRICED = ("full_attention", "sliding_attention")  # layers
 
 
-def _dimensions(config: FileObject, dimensions: Mapping[str, tuple[tuple[str, ...], int]]) -> dict[str, int]:
-    values = {}
-    for ours, (names, least) in dimensions.items():
-        key = config.first(*names)
-        if config.values.get(key) is None and least:
-            raise ProfileError(f"{config.path}: has no {' or '.join(names)}, expected a model's dimensions")
-        values[ours] = 0 if config.values.get(key) is None else config.integer(key, Range(least, LARGEST))
-    return values
-
-
 def _experts(config: FileObject, values: Mapping[str, int]) -> Experts | None:
-    if not _dimensions(config, {"num": OF_EXPERTS["num"]})["num"]:
+    keys = config.values
+    if not keys.get(config.first(*KEYS["experts.num"])):
         return None
-    experts = Experts(**_dimensions(config, OF_EXPERTS))
+    experts = Experts(**{name: value_of(config, f"experts.{name}") or 0 for name in EXPERTS})
     if experts.top_k > experts.num:
         raise config.error("num_experts_per_tok", experts.top_k, f"at most {experts.num} experts")
-    if config.values.get("enable_moe_block"):  # a dense feed-forward beside the routed ones
+    if keys.get("enable_moe_block"):  # a dense feed-forward beside the routed ones
         experts = replace(experts, shared=values["ffn"] // experts.ffn)
-    step = _dimensions(config, {"step": (("decoder_sparse_step",), 0)})["step"] or 1
-    mlp_layers, routing = config.values.get("mlp_only_layers") or [], config.values.get("moe_layer_freq")
+    step, mlp_layers, routing = 1, keys.get("mlp_only_layers") or [], keys.get("moe_layer_freq")
+    if keys.get("decoder_sparse_step"):
+        step = config.integer("decoder_sparse_step")
     dense = {i for i in range(values["layers"]) if (i + 1) % step or i in mlp_layers or i < experts.dense_layers}
-    dense |= {i for i, routed in enumerate(routing) if not routed} if isinstance(routing, list) else set()
+    if isinstance(routing, list):
+        dense |= {i for i, routed in enumerate(routing) if not routed}
     return replace(experts, dense_layers=len(dense))
 
 
 def _windowed(config: FileObject, values: Mapping[str, int]) -> Windowed | None:
     """The layers with a window, by their list of kinds or by the distance between the others; None: all see all."""
-    keys = config.values
+    keys, num = config.values, values["layers"]
+    kinds = keys.get("layer_types")
+    if not isinstance(kinds, list):
+        kinds = []
+    for kind in kinds:
+        if kind not in PRICED:
+            raise config.error("layer_types", kind, f"{' and '.join(PRICED)}: other layers are not priced")
     if keys.get("sliding_window") is None or not keys.get("use_sliding_window", True):
         return None
-    sizes = _dimensions(config, {"window": (("sliding_window",), 1), "every": (("sliding_window_pattern",), 0)})
-    window, num, kinds = sizes["window"], values["layers"], keys.get("layer_types")
+    window = config.integer("sliding_window", Range(1))
     if window >= values["context_limit"]:
         return None
-    if isinstance(kinds, list):
-        num = sum(kind == "sliding_attention" for kind in kinds)
-    elif sizes["every"]:
-        num -= num // sizes["every"]
+    if kinds:
+        num = kinds.count("sliding_attention")
+    elif keys.get("sliding_window_pattern"):
+        num -= num // config.integer("sliding_window_pattern", Range(1))
     if num >= values["layers"]:
         raise config.error(
             "sliding_window", window, "layers without a window, too: layer_types or a pattern names them"
         )
-    return Windowed(num, values["kv_heads"], values["head_dim"], window) if num else None
+    if num == 0:
+        return None
+    return Windowed(num, values["kv_heads"], values["head_dim"], window)
 
 
 def _feed_forward_params(m: ModelShape, active: bool) -> int:
     if m.experts is None:
         return m.layers * 3 * m.hidden * m.ffn
     e = m.experts
-    routed = e.top_k if active else e.num
+    routed = e.num
+    if active:
+        routed = e.top_k
     sparse_layer = (routed + e.shared) * 3 * m.hidden * e.ffn + m.hidden * e.num  # + router
     return e.dense_layers * 3 * m.hidden * m.ffn + (m.layers - e.dense_layers) * sparse_layer
 

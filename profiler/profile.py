@@ -37,7 +37,7 @@ ALIASES = {
     "h100-sdar": "h100-sdar-8b",
 }
 MIN_PAGES = 16
-HOST_TIMES = ("host_step", "host_request", "host_block", "sequence")  # an engine's, on any GPU
+HOST_TIMES = ("host_step", "host_request", "sequence")  # an engine's, on any GPU
 COSTS_OF = "costs_of"  # setting: the profiles whose host time an engine's data sheet takes
 
 Setting = str | int | float | bool | None
@@ -75,10 +75,10 @@ class KindError:
     @property
     def off(self) -> str:
         """The middle half of the errors in words."""
-        ends = [f"{100 * abs(error):.0f}" for error in sorted((self.low, self.high), key=abs)]
         if self.low < 0 < self.high:
             return f"{100 * -self.low:.0f} % too fast to {100 * self.high:.0f} % too slow"
-        return f"{' to '.join(dict.fromkeys(ends))} % too {'fast' if self.low < 0 else 'slow'}"
+        ends = [f"{100 * abs(error):.0f}" for error in sorted((self.low, self.high), key=abs)]
+        return f"{' to '.join(dict.fromkeys(ends))} % too {('slow', 'fast')[self.low < 0]}"
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,6 @@ class Fit:
     num_points: Positive | None = None  # fitted; each the median of its repeats
     held_out: HeldOut | None = None
     judged_by: tuple[KindError, ...] = ()  # held-out steps by kind, where there are enough
-    noise: float | None = None  # relative standard deviation of a shape's bursts, or else of its repeats
-    drift: RelativeError | None = None  # relative change of repeats during the sweep
-    host_or_device: bool = False  # host_request may be device time; it matters where one hides the other
     unidentified: tuple[str, ...] = ()  # coefficients stored as 0
     doubts: tuple[str, ...] = ()  # failed checks of the whole, which make it invalid, one line each
 
@@ -132,23 +129,20 @@ class MemoryModel:
         """
         if self.fixed_num_pages is not None:
             return self.fixed_num_pages, max_prefill_tokens
-        budget, rows, free = (
-            max_prefill_tokens,
-            max_batch * self.workspace_bytes,
-            self.capacity_bytes - self.weight_bytes,
-        )
+        budget, runtime = max_prefill_tokens, 0
+        rows, free = max_batch * self.workspace_bytes, self.capacity_bytes - self.weight_bytes
         while budget > 0:
             runtime = self.logit_bytes(max_batch, budget, logit_rows)
             pages = int((free - rows - runtime) * self.utilisation // (page * self.kv_bytes_per_token))
             if pages >= MIN_PAGES:
                 return pages - 1, budget
             if logit_rows is not None:
-                raise self._no_room(page, runtime, max_batch)
+                break
             budget //= 2
         raise ProfileError(
-            f"the weights take {gb(self.weight_bytes)} of {gb(self.capacity_bytes)} of memory"
-            f"{f' and {max_batch} rows {gb(rows)}' if rows else ''}, which leaves no room "
-            f"for {MIN_PAGES} KV pages of {gb(page * self.kv_bytes_per_token)} at a batch of {max_batch}"
+            f"of {gb(self.capacity_bytes)} of memory the weights take {gb(self.weight_bytes)}, {max_batch} rows "
+            f"{gb(rows)} and their logits {gb(runtime)}, which leaves no room for {MIN_PAGES} KV pages of "
+            f"{gb(page * self.kv_bytes_per_token)}: expected fewer rows or more memory"
         )
 
     def logit_bytes(self, max_batch: int, max_prefill_tokens: int, logit_rows: int | None) -> int:
@@ -162,16 +156,6 @@ class MemoryModel:
         if not self.workspace_bytes:
             return usual
         return max(1, min(usual, (self.capacity_bytes - self.weight_bytes) // 2 // self.workspace_bytes))
-
-    def _no_room(self, page: int, runtime: int, max_batch: int) -> ProfileError:
-        rows = max_batch * self.workspace_bytes
-        pool = MIN_PAGES * page * self.kv_bytes_per_token / self.utilisation
-        fit = int((self.capacity_bytes - self.weight_bytes - pool) * max_batch // max(1, rows + runtime))
-        return ProfileError(
-            f"of {gb(self.capacity_bytes)} of memory the weights take {gb(self.weight_bytes)}, {max_batch} rows "
-            f"{gb(rows)} and their logits {gb(runtime)}, which leaves no room for {MIN_PAGES} KV pages of "
-            f"{gb(page * self.kv_bytes_per_token)}: expected {f'at most {fit} rows' if fit > 0 else 'more memory'}"
-        )
 
 
 @dataclass(frozen=True)
@@ -216,7 +200,6 @@ class CommitFit:
     standard_errors: dict[str, float]  # of the spreads, the stage's gain and the common log-odds
     predictions: tuple[Prediction, ...]
     doubts: tuple[str, ...] = ()
-    padding_share: Share = 0.0  # of blocks behind an EOS, which the fit leaves out
 
 
 @dataclass(frozen=True)
@@ -500,45 +483,31 @@ def _faults(profile: Profile) -> Iterator[Fault]:
     yield from shape_faults(profile.model)
     if not latency.knots:
         yield "latency.knots", [], "at least one knot"
-    for name in ("knots", "graph_knots"):
-        for i, ((tokens, seconds), (x, y)) in enumerate(pairwise(getattr(latency, name)), 1):
-            if x <= tokens:
-                yield f"latency.{name}[{i}][0]", x, f"above the knot before, {tokens:g} tokens"
-            if y < seconds:
-                yield f"latency.{name}[{i}][1]", y, f"at least the knot before, {seconds:g} s"
+    for i, ((tokens, seconds), (x, y)) in enumerate(pairwise(latency.knots), 1):
+        if x <= tokens:
+            yield f"latency.knots[{i}][0]", x, f"above the knot before, {tokens:g} tokens"
+        if y < seconds:
+            yield f"latency.knots[{i}][1]", y, f"at least the knot before, {seconds:g} s"
     if high < low:
         yield "fit.domain[1]", high, f"at least domain[0], {low:g}"
-    phases: set[tuple[str, str]] = set()
     for i, overhead in enumerate(latency.cache_overhead):
-        key = f"latency.cache_overhead[{i}]"
-        if overhead.cache not in CACHES:
-            yield f"{key}.cache", overhead.cache, Choice(tuple(CACHES)).wanted
-        if overhead.phase not in PHASES:
-            yield f"{key}.phase", overhead.phase, Choice(PHASES).wanted
-        if (overhead.cache, overhead.phase) in phases:
-            yield key, f"{overhead.cache}'s {overhead.phase} again", "each phase of a cache once"
-        phases.add((overhead.cache, overhead.phase))
+        if overhead.cache not in CACHES or overhead.phase not in PHASES:
+            words = f"a cache of {', '.join(CACHES)} and a phase of {', '.join(PHASES)}"
+            yield f"latency.cache_overhead[{i}]", f"{overhead.cache} {overhead.phase}", words
     for i, model in enumerate(profile.commits):
         if len(model.pass_probability) != model.block_length:
             yield f"commits[{i}].pass_probability", [*model.pass_probability], f"{model.block_length} values"
-        for k, (before, after) in enumerate(pairwise(model.request_quantiles), 1):
-            if after < before:
-                yield f"commits[{i}].request_quantiles[{k}]", after, f"at least the one before, {before:g}"
     for i, law in enumerate(profile.canvas_laws):
-        least = law.least
-        for k, (last, share) in enumerate(law.histogram):
-            if last < least:
-                yield f"canvas_laws[{i}].histogram[{k}][0]", last, f"at least {least}"
-            if share < 1e-9:
-                yield f"canvas_laws[{i}].histogram[{k}][1]", share, "at least 1e-09"
-            least = last + 1
-        if law.histogram and least != law.most + 1:
-            yield f"canvas_laws[{i}].most", law.most, f"the most of the last bucket, {least - 1}"
-    names: set[str] = set()
-    for i, implementation in enumerate(profile.implementations):
-        if implementation.name in names:
-            yield f"implementations[{i}].name", f"{implementation.name} again", "each name once"
-        names.add(implementation.name)
+        ends = [law.least - 1, *(last for last, _ in law.histogram)]
+        if law.histogram and (ends[-1] != law.most or any(after <= before for before, after in pairwise(ends))):
+            yield (
+                f"canvas_laws[{i}].histogram",
+                ends[1:],
+                f"rising numbers from least, {law.least}, to most, {law.most}",
+            )
+    names = [entry.name for entry in profile.implementations]
+    if len({*names}) < len(names):
+        yield "implementations", names, "each name once"
 
 
 def shape_faults(shape: ModelShape) -> Iterator[Fault]:
@@ -562,9 +531,7 @@ def digits(value: float, num: int = 6) -> float:
 def rounded(latency: LatencyModel) -> LatencyModel:
     """The model with all its times to six significant digits."""
     values: dict[str, Any] = {name: digits(value) for name, value in vars(latency).items() if isinstance(value, float)}
-    for table in ("knots", "graph_knots"):
-        values[table] = tuple((digits(x), digits(y)) for x, y in getattr(latency, table))
-    return replace(latency, **values)
+    return replace(latency, **values, knots=tuple((digits(x), digits(y)) for x, y in latency.knots))
 
 
 def of_family(family: str) -> list[str]:

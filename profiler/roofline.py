@@ -14,7 +14,6 @@ from .calibrate import SPREAD_SOURCE, bisected
 from .hardware import (
     ATTENTION_EFFICIENCY,
     DENSE_EFFICIENCY,
-    DENSE_FROM,
     GPUS,
     LINK_EFFICIENCY,
     MOE_SHARE,
@@ -78,7 +77,7 @@ def sheet_of(profile: Profile, gpu: Gpu, precision: Precision = BF16) -> Sheet:
     rows = memory.usual_rows(profile.default_max_batch)
     pages, prefill = memory.fit(PAGE, rows, MAX_PREFILL_TOKENS)
     least = profile.canvas_laws[0].canvas_length if profile.canvas_laws else 1  # a canvas is computed whole
-    computed = latency.pieces(least) + least * (latency.head + latency.sample)
+    computed = latency.base(least) + least * (latency.head + latency.sample)
     return Sheet(
         knee=round(knee(gpu, profile.model, profile.device.count, precision)),
         floor=max(latency.launch, computed) + latency.host_step,
@@ -133,7 +132,7 @@ def roofline(
 def latency_model(gpu: Gpu, model: ModelShape, tp: int, graphs: bool, precision: Precision = BF16) -> LatencyModel:
     peak, bandwidth = tp * gpu.peak * gpu.matmul_efficiency, tp * gpu.bandwidth * gpu.bandwidth_efficiency
     compute = compute_slope(gpu, model, tp, precision)
-    attends, dense = (tp * gpu.peak * share for share in (ATTENTION_EFFICIENCY, DENSE_EFFICIENCY))
+    attends = tp * gpu.peak * ATTENTION_EFFICIENCY
     turn = knee(gpu, model, tp, precision)
     keys = KEYS[precision.keys] / BYTES
     start, end = max(1, round(turn / 2)), max(2, round(turn * 1.5))
@@ -151,9 +150,7 @@ def latency_model(gpu: Gpu, model: ModelShape, tp: int, graphs: bool, precision:
         kv_read=keys * _kv_bytes(model, tp) / bandwidth,
         window_attention=window_flops(model) / attends,
         window_kv_read=keys * model.window_bytes_on(tp) / bandwidth,
-        dense_from=DENSE_FROM,
-        dense_attention=attention_flops(model) / dense,
-        window_dense_attention=window_flops(model) / dense,
+        dense=ATTENTION_EFFICIENCY / DENSE_EFFICIENCY,
         head=head_flops(model) / peak + gather,
         # Every GPU of a replica samples all rows.
         sample=model.vocab * SAMPLE_BYTES * tp / bandwidth + conditioning,

@@ -16,8 +16,6 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 FEATURES = Features._fields
-TOKENS, HEAD_ROWS, BATCH = (FEATURES.index(name) for name in ("tokens", "head_rows", "batch"))
-ROWS = [HEAD_ROWS, FEATURES.index("sampled_rows")]
 # By phase, tokens and batch: a latency model is judged and doubted by kind.
 SMALL_DECODE = 256  # tokens
 SMALL_BATCH = 8  # sequences
@@ -36,7 +34,6 @@ class Points:
     features: Floats  # [steps, features], columns as in Features
     latency: Floats  # s, host time included
     device: Floats  # s between the device's first and last work; NaN: not measured
-    blocks: Floats  # completed; 0 if unknown
 
     def column(self, name: str) -> Floats:
         """A feature's column, by its name in Features."""
@@ -56,19 +53,10 @@ class Samples(Points):
     group: Ints  # equal for repeats of a shape
 
 
-@dataclass(frozen=True, eq=False)
-class Evidence:
-    """What a latency model was fitted to."""
-
-    steps: Samples
-    served: Samples | None = None  # served steps that judge the fit; None: held-out `steps` do
-
-
 def samples(
-    features: Sequence[Features] | Floats, latency: npt.ArrayLike, device: npt.ArrayLike | None = None,
-    blocks: npt.ArrayLike | None = None,
-) -> Samples:  # fmt: skip
-    """Measured steps in order; equal features and blocks are repeats of one shape."""
+    features: Sequence[Features] | Floats, latency: npt.ArrayLike, device: npt.ArrayLike | None = None
+) -> Samples:
+    """Measured steps in order; equal features are repeats of one shape."""
     table = np.asarray(features, np.float64).reshape(-1, len(FEATURES))
     latencies = np.asarray(latency, np.float64).reshape(-1)
     within = np.full(len(latencies), np.nan) if device is None else np.asarray(device, np.float64).reshape(-1)
@@ -78,9 +66,8 @@ def samples(
         bad = np.flatnonzero(~((values > 0) & (values < np.inf)))
         if len(bad):
             raise ProfileError(f"step {bad[0]}: {name} is {values[bad[0]]:g} s, expected more than 0")
-    done = np.zeros(len(latencies)) if blocks is None else np.asarray(blocks, np.float64)
-    _, group = np.unique(np.column_stack([table, done]), axis=0, return_inverse=True)
-    return Samples(table, latencies, within, done, group.reshape(-1))
+    _, group = np.unique(table, axis=0, return_inverse=True)
+    return Samples(table, latencies, within, group.reshape(-1))
 
 
 def joined(*parts: Points) -> Points:
@@ -106,37 +93,7 @@ def points(steps: Samples) -> Points:
     groups = np.split(order, ends[:-1]) if len(order) else []
     first = [g[0] for g in groups]
     latency, device = (np.array([np.median(column[g]) for g in groups]) for column in (steps.latency, steps.device))
-    return Points(steps.features[first].reshape(-1, len(FEATURES)), latency, device, steps.blocks[first])
-
-
-def captured(features: Floats, graph_tokens: int) -> Bools:
-    """Which of [steps, features] are captured graphs: decode steps of at most `graph_tokens`."""
-    tokens, prefill = (features[:, FEATURES.index(name)] for name in ("tokens", "prefill_tokens"))
-    return np.asarray((prefill == 0) & (tokens > 0) & (tokens <= graph_tokens), np.bool_)
-
-
-def padded(features: Floats, graph_tokens: int) -> Floats:
-    """Steps [steps, features] as computed: captured ones padded to buckets (engine.latency)."""
-    out, rows = features.copy(), captured(features, graph_tokens)
-    steps = features[rows]
-    padding = buckets(steps[:, TOKENS]) - steps[:, TOKENS]
-    few = steps[:, HEAD_ROWS] < steps[:, TOKENS]  # a separate graph
-    for column in ROWS:
-        out[rows, column] = np.where(few, buckets(steps[:, column]), steps[:, column] + padding)
-    out[rows, TOKENS] += padding
-    return out
-
-
-def sequences(features: Floats, graph_tokens: int) -> Floats:
-    """Sequences [steps] as computed: a bucket and a spare one if captured."""
-    batch = features[:, BATCH]
-    return np.where(captured(features, graph_tokens), buckets(batch) + 1, batch)
-
-
-def buckets(num: Floats) -> Floats:
-    """`engine.latency.bucket` of an array; 0 for 0."""
-    power = POWERS[np.minimum(np.searchsorted(POWERS, num), len(POWERS) - 1)]
-    return np.where(num <= POWERS_TO, power * (num > 0), np.ceil(num / POWERS_TO) * POWERS_TO)
+    return Points(steps.features[first].reshape(-1, len(FEATURES)), latency, device)
 
 
 def kinds_of(prefill: Bools, tokens: npt.NDArray[Any], batch: npt.NDArray[Any]) -> Ints:

@@ -29,7 +29,6 @@ from .logged import (
     Requests,
     SequenceLine,
     StepLine,
-    blocks_done,
     fault,
 )
 from .models import ModelShape, model
@@ -120,9 +119,8 @@ def log_of(path: str | Path, lines: Iterator[tuple[str, dict[str, Any]]]) -> Ste
         raise ProfileError(f"{path} holds no step lines")
     latency, device = np.array(times).T
     commits, commit_steps = requests.commits()
-    rows = requests.steps()
-    steps = samples(features, latency, device, blocks_done(rows, len(times), header.block_length))
-    return StepLog(header, steps, commits, commit_steps, requests.read(), rows)
+    steps = samples(features, latency, device)
+    return StepLog(header, steps, commits, commit_steps, requests.read(), requests.steps())
 
 
 def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) -> Profile:
@@ -132,7 +130,7 @@ def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) 
     """
     from .fit import fit_latency, predict  # fits load SciPy, which reading does not need
     from .fit_canvas import fit_canvas_law
-    from .fit_commits import at_fixed_length, fit_commits
+    from .fit_commits import fit_commits
 
     h = log.header
     commits: list[CommitModel] = []
@@ -151,11 +149,11 @@ def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) 
             model, judged = fit_commits(
                 log.commits, workload=h.workload, threshold=h.threshold, temperature=h.temperature, source=source
             )
-            commits, fits = list(at_fixed_length(model, judged)), [judged]
+            commits, fits = [model], [judged]
     except ProfileError as error:
         raise ProfileError(f"{source}: {error}") from None
     # A fit to medians underestimates a long tail: scale it to the log's total time.
-    scale = digits(float(log.steps.latency.sum() / predict(latency, log.steps.features, log.steps.blocks).sum()))
+    scale = digits(float(log.steps.latency.sum() / predict(latency, log.steps.features).sum()))
     latency = replace(latency.scaled(scale), early=digits(h.model.early))
     synthetic = "synthetic log, no device ran it" if h.synthetic else "measured"
     return Profile(

@@ -5,7 +5,6 @@ without one it is called assumed.
 """
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -16,15 +15,14 @@ from scipy.special import ndtr
 
 from ..engine.commits import CanvasLaw, CommitModel
 from ..engine.errors import ProfileError
-from ..engine.latency import BYTES, HOST, PRODUCTS, LatencyModel
+from ..engine.latency import LatencyModel, terms_of
+from .calibrate import mean_yield, same_mean, shifted
 from .canvas_law import mean_forwards, with_mean
 from .known import unknown_host
-from .profile import COSTS_OF, Profile
-from .request_effects import mean_yield, same_mean, scaled, shifted
+from .profile import Profile
 
 MEMORY, COMPUTE, LAUNCH = "memory time", "compute time", "launch floor"
 HOST_STEP, HOST_REQUEST = "host time a step", "host time a request"
-HOST_OR_DEVICE = "host or device"
 IMPLEMENTATION, WORKLOAD, FRONT_END = "another implementation", "yield of another workload", "front end"
 MISFIT, YIELD, SPREAD = "shape of the latency model", "yield", "spread between requests"
 FIT = "fitted "  # `fitted slope`: a coefficient with its standard error
@@ -67,15 +65,12 @@ def causes(profile: Profile, model: Yielding | None) -> tuple[Cause, ...]:
     if fit.held_out is not None:
         stated[MISFIT] = f"±{100 * fit.held_out.median:.2g} %, the median error of held-out steps"
     for name, error in (fit.standard_errors or {}).items():
-        if error > 0 and _moved(profile.latency, name, 0.0) is not None:
+        if error > 0:
             stated[FIT + name] = f"±{error:.2g}, its standard error"
     for name, (field, longest) in UNKNOWN_HOST.items():
         if field in unknown_host(profile):
             assumed[name] = f"unknown: 0 to {1e3 * longest:.2g} ms"
-    if fit.host_or_device:
-        time = f"{1e3 * profile.latency.host_request:.2g} ms"
-        assumed[HOST_OR_DEVICE] = f"unknown: 0 to all of host_request ({time}) is the device's"
-    if not timed(profile) and any(getattr(profile.latency, name) > 0 for name in HOST):
+    if not timed(profile) and any(getattr(profile.latency, name) > 0 for name in terms_of("host")):
         per, low, high = _codes(profile)
         width = f"±{100 * _apart(profile):.0f} % of launch and host terms"
         stated[IMPLEMENTATION] = f"{width}: two codes take {1e3 * low:.3g} and {1e3 * high:.3g} ms a {per}"
@@ -139,13 +134,11 @@ def varied(
             unknown: Any = {field: longest * float(ndtr(scores[name]))}
             latency = replace(latency, **unknown)
     if IMPLEMENTATION in scores:
-        latency = latency.times(float(np.exp(_apart(profile) * scores[IMPLEMENTATION])), HOST)
-    if HOST_OR_DEVICE in scores:
-        hidden = latency.host_request * float(ndtr(scores[HOST_OR_DEVICE]))
-        latency = replace(latency, host_request=latency.host_request - hidden, sequence=latency.sequence + hidden)
+        latency = latency.times(float(np.exp(_apart(profile) * scores[IMPLEMENTATION])), terms_of("host"))
     for name, error in (fit.standard_errors or {}).items():
         if FIT + name in scores:
-            latency = _moved(latency, name, error * scores[FIT + name]) or latency
+            term: Any = {name: max(0.0, getattr(latency, name) + error * scores[FIT + name])}
+            latency = replace(latency, **term)
     profile = replace(profile, latency=latency)
     if FRONT_END in scores:
         profile = replace(profile, frontend=MOST_FRONT_END * float(ndtr(scores[FRONT_END])))
@@ -160,32 +153,14 @@ def varied(
     return replace(profile, commits=tuple(models))
 
 
-def common_error(profiles: Sequence[Profile], model: Yielding | None) -> str:
-    """Say which unknowns cancel in a comparison of GPUs, and which do not; profiles: one a GPU, the best first."""
-    unknowns = [{(cause.name, cause.owner) for cause in causes(profile, model)} for profile in profiles]
-    shared, names, hosts = dict(set.intersection(*unknowns)), [profile.device.name for profile in profiles], ""
-    if len({profile.implementation for profile in profiles}) > 1:
-        costs = [str(profile.provenance.settings.get(COSTS_OF, profile.name)) for profile in profiles]
-        hosts = f" and its engine's host time ({', '.join(map(' as in '.join, zip(names, costs, strict=True)))})"
-    fits = [profile.fit for profile in profiles[:2]]
-    width = math.hypot(*(fit.held_out.median if fit.held_out else fit.relative_uncertainty or 0.0 for fit in fits))
-    return (
-        f"{' and '.join(names)} share these unknowns, which largely cancel between them if one build runs on all: "
-        f"{', '.join(sorted(shared))}. Each has its own device time{hosts}: device time alone leaves {names[0]} over "
-        f"{names[1]} uncertain by ±{100 * width:.0f} %"
-    )
-
-
 def _at_efficiencies(latency: LatencyModel, memory: float, compute: float) -> LatencyModel:
-    """The time of moved bytes and of products, each multiplied; a table's last knot has its tokens' products."""
-    for name in ("knots", "graph_knots"):
-        knots: tuple[tuple[float, float], ...] = getattr(latency, name)
-        heights = [memory * height for _, height in knots]
-        if knots:
-            tokens, height = knots[-1]
-            heights[-1] += (compute - memory) * min(height, latency.slope * tokens)
-        latency = _with_heights(latency, name, heights)
-    return latency.times(memory, BYTES).times(compute, PRODUCTS)
+    """The time of moved bytes and of products, each multiplied; the table's last knot has its tokens' products."""
+    tokens, last = latency.knots[-1]
+    heights = [memory * height for _, height in latency.knots]
+    heights[-1] += (compute - memory) * min(last, latency.slope * tokens)
+    rising = np.maximum.accumulate(heights).tolist()  # none is below the one before
+    knots = tuple((x, height) for (x, _), height in zip(latency.knots, rising, strict=True))
+    return replace(latency, knots=knots).times(memory, terms_of("bytes")).times(compute, terms_of("products"))
 
 
 def _between_workloads(profile: Profile, model: Yielding) -> float:
@@ -214,7 +189,7 @@ def _apart(profile: Profile) -> float:
 def timed(profile: Profile) -> bool:
     """Whether launch and host terms were measured on, or calibrated to, the implementation."""
     return profile.origin != "roofline" or any(
-        source.partition(" of ")[0] in HOST and (", calibrated: " in source or ", measured: " in source)
+        source.partition(" of ")[0] in terms_of("host") and (", calibrated: " in source or ", measured: " in source)
         for source in profile.provenance.sources
     )
 
@@ -245,30 +220,8 @@ def _varied_commits(
     if spread is not None:
         width = model.request_spread
         new = 2 * width * float(ndtr(spread)) if errors is None else max(0.0, width + errors[1] * spread)
-        model = same_mean(model, scaled(model, new))  # the spread alone would move the mean
+        model = same_mean(model, replace(model, request_spread=new))  # the spread alone would move the mean
     if errors is not None:
         return shifted(model, errors[0] * yield_)
     rise = (mean_yield(shifted(model, STEP)) - mean_yield(shifted(model, -STEP))) / (2 * STEP)  # per log-odds
     return shifted(model, PUBLISHED_YIELD * yield_ * mean_yield(model) / max(rise, 1e-6))
-
-
-def _moved(latency: LatencyModel, name: str, shift: float) -> LatencyModel | None:
-    """A coefficient moved, at least 0; None for another name and a bend's position, whose height is a cause too."""
-    height = re.fullmatch(r"(knots|graph_knots)\[(\d+)\]\[1\]", name)
-    if height is None:
-        if not isinstance(value := getattr(latency, name, None), float):
-            return None
-        moved: Any = {name: max(0.0, value + shift)}
-        return replace(latency, **moved)
-    heights, knot = [y for _, y in getattr(latency, height[1])], int(height[2])
-    if knot >= len(heights):
-        return None
-    heights[knot] = max(0.0, heights[knot] + shift)
-    return _with_heights(latency, height[1], heights)
-
-
-def _with_heights(latency: LatencyModel, table: str, heights: Sequence[float]) -> LatencyModel:
-    """Of a table's knots, none below the one before."""
-    rising = np.maximum.accumulate(heights)
-    knots: Any = tuple((x, float(y)) for (x, _), y in zip(getattr(latency, table), rising, strict=True))
-    return replace(latency, **{table: knots})

@@ -9,7 +9,7 @@ from ..profiler.canvas_law import mean_forwards
 from ..profiler.fit import predict, split
 from ..profiler.profile import CommitFit, Profile, gb
 from ..profiler.roofline import PAGE, Sheet
-from ..profiler.samples import FEATURES, Floats, joined, points
+from ..profiler.samples import FEATURES, Floats, points
 from .chart import COLOURS, INK, Chart, logarithmic
 from .page import ESTIMATED, Figure, Page, Section, Table, table
 from .result import NOT_STORED, Result
@@ -18,9 +18,9 @@ from .table import counted, number
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ..profiler.samples import Evidence
+    from ..profiler.samples import Samples
 else:
-    Evidence = Any  # its arrays are not read from JSON
+    Samples = Any  # its arrays are not read from JSON
 
 HEIGHT = 340  # pixels
 MOST_KNOTS = 12  # in a sentence
@@ -36,7 +36,7 @@ class Profiled(Result):
     profile: Profile
     sheet: Sheet | None = None  # of a roofline
     command: str = ""
-    evidence: "Evidence | None" = field(default=None, metadata=NOT_STORED)
+    evidence: "Samples | None" = field(default=None, metadata=NOT_STORED)
 
     @property
     def doubts(self) -> list[str]:
@@ -69,22 +69,15 @@ class Profiled(Result):
         )
 
     def to_frame(self) -> "pd.DataFrame":
-        """One row per measured step: features, latency, device time and the fitted latency (s); empty without evidence.
-
-        served: whether serving measured the step; the fit has every second of these, and the others judged it.
-        """
+        """One row per measured step: features, latency, device time and fitted latency (s)."""
         import pandas as pd
 
         if self.evidence is None:
-            return pd.DataFrame(columns=[*FEATURES, "latency", "device", "fitted", "served"])
-        frames = []
-        for steps, served in ((self.evidence.steps, False), (self.evidence.served, True)):
-            if steps is not None:
-                columns: dict[str, Any] = dict(zip(FEATURES, steps.features.T, strict=True))
-                columns |= {"latency": steps.latency, "device": steps.device}
-                columns |= {"fitted": predict(self.profile.latency, steps.features), "served": served}
-                frames.append(pd.DataFrame(columns))
-        return pd.concat(frames, ignore_index=True)
+            return pd.DataFrame(columns=[*FEATURES, "latency", "device", "fitted"])
+        steps = self.evidence
+        columns: dict[str, Any] = dict(zip(FEATURES, steps.features.T, strict=True))
+        fitted = predict(self.profile.latency, steps.features)
+        return pd.DataFrame({**columns, "latency": steps.latency, "device": steps.device, "fitted": fitted})
 
 
 def _answer(profile: Profile) -> str:
@@ -127,13 +120,10 @@ def _of_sheet(profile: Profile, sheet: Sheet) -> Facts:
 
 def _of_fit(profile: Profile) -> Facts:
     fit, latency = profile.fit, profile.latency
-    pieces = [f"{seconds * 1e3:.3g} ms at {tokens:.0f}" for tokens, seconds in latency.knots]
-    if len(pieces) > MOST_KNOTS:
-        pieces[1:-1] = [f"{len(pieces) - 2} between"]
-    facts = []
-    if fit.noise is not None and fit.drift is not None:
-        facts.append(("noise", f"{fit.noise:.1%} between repeats, drift {fit.drift:+.1%}"))
-    facts.append(("pieces", f"{', '.join(pieces)} tokens, then {number(latency.slope * 1e6)} us a token"))
+    knots = [f"{seconds * 1e3:.3g} ms at {tokens:.0f}" for tokens, seconds in latency.knots]
+    if len(knots) > MOST_KNOTS:
+        knots[1:-1] = [f"{len(knots) - 2} between"]
+    facts = [("table", f"{', '.join(knots)} tokens, then {number(latency.slope * 1e6)} us a token")]
     facts += [("judged by", str(error)) for error in fit.judged_by]
     if latency.launch:
         facts.append(("floor", f"{latency.launch * 1e3:.3g} ms a step to launch"))
@@ -167,18 +157,14 @@ def _no_commits(profile: Profile) -> str:
     return "none: it can run `ar` only"
 
 
-def _of_steps(profile: Profile, evidence: Evidence) -> Figure:
-    every, served = points(evidence.steps), evidence.served
-    judging, origin, hollow = split(every), "held out", "held out"
-    if served is not None:
-        judges = points(served)
-        judging = np.arange(len(every) + len(judges)) >= len(every)
-        every, origin, hollow = joined(every, judges), "served", "served, every second to judge the fit"
+def _of_steps(profile: Profile, evidence: Samples) -> Figure:
+    every = points(evidence)
+    judging = split(every)
     tokens, latency = every.column("tokens"), every.latency
     prefill = every.column("prefill_tokens") > 0
     chart = Chart("query tokens a step", "ms", height=HEIGHT, legend=True, from_zero=False)
     for name, of_kind, colour in (("decode", ~prefill, COLOURS[0]), ("prefill", prefill, COLOURS[1])):
-        for rows, symbol, label in ((~judging, "circle", name), (judging, "circle-open", f"{name}, {origin}")):
+        for rows, symbol, label in ((~judging, "circle", name), (judging, "circle-open", f"{name}, held out")):
             which = of_kind & rows
             if which.any():
                 chart.add(
@@ -207,7 +193,7 @@ def _of_steps(profile: Profile, evidence: Evidence) -> Figure:
         axis["type"] = "log"
         if values.max() > 10 * values.min():  # else Plotly's ticks are readable
             logarithmic(axis)
-    about = f"Each point is the median of its repeats; hollow ones were {hollow}. Line: rows that compute whole blocks."
+    about = "Each point is the median of its repeats; hollow ones were held out. Line: rows that compute whole blocks."
     return Figure("curve", "Latency against tokens", about, chart)
 
 

@@ -124,11 +124,6 @@ def profile_notes(runs: Sequence[tuple[Policy, Profile]]) -> list[str]:
             lines.append(
                 f"{name} does not know {' and '.join(unknown)}, stored as 0: {ENSEMBLE} shows how much that may cost"
             )
-        if profile.fit.host_or_device:
-            lines.append(
-                f"{name} cannot tell whether host_request is the host's time or the device's, which matters where one "
-                f"hides the other: {ENSEMBLE} spans it"
-            )
         if foreign := unpriced(profile, [policy for policy, other in runs if other.name == name]):
             lines.append(
                 f"{name} does not hold the costs of {' and '.join(foreign)}: steps cost what its own implementation "

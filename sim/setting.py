@@ -133,9 +133,7 @@ class Setting:
     def step_model(self, draws: laws.Commits | None) -> StepModel:
         """Predicts outcomes of steps."""
         policy = self.policy
-        return StepModel(
-            self.profile.latency, draws, policy.cache, policy.batching.hides_host, policy.block_length
-        )  # fmt: skip
+        return StepModel(self.profile.latency, draws, policy.cache, policy.batching.hides_host)
 
     def engine(
         self, table: RequestTable, *, replica: int = 0, emit: str = "block", eos: bool = False,

@@ -4,27 +4,21 @@ from ..engine import cache_overhead
 from ..engine.commits import NO_DRAWS, CommitDraws, Commits
 from ..engine.draw import Draws
 from ..engine.errors import ProfileError
-from ..engine.jit import plain
-from ..engine.latency import LatencyModel, row_blocks_done
+from ..engine.latency import LatencyModel
 from ..engine.part import Cache
 from ..engine.step import StepOutcome, StepPlan, features_left
-from ..traces.trace import Bools
-
-_row_blocks_done = plain(row_blocks_done)  # for one step at a time
 
 
 class StepModel:
     """Predicts a step's outcome; without draws every computed position commits.
 
     cache: the policy's, whose overhead the latency model may know; ProfileError if its first layer is charged apart and
-    the model has no layers. hides_host: steps are decided ahead. block_length: for the cost of a block; None: the
-    plan's columns.
+    the model has no layers. hides_host: steps are decided ahead.
     """
 
     def __init__(
-        self, latency: LatencyModel, draws: Commits | None, cache: Cache | None = None, hides_host: bool = False,
-        block_length: int | None = None,
-    ) -> None:  # fmt: skip
+        self, latency: LatencyModel, draws: Commits | None, cache: Cache | None = None, hides_host: bool = False
+    ) -> None:
         if cache is not None and cache.first_layer_whole and not latency.layers:
             raise ProfileError(
                 "first_layer_whole is true and the latency model has 0 layers: expected a profile's, or "
@@ -34,7 +28,7 @@ class StepModel:
             latency = latency.exposed()
         self.latency = latency
         self.cache_overhead = cache_overhead.table_of(latency, cache)
-        self.draws, self.block_length = draws, block_length
+        self.draws = draws
         self.cost = latency.arrays(self.cache_overhead)
         self.arrays: Draws | tuple[Draws, ...] = NO_DRAWS
         if isinstance(draws, CommitDraws):
@@ -47,17 +41,9 @@ class StepModel:
             assert isinstance(self.draws, CommitDraws)
             retained, committed = self.draws.draw_evicting(plan)
             latency = cache_overhead.price(self.latency, self.cache_overhead, plan, features_left(plan, retained))
-            return StepOutcome(latency + self._of_blocks(plan, committed), committed, retained=retained)
+            return StepOutcome(latency, committed, retained=retained)
         committed = plan.window.copy()
         if self.draws is not None:
             committed = self.draws.draw(plan)
         latency = cache_overhead.price(self.latency, self.cache_overhead, plan)
-        return StepOutcome(latency + self._of_blocks(plan, committed), committed)
-
-    def _of_blocks(self, plan: StepPlan, committed: Bools) -> float:
-        """Seconds of the blocks that commit their last mask."""
-        length = self.block_length or plan.window.shape[1]
-        if self.latency.host_block == 0.0 or length == 1:
-            return 0.0
-        rows = zip(plan.status, committed, strict=True)
-        return self.latency.host_block * sum(int(_row_blocks_done(*row, length)) for row in rows)
+        return StepOutcome(latency, committed)

@@ -36,7 +36,7 @@ MAY_IMPORT = {folder: {*others} - {"-"} for folder, *others in map(str.split, AL
 MAY_IMPORT["cli"] = {*MAY_IMPORT}
 # Modules with a licence of their own: the one that measures a device, and those that run and validate on it.
 EXCEPTIONS = {
-    "profiler.measure": {"live"}, "profiler.measure_canvas": {"live"},
+    "profiler.measure": {"live"},
 }  # fmt: skip
 ONLY_IN = {
     "simpy": {"sim"},
@@ -177,8 +177,8 @@ KNOW_NO_SYSTEM = (
     ROOT / "planner/quality.py", ROOT / "planner/tune.py", ROOT / "profiler/measure.py", ROOT / "live/measure.py",
     ROOT / "live/session.py",
 )  # fmt: skip
-# A key of the profile's file, and the module that fits it.
-NAMED_BY_FILES = {"focus", "fit_focus"}
+# A key of the profile's file.
+NAMED_BY_FILES = {"focus"}
 
 
 @pytest.mark.parametrize("path", KNOW_NO_SYSTEM, ids=lambda p: f"{p.parent.name}/{p.name}")

@@ -12,6 +12,7 @@ DEFAULTS = {
 }  # fmt: skip
 
 # Each family's baseline: the full cache in use today, or the only published server.
+CANVAS_ROUNDS = "sglang-gemma"  # of prefills or of canvases, never of both
 BASELINES = {
     "block-diffusion": "lmdeploy-bd32", "full-sequence": "dllm-serve", "canvas": "vllm-diffusion",
     "autoregressive": "ar",

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from dsim.live.canvas_model import ARCHITECTURE, canvas_config
-from dsim.live.config import ModelConfig
-from dsim.live.config_file import Settings
+from dsim.live.config import ModelConfig, Settings
 from dsim.live.families import FAMILIES
 from dsim.live.prompts import read_tokens
 from dsim.live.stored import INDEX, WEIGHTS

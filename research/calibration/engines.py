@@ -122,9 +122,7 @@ SGLANG_TERMS = {
     "window_walk_rows": 4,
     "attention": MEASURED["attention, all"],
     "window_attention": MEASURED["attention, window"],
-    "dense_from": 0,
-    "dense_attention": 0.0,
-    "window_dense_attention": 0.0,
+    "dense": 1.0,
     "head": MEASURED["head"],
     "sample": MEASURED["sample"],
 }
@@ -198,7 +196,7 @@ LLADA21_SGLANG = Published(
     host_request=0.314e-3,
     overlap=False,
     # Attention of short windows; no less in a dense pass.
-    terms={"attention": 1.74e-9, "dense_from": 0, "dense_attention": 0.0, "sequence": 0.736e-3},
+    terms={"attention": 1.74e-9, "dense": 1.0, "sequence": 0.736e-3},
     uncertainty=0.3,
 )
 # The same model in its report, on a build of SGLang and an unnamed GPU: a forward of one row gives its three
@@ -220,8 +218,7 @@ def of_the_report(base: Profile) -> Profile:
     scaled = roof.scaled(REPORT_FORWARD / whole)
     latency = replace(
         scaled, slope=digits(scaled.slope), knots=tuple((x, digits(y)) for x, y in scaled.knots),
-        **{name: digits(getattr(scaled, name)) for name in ("attention", "kv_read", "head", "sample", "eviction",
-                                                            "dense_attention")},
+        **{name: digits(getattr(scaled, name)) for name in ("attention", "kv_read", "head", "sample", "eviction")},
     )  # fmt: skip
     return replace(
         base,

@@ -39,10 +39,8 @@ def full_batches(served: Samples, profile: Profile) -> str:
 def h100(estimate: Profile) -> Profile:
     """Step times as measured; commit models, memory, importance and the time of an eviction are the estimate's."""
     served = h100_steps("served")
-    latency, fit = fit_latency(h100_steps("shape"), graph_tokens=MAX_ROWS, stairs=True, journal=served)
-    latency = replace(
-        latency, early=digits(estimate.model.early), eviction=estimate.latency.eviction, captured_evictions=True
-    )
+    latency, fit = fit_latency(h100_steps("shape"), graph_tokens=MAX_ROWS, journal=served)
+    latency = replace(latency, early=digits(estimate.model.early), eviction=estimate.latency.eviction)
     found = replace(
         estimate,
         name="h100-sdar-8b/dsim",

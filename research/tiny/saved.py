@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from dsim.live.config import ModelConfig
-from dsim.live.config_file import SCALINGS
+from dsim.files.model_config import KEYS
+from dsim.live.config import SCALINGS, ModelConfig
 from dsim.live.families import FAMILIES
 from dsim.live.model import Decoder
 from dsim.live.stored import WEIGHTS
@@ -29,10 +29,10 @@ def save_model(model: Decoder, folder: Path, dtype: torch.dtype) -> None:
 def config_written(config: ModelConfig) -> dict[str, Any]:
     family = FAMILIES[config.architecture]
     written: dict[str, Any] = {"name": config.name, "architectures": [config.architecture]}
-    for ours, theirs in family.keys.items():
-        key = theirs if isinstance(theirs, str) else theirs[0]
+    for ours, keys in KEYS.items():
         of, _, name = ours.rpartition(".")
-        written[key] = getattr(config.experts if of else config, name)
+        if ours not in family.trained and (config.experts or not of):
+            written["vocab_size" if ours == "vocab" else keys[0]] = getattr(config.experts if of else config, name)
     if config.rotary is not None:
         written["partial_rotary_factor"] = config.rotary / config.head_dim
     if config.scaling is not None:

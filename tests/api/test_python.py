@@ -247,7 +247,7 @@ def test_a_step_log_becomes_a_profile_with_its_points_and_figures(tmp_path: Path
     table = made.to_frame()
     assert made.profile.name == "steps"
     assert made.evidence is not None
-    assert len(table) == len(made.evidence.steps)
+    assert len(table) == len(made.evidence)
     assert abs(table["fitted"] / table["latency"] - 1).median() < 0.05
     assert isinstance(made.plot(), go.Figure)
     with pytest.raises(DsimError, match="nothing to profile: expected model M, from_log FILE, or roofline GPU"):

@@ -7,21 +7,19 @@ import pytest
 
 from dsim.comparison.commits import Commits
 from dsim.comparison.latencies import Latencies
-from dsim.comparison.steps import Journal, Lists, blocks_ended, prices
-from dsim.engine.journal import STEP_COLUMNS, RequestTable
+from dsim.comparison.steps import Journal, Lists, prices
+from dsim.engine.journal import STEP_COLUMNS
 from dsim.engine.latency import CacheOverhead, Features, LatencyModel
 from dsim.engine.policy import parse
-from dsim.engine.replay import replay
 from dsim.engine.step import Phase, StepOutcome, StepPlan
 from dsim.profiler.profile import load
-from dsim.profiler.samples import step_features
 from dsim.results.run import Columns
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 from dsim.traces import Trace
 
 from ..report.fixtures import request_columns
-from ..worlds import Collector, plan_of
+from ..worlds import plan_of
 
 MASKED, PENDING = 0, 1
 
@@ -184,33 +182,3 @@ def test_a_recorded_run_of_the_twin_is_priced_as_it_was(spec: str) -> None:
     assert prices(latency, Journal(steps, lists, run.table.columns), policy) == pytest.approx(
         steps["latency"], rel=1e-12
     )
-
-
-def test_a_step_is_priced_with_the_blocks_that_it_ends() -> None:
-    plain, policy = load("a100-sdar-8b"), parse("lmdeploy-bd32")
-    profile = replace(plain, latency=replace(plain.latency, host_block=0.5))
-    trace = Trace("four", np.arange(4) * 0.02, np.full(4, 40), np.full(4, 100))
-    journal = Collector()
-    run = simulate(trace, Setting(policy, profile), append=journal)
-    ended: list[int] = []
-
-    def see(plan: StepPlan, outcome: StepOutcome) -> None:
-        ended.append(blocks_ended(plan.status, outcome.committed, policy.block_length))
-
-    engine = Setting(policy, profile).engine(RequestTable(4), limits=run.limits)
-    assert list(replay(engine, 0, run.table.columns, journal.steps, journal.lists, on_step=see)) == []
-    assert sum(ended) == 4 * 4  # from position 32 to 160
-    whole = Journal(journal.steps, journal.lists, run.table.columns)
-    paid = prices(profile.latency, whole, policy, np.array(ended))
-    assert paid == pytest.approx(journal.steps["latency"], rel=1e-12)
-    # The same step that ended another number of blocks was never recorded: it takes its own price.
-    recorded = Latencies(profile.latency, whole, policy, np.array(ended))
-    last = int(np.flatnonzero(ended)[-1])
-    rows, offsets = journal.lists["requests"]
-    features = step_features(journal.steps, journal.lists, policy.batching.pieces)[last]
-    own = slice(offsets[last], offsets[last + 1])
-    plan = plan_of(features=features, requests=rows[own], num_tokens=journal.lists["num_tokens"][0][own])
-    latency = float(journal.steps["latency"][last])
-    assert [recorded(plan, num) for num in (ended[last], ended[last] + 1)] == [
-        pytest.approx(latency), pytest.approx(latency + 0.5)
-    ]  # fmt: skip

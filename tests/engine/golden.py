@@ -131,7 +131,7 @@ def profile_of(policy: Policy, **latency_changes: Any) -> Profile:
     law = CanvasLaw("golden", policy.block_length, 5.0, request_spread=0.3, canvas_spread=0.3, drift=1.1, most=12)
     laws = (law,) if policy.unmasking.strategy == "law" else ()
     # The shipped profile as it was: its dense passes were priced like short windows, and requests differed less.
-    latency = replace(profile.latency, **{"dense_from": 0, **latency_changes})
+    latency = replace(profile.latency, **{"dense": 1.0, **latency_changes})
     return replace(profile, latency=latency, canvas_laws=laws, commits=_commits(policy.family == "full-sequence"))
 
 

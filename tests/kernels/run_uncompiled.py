@@ -24,8 +24,7 @@ from dsim.engine.request import Request
 from dsim.kernels import device, use
 from dsim.live import session
 from dsim.live.canvas_model import CanvasModel, random_canvas_model
-from dsim.live.config import Experts, ModelConfig
-from dsim.live.config_file import ConfigJson, Settings
+from dsim.live.config import ConfigJson, Experts, ModelConfig, Settings
 from dsim.live.families import CANVAS
 from dsim.live.model import Decoder
 from dsim.live.prompts import random_prompts

@@ -21,8 +21,7 @@ from dsim.live import session
 from dsim.live.cache import PagedCache
 from dsim.live.canvas import CanvasCache, KeyedChance, Turn
 from dsim.live.canvas_model import random_canvas_model
-from dsim.live.config import ModelConfig
-from dsim.live.config_file import ConfigJson, Settings
+from dsim.live.config import ConfigJson, ModelConfig, Settings
 from dsim.live.forward import Batch, Forward, Sampled
 from dsim.live.periodic import PeriodicForward
 from dsim.live.prompts import random_prompts

@@ -1,6 +1,5 @@
 """DiffusionGemma, step by step: a tiny random one of transformers' own making, and its `generate`."""
 
-import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from torch import Tensor
 from dsim.device.on_device import LiveSetting
 from dsim.engine.commits import CanvasLaw, LawDraws
 from dsim.engine.engine import Limits
-from dsim.engine.errors import ModelError, ProfileError
 from dsim.engine.latency import Features
 from dsim.engine.policy import Policy, parse
 from dsim.engine.step import Phase, StepOutcome, StepPlan
@@ -23,12 +21,10 @@ from dsim.live.canvas import Canvas, CanvasCache, KeyedChance, accept
 from dsim.live.canvas_graphs import GraphCanvasCache, padded
 from dsim.live.canvas_model import CanvasModel, Renoise, canvas_config, read_canvas_model
 from dsim.live.weights import source_of
-from dsim.profiler import measure_canvas
-from dsim.profiler.measure import LoadedCanvas, open_any
-from dsim.profiler.measure_canvas import measure_steps, profile_canvas
+from dsim.profiler.measure import LoadedCanvas, open_any, profile_model
 from dsim.profiler.models import Windowed
 from dsim.profiler.profile import Profile, load, save
-from dsim.profiler.samples import Evidence
+from dsim.profiler.samples import Samples
 from dsim.results.world import World
 from dsim.serve.open import open_live
 
@@ -299,20 +295,20 @@ THREE_STEPS = Renoise(max_steps=3, confidence=1e-9)  # no canvas is ever sure: e
 
 
 @pytest.fixture(scope="module")
-def canvas_profile(gemma: tuple[Any, Path], _budgets_of_processor_time: None) -> tuple[Profile, Evidence]:
+def canvas_profile(gemma: tuple[Any, Path], _budgets_of_processor_time: None) -> tuple[Profile, Samples]:
     loaded = opened(gemma[1], THREE_STEPS)
-    return profile_canvas(loaded, name="g", budget=1.0, workloads={}, max_batch=2, max_context=64)
+    return profile_model(loaded, name="g", budget=4.0, workloads={}, max_batch=2)
 
 
 @pytest.mark.slow
 def test_a_canvas_model_is_measured_and_its_law_is_the_rule_s(
-    gemma: tuple[Any, Path], canvas_profile: tuple[Profile, Evidence], tmp_path: Path
+    gemma: tuple[Any, Path], canvas_profile: tuple[Profile, Samples], tmp_path: Path
 ) -> None:
     loaded, (found, taken) = opened(gemma[1], THREE_STEPS), canvas_profile
     [law] = found.canvas_laws
     assert (law.median, law.least, law.most, law.canvas_spread, law.drift) == (3.0, 3, 3, 0.0, 1.0)
     assert (found.family, found.model.windowed, found.model.full_layers) == ("canvas", Windowed(2, 2, 8, WINDOW), 2)
-    columns = {name: taken.steps.column(name) for name in Features._fields}
+    columns = {name: taken.column(name) for name in Features._fields}
     denoises = columns["prefill_tokens"] == 0
     assert 0 < denoises.sum() < len(denoises)
     assert (columns["tokens"][denoises] == CANVAS * columns["batch"][denoises]).all()
@@ -325,7 +321,7 @@ def test_a_canvas_model_is_measured_and_its_law_is_the_rule_s(
 
 @pytest.mark.slow
 def test_a_server_that_draws_commits_takes_the_law_of_the_workload_it_is_asked_for(
-    gemma: tuple[Any, Path], canvas_profile: tuple[Profile, Evidence], serving: Any
+    gemma: tuple[Any, Path], canvas_profile: tuple[Profile, Samples], serving: Any
 ) -> None:
     loaded, found = opened(gemma[1], THREE_STEPS), canvas_profile[0]
     [law] = found.canvas_laws
@@ -337,103 +333,6 @@ def test_a_server_that_draws_commits_takes_the_law_of_the_workload_it_is_asked_f
             server.complete(prompt=prompt_of(0, LENGTHS[0][0]).tolist(), max_tokens=CANVAS)
         steps.append(server.totals.forwards)
     assert steps[0] - steps[1] == 1
-
-
-def ask(loaded: LoadedCanvas, num: int, answer: Any, monkeypatch: pytest.MonkeyPatch, *how: Any) -> None:
-    """Measure steps up to the batch of this number; `answer` is told each one's rows, requests and rest."""
-    numbers = itertools.count(1)
-
-    def served(loaded: Any, policy: Any, requests: Any, *rest: Any) -> None:
-        answer(policy.batching.max_batch, requests, *rest)
-        if next(numbers) == num:
-            raise ProfileError("enough")
-
-    monkeypatch.setattr(measure_canvas, "_served", served)
-    with pytest.raises(ProfileError, match="enough"):
-        measure_steps(loaded, *how, 0, lambda share: None, [])
-
-
-def test_shapes_that_are_measured_fit_the_memory_that_is_free(
-    gemma: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded = opened(gemma[1], EARLY)
-    page = measure_canvas.PAGE * loaded.memory.kv_bytes_per_token
-    monkeypatch.setattr(measure_canvas, "free_bytes", lambda loaded: 2 * 5 * page)  # half of it: five pages
-    pools: list[tuple[int, int]] = []
-
-    def answer(most: int, requests: Any, *_: Any) -> None:
-        longest = max(r.input_length + r.limit for r in requests) + CANVAS
-        pools.append((most, most * -(-longest // measure_canvas.PAGE)))
-
-    ask(loaded, 6, answer, monkeypatch, 1.0, 64, 100_000)
-    assert {most for most, _ in pools} == {1, 2, 4}  # of eight rows each would need a page of its own
-    assert max(pages for _, pages in pools) <= 5
-    monkeypatch.setattr(measure_canvas, "free_bytes", lambda loaded: page)
-    with pytest.raises(ProfileError, match=f"{loaded.name}: 0 tokens of keys and values fit .* expected at least 25"):
-        measure_steps(loaded, 1.0, 64, 100_000, 0, lambda share: None, [])
-
-
-def test_a_gpu_is_heated_by_single_canvases_before_steps_are_measured(
-    gemma: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded = opened(gemma[1], EARLY)
-    monkeypatch.setattr(LoadedCanvas, "on_gpu", property(lambda self: True))
-    monkeypatch.setattr(measure_canvas, "free_bytes", lambda loaded: 1 << 30)
-    batches: list[int] = []
-
-    def answer(most: int, requests: Any, prompts: Any, seed: int, take: Any, *_: Any) -> None:
-        batches.append(most)
-        if len(batches) <= 4:
-            take({"device": [1.0, 1.0]}, {})
-
-    ask(loaded, 8, answer, monkeypatch, 600.0, 4, 64)
-    assert batches == [1, 1, 1, 1, 1, 4, 2, 1]
-
-
-@pytest.mark.parametrize("error", [RuntimeError("device lost"), KeyboardInterrupt()], ids=["failure", "Ctrl-C"])
-def test_steps_measured_before_a_batch_that_fails_are_kept(
-    gemma: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
-    run = measure_canvas.run
-    num_steps: list[int] = []  # of each batch
-
-    def fail(*arguments: Any, append: Any, **options: Any) -> Any:
-        num_steps.append(0)
-
-        def count(columns: Any, lists: Any) -> None:
-            num_steps[-1] += len(columns["latency"])
-            append(columns, lists)
-
-        done = run(*arguments, append=count, **options)
-        return done if len(num_steps) < 3 else replace(done, failure=error)
-
-    monkeypatch.setattr(measure_canvas, "run", fail)
-    kept: list[Any] = []
-    with pytest.raises(type(error)):
-        profile_canvas(
-            opened(gemma[1], EARLY), name="g", budget=60.0, workloads={}, max_batch=2, max_context=64,
-            keep=lambda profile, evidence: kept.append((profile.canvas_laws, len(evidence.steps))),
-        )  # fmt: skip
-    assert len(num_steps) == 3
-    assert kept == [((), sum(num_steps))]
-
-
-def test_a_batch_that_the_device_has_no_memory_for_ends_at_the_one_before(
-    gemma: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded = opened(gemma[1], EARLY)
-    batches: list[int] = []
-
-    def answer(most: int, *_: Any) -> None:
-        batches.append(most)
-        if most > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    ask(loaded, 5, answer, monkeypatch, 1.0, 8, 64)
-    assert batches == [1, 8, 1, 4, 1, 2, 1]
-    monkeypatch.setattr(measure_canvas, "_served", lambda *_: answer(4))
-    with pytest.raises(ModelError, match="out of memory at a batch of 1"):
-        measure_steps(loaded, 1.0, 8, 64, 0, lambda share: None, [])
 
 
 @pytest.mark.parametrize("num", [1, 3, 5])
@@ -460,8 +359,3 @@ def test_captured_steps_are_the_eager_ones(gemma: tuple[Any, Path], num: int) ->
 
 def test_a_graph_computes_few_canvases_more_than_a_step_has() -> None:
     assert [padded(n) for n in (1, 7, 8, 9, 16, 17, 33, 64)] == [1, 7, 8, 10, 16, 20, 40, 64]
-
-
-def test_the_extremes_of_batches_are_measured_first() -> None:
-    assert measure_canvas.spread([1, 2, 4, 8, 16, 32, 64]) == [1, 64, 8, 2, 4, 16, 32]
-    assert measure_canvas.spread([1]) == [1]

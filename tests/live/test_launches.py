@@ -14,8 +14,7 @@ from dsim.live import forward as forward_module
 from dsim.live.cache import PagedCache
 from dsim.live.canvas import CanvasCache, Turn
 from dsim.live.canvas_model import random_canvas_model
-from dsim.live.config import Experts
-from dsim.live.config_file import ConfigJson, Settings
+from dsim.live.config import ConfigJson, Experts, Settings
 from dsim.live.forward import Batch, Forward
 from dsim.live.weights import random_model
 

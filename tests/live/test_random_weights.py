@@ -14,7 +14,7 @@ from dsim.engine.errors import ModelError
 from dsim.live import model as decoder
 from dsim.live import weights
 from dsim.live.canvas_model import canvas_config, num_params
-from dsim.live.config_file import Settings, named
+from dsim.live.config import Settings, named
 from dsim.live.model import route
 from dsim.live.random_weights import drawn_experts, of_rows
 from dsim.live.shipped_configs import CONFIGS

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dsim.engine.errors import DsimError, ModelError
-from dsim.live.config_file import named
+from dsim.live.config import named
 from dsim.live.hub_cache import in_cache
 from dsim.live.prompts import tokenizer_folder
 from dsim.live.weights import config_of, load, random_model

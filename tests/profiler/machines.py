@@ -10,7 +10,7 @@ from dsim.profiler.samples import Samples, samples
 
 THREE = LatencyModel(
     ((1.0, 0.005), (120.0, 0.005), (1000.0, 0.02)), 3e-5, attention=3e-9, kv_read=2e-8, head=4e-6, sample=2e-6,
-    host_step=1e-3, host_request=2e-5, dense_from=64, dense_attention=1.5e-9,
+    host_step=1e-3, host_request=2e-5, dense=0.5,
 )  # fmt: skip
 TWO = replace(THREE, knots=((1.0, 0.005), (200.0, 0.005)))
 EAGER = replace(THREE, launch=0.03)

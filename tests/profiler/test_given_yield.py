@@ -7,11 +7,11 @@ import pytest
 from dsim.engine.errors import DsimError, ProfileError
 from dsim.engine.policy import parse
 from dsim.planner.contents import asked_of
+from dsim.profiler.calibrate import mean_yield
 from dsim.profiler.canvas_law import mean_forwards
 from dsim.profiler.given_yield import COUNTERS, given_yield, with_yield
 from dsim.profiler.known import calibrated_under
 from dsim.profiler.profile import load
-from dsim.profiler.request_effects import mean_yield
 from dsim.research.calibration.calibrated import published_mean
 from dsim.results.world import World
 

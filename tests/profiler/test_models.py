@@ -91,7 +91,7 @@ def test_a_name_of_ones_own_generates_as_its_architecture_does(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"hidden_size": None}, "has no hidden_size or d_model, expected a model's dimensions"),
+        ({"hidden_size": None}, "hidden_size or d_model is missing, expected a model's dimension"),
         (
             {"num_experts": 4, "num_experts_per_tok": 8, "moe_intermediate_size": 1},
             "num_experts_per_tok is 8, expected",
@@ -141,7 +141,7 @@ def test_layers_of_several_kinds_are_counted(
         path.write_text(json.dumps(given))
         shape = model(str(path))
         assert (round(shape.total_params / 1e9, 1), shape.kv_bytes_per_token) == (billions, kv_bytes)
-    for strange in ({"kv_lora_rank": 512}, {"sliding_window": 1024}):
+    for strange in ({"kv_lora_rank": 512}, {"index_topk": 2048}, {"sliding_window": 1024}):
         path.write_text(json.dumps(config | strange))
         with pytest.raises(ProfileError, match=f"{next(iter(strange))} is [0-9]+, expected "):
             model(str(path))

@@ -34,8 +34,7 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
     measured = replace(
         load(DEFAULT), origin="measured", fit=replace(load(DEFAULT).fit, standard_errors={"slope": 1e-7})
     )
-    kinds = replace(measured, commits=(replace(measured.commits[0], request_quantiles=(-1.0, 0.0, 2.0)),))
-    for profile in (load("a100-llada2-mini"), load("h200-sdar-8b"), measured, kinds):
+    for profile in (load("a100-llada2-mini"), load("h200-sdar-8b"), measured):
         save(profile, tmp_path / "a.json", force=True)
         save(load(tmp_path / "a.json"), tmp_path / "b.json", force=True)
         assert load(tmp_path / "a.json") == profile
@@ -55,7 +54,7 @@ def test_a_measured_profile_keeps_how_it_was_judged(tmp_path: Path) -> None:
         known,
         origin="measured",
         fit=replace(
-            known.fit, num_points=120, held_out=load("h100-sdar-8b/dsim").fit.held_out, noise=0.01, drift=-0.002,
+            known.fit, num_points=120, held_out=load("h100-sdar-8b/dsim").fit.held_out,
             unidentified=("launch",), doubts=("noise",),
         ),
         provenance=replace(
@@ -121,14 +120,12 @@ def overhead(*phases: str, cache: str = "MaskKV") -> list[dict[str, Any]]:
 
 
 KNOTS, CACHES = ("latency", "knots"), ("latency", "cache_overhead")
-QUANTILES = ("commits", 0, "request_quantiles")
 BAD = [
     (("schema",), "x", "schema is 'x', expected 'dsim-profile'"),
     (("version",), "1", 'version is "1", expected 1'),
     (("version",), 2, "version is 2, expected 1"),
-    (CACHES, overhead("full", cache="Ours"), 'cache is "Ours", expected one of NoCache'),
-    (CACHES, overhead("fill"), 'phase is "fill", expected one of prefill'),
-    (CACHES, overhead("full", "pack", "full"), 'full again", expected each phase of a cache once'),
+    (CACHES, overhead("full", cache="Ours"), 'cache_overhead[0] is "Ours full", expected a cache of NoCache'),
+    (CACHES, overhead("fill"), 'cache_overhead[0] is "MaskKV fill", expected a cache of'),
     (("device", "count"), 0, "device.count is 0, expected at least 1"),
     (("model", "experts"), {}, "model.experts.num is missing, expected keys num, top_k, shared, ffn, dense_layers"),
     (("model", "layers"), 10**400, "model.layers is 1" + "0" * 76 + "..., expected at most 9223372036854775807"),
@@ -138,8 +135,6 @@ BAD = [
     (("fit", "domain"), [5, 1], "fit.domain[1] is 1.0, expected at least domain[0], 5"),
     (("latency", "layers"), 36, "latency.layers is unknown"),
     (("commits", 0, "pass_probability"), [0.5], "commits[0].pass_probability is a list of 1, expected 32 values"),
-    (QUANTILES, [101], "commits[0].request_quantiles[0] is 101, expected -100 to 100"),
-    (QUANTILES, [0, -1], "commits[0].request_quantiles[1] is -1.0, expected at least the one before, 0"),
     (("provenance", "settings"), {"p": []}, "provenance.settings.p is a list of 0, expected a text, a whole number"),
 ]
 
@@ -173,7 +168,7 @@ def test_the_prefill_budget_is_halved_until_16_pages_fit() -> None:
     memory = MemoryModel(1_000_000, 200_000, 100, vocab=10)
     # 64,000 and 40,000 tokens of runtime leave less than nothing and 0 pages, 32,000 leave 79.
     assert memory.fit(16, 5, 64_000) == (78, 32_000)
-    with pytest.raises(ProfileError, match=r"the weights take 0.000999 GB of 0.001 GB of memory, which leaves no room"):
+    with pytest.raises(ProfileError, match=r"the weights take 0.000999 GB, .*, which leaves no room"):
         replace(memory, weight_bytes=999_000).num_pages(16, 5, 64_000)
 
 

@@ -10,7 +10,7 @@ import pytest
 from dsim.engine.latency import CacheOverhead
 from dsim.profiler import measure
 from dsim.profiler.profile import Profile, load
-from dsim.profiler.samples import FEATURES, Evidence, samples
+from dsim.profiler.samples import FEATURES, samples
 from dsim.report.profile import Profiled
 
 from ..cli.command import dsim, succeed
@@ -33,7 +33,7 @@ def test_models_that_engines_serve_have_a_roofline(tmp_path: Path, shape: str, r
     made = load(path)
     assert (found["sheet"]["max_batch"], made.family) == (rows, family)
     # Experts are read as tokens reach them: the floor of one token is far below that of hundreds.
-    assert made.latency.pieces(256) > 2 * made.latency.pieces(1)
+    assert made.latency.base(256) > 2 * made.latency.base(1)
     assert (made.latency.window, made.latency.window_kv_read > 0) == (
         (1024, True) if family == "canvas" else (0, False)
     )
@@ -73,7 +73,7 @@ def test_a_log_is_fitted_and_shown(tmp_path: Path) -> None:
     shown = succeed(*command).out.splitlines()
     assert "from a step log (synthetic log, no device ran it): estimated, not measured. Valid: 119 step" in shown[0]
     heads = [line.split()[0].removesuffix(":") for line in shown[1:-1]]
-    assert heads == ["noise", "pieces", "judged", "judged", "floor", "unknown", "commits", "front", "Note"]
+    assert heads == ["table", "judged", "judged", "floor", "unknown", "commits", "front", "Note"]
     assert shown[-1] == f"Wrote {path}, {page}"
     assert not load(path).doubts
     assert page.read_text().startswith("<!DOCTYPE html>")
@@ -113,7 +113,7 @@ def test_an_interrupted_measurement_is_written_and_told(tmp_path: Path, monkeypa
     steps = samples(np.ones((3, len(FEATURES))), [0.01] * 3)
 
     def profile_model(*_: Any, keep: Any, **__: Any) -> None:
-        keep(profile, Evidence(steps))
+        keep(profile, steps)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(measure, "profile_model", profile_model)

@@ -32,12 +32,12 @@ def test_the_pieces_never_fall_and_are_never_below_the_roof(
 ) -> None:
     device, shape, tp = gpu(world[0]), model(world[1]), world[2]
     latency = latency_model(device, shape, tp, world[3])
-    assert latency.pieces(tokens) <= latency.pieces(tokens + more)
+    assert latency.base(tokens) <= latency.base(tokens + more)
     # The slope beyond the last knot is no gentler than the roof itself.
     assert latency.slope >= compute_slope(device, shape, tp) * (1 - 1e-5)
-    assert latency.pieces(tokens) >= compute_slope(device, shape, tp) * tokens * (1 - 1e-4)
+    assert latency.base(tokens) >= compute_slope(device, shape, tp) * tokens * (1 - 1e-4)
     # Between powers of two the share of touched experts bends a little above its chord.
-    assert latency.pieces(tokens) >= weight_read(device, shape, tp, tokens) * (0.9 if shape.experts else 1 - 1e-5)
+    assert latency.base(tokens) >= weight_read(device, shape, tp, tokens) * (0.9 if shape.experts else 1 - 1e-5)
 
 
 @pytest.mark.parametrize("name", MODELS)

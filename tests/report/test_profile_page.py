@@ -5,12 +5,10 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import dsim
 from dsim.profiler.profile import Profile
-from dsim.profiler.samples import Evidence, points
 from dsim.profiler.steplog import StepLog, profile_of_log, read_log
 from dsim.report.html import to_html
 from dsim.report.profile import Profiled
@@ -29,7 +27,7 @@ def profile(log: StepLog) -> Profile:
 
 
 def drawn(profile: Profile, log: StepLog) -> str:
-    return to_html(Profiled(profile, evidence=Evidence(log.steps)).page())
+    return to_html(Profiled(profile, evidence=log.steps).page())
 
 
 @pytest.fixture(scope="module")
@@ -56,15 +54,6 @@ def traces(html: str) -> dict[str, tuple[list[float], list[float]]]:
     return {t["name"]: (t["x"], t["y"]) for t in json.loads(found[1])["curve"]["data"]}
 
 
-def test_steps_of_serving_are_drawn_as_those_that_judge(profile: Profile, log: StepLog) -> None:
-    served = log.steps[np.arange(40)]
-    shown = traces(to_html(Profiled(profile, evidence=Evidence(log.steps, served)).page()))
-    assert "decode, held out" not in shown
-    hollow = sum(len(x) for name, (x, _) in shown.items() if name.endswith(", served"))
-    assert hollow == len(points(served))
-    assert hollow + len(shown["decode"][0]) + len(shown["prefill"][0]) == len(points(log.steps)) + len(points(served))
-
-
 def test_a_fit_that_is_not_valid_says_so_first(profile: Profile, log: StepLog) -> None:
     bad = replace(
         profile,
@@ -80,7 +69,7 @@ def test_a_fit_that_is_not_valid_says_so_first(profile: Profile, log: StepLog) -
 
 
 def test_a_result_survives_json_without_its_evidence(profile: Profile, log: StepLog) -> None:
-    result = Profiled(profile, command="dsim profile", evidence=Evidence(log.steps))
+    result = Profiled(profile, command="dsim profile", evidence=log.steps)
     again = Profiled.from_json(result.to_json())
     assert again == replace(result, evidence=None)
     assert (len(result.to_frame()), len(again.to_frame())) == (len(log.steps), 0)
