@@ -13,6 +13,8 @@ from typing import Annotated, Any
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field, ValidationError
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -45,6 +47,7 @@ class Settings:
     model: str  # the name in the API
     about: str  # twin or live: a header of every reply
     api_key: str | None = None
+    hosts: Sequence[str] = ("*",)  # names of this server in a Host header
 
 
 class Piece(BaseModel, strict=True):
@@ -110,6 +113,7 @@ def application(fleet: Fleet, words: Words, settings: Settings) -> Starlette:
     ]
     return Starlette(
         routes=routes,
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(settings.hosts))],
         exception_handlers={
             RefusedError: _refused,
             Exception: lambda request, error: _error(500, FAULT),

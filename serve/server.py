@@ -26,6 +26,7 @@ from .open import Behind
 
 LAST_BYTES = 1.0  # s for clients to receive the ends of aborted replies
 MAX_CONNECTIONS = 1000  # further clients get 503
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 KEEP_ALIVE = 65  # s for which an idle connection stays open
 
 
@@ -107,7 +108,7 @@ class ServerOptions:
 
     host: str
     port: int
-    drain: float  # s
+    drain: float = 60.0  # s that requests in flight may take after a signal
     served_name: str | None = None
     api_key: str | None = None
     access_log: str | Path | None = None
@@ -115,8 +116,6 @@ class ServerOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.port < 1 << 16:
             raise DsimError(f"--port is {self.port}, expected 0 to 65535")
-        if not 0 <= self.drain < float("inf"):
-            raise DsimError(f"--grace is {self.drain} s, expected at least 0 and finite")
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,10 @@ def serve_until_stopped(
         if options.access_log is not None:
             fleet.access = AccessLog(Path(options.access_log), fleet.clock.opened, force)
         name = options.served_name or behind.model
-        app = application(fleet, behind.words, Settings(name, behind.header, options.api_key or None))
+        hosts = ("*",)
+        if options.host in LOOPBACK:  # a page in a browser could reach it by a name of its own (DNS rebinding)
+            hosts = LOOPBACK
+        app = application(fleet, behind.words, Settings(name, behind.header, options.api_key or None, hosts))
         server = Server(app, options, fleet, lambda url: say(f"Serving {name}: {behind.about}, on {url}"))
         behind.start()
         try:

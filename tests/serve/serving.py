@@ -16,7 +16,7 @@ from dsim.engine.journal import StepTotals
 from dsim.engine.latency import LatencyModel
 from dsim.serve.app import Settings, application
 from dsim.serve.open import Behind
-from dsim.serve.server import Server, ServerOptions
+from dsim.serve.server import LOOPBACK, Server, ServerOptions
 
 from ..held_up import PATIENCE
 
@@ -97,7 +97,7 @@ def serving(behind: Behind, *, api_key: str | None = None, drain: float = 30.0) 
         running.port = int(url.rsplit(":", 1)[1])
         up.set()
 
-    settings = Settings("a model", behind.header, api_key)
+    settings = Settings("a model", behind.header, api_key, LOOPBACK)
     app = application(behind.fleet, behind.words, settings)
     server = Server(app, ServerOptions("127.0.0.1", 0, drain), behind.fleet, started)
     running = Running(behind, server)

@@ -275,6 +275,12 @@ def test_only_the_api_is_served(twin: Callable[..., Behind]) -> None:
         assert "access-control-allow-origin" not in origin.headers
 
 
+def test_a_page_s_own_name_for_this_machine_is_refused(twin: Callable[..., Behind]) -> None:
+    with serving(twin()) as server:
+        assert server.ask("GET", "/health").status == 200
+        assert server.ask("GET", "/health", Host="evil.example").status == 400
+
+
 def test_an_api_key_is_asked_for_where_there_is_one(twin: Callable[..., Behind]) -> None:
     with serving(twin(), api_key="schl\xfcssel") as server:
         for given in (b"Bearer schl\xc3\xbcssel", b"", b"Bearer schl?ssel", b"schl\xc3\xbcssel"):
