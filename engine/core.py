@@ -472,6 +472,7 @@ def questions_of(answers: Mapping[Any, Any]) -> frozenset[Any]:
 
 def answers_of(policy: "Policy") -> dict[Any, Any]:
     """The rules that answer a policy's questions; PolicyError as in core_of."""
+    _check_methods(policy)
     answers: dict[Any, Any] = {prefill_over: release_rows, **policy.rows.rules}
     answering: dict[Any, Any] = {}
     for component in policy.parts():
@@ -535,8 +536,7 @@ def _check_answer(policy: "Policy", name: str, placeholder: Any, answer: Any) ->
         return
     if placeholder not in FORMS:
         raise PolicyError(
-            f"{name} answers {question}, which is the engine's own: expected one of {_names(FORMS)}, or "
-            "Scheduler.order in Python"
+            f"{name} answers {question}, expected one of {', '.join(_names(FORMS))}, or Scheduler.order in Python"
         )
     names, expected = parameters(answer), parameters(placeholder)
     if placeholder in OF_A_VIEW:
@@ -552,6 +552,20 @@ def _check_answer(policy: "Policy", name: str, placeholder: Any, answer: Any) ->
             raise PolicyError(
                 f"{name}: rule {callee.__name__} writes {', '.join(sorted(written))}, expected only fields of its "
                 f"record: {', '.join(sorted(record_fields)) or 'none'}"
+            )
+
+
+def _check_methods(policy: "Policy") -> None:
+    """PolicyError for a method from outside with a question's name that its part is not asked."""
+    names = {"order", "unmask", *_names(FORMS)}
+    for component in policy.parts():
+        kinds = type(component).__mro__
+        methods = {name for kind in kinds if not is_ours(kind) for name in vars(kind)}
+        if unasked := (methods & names).difference(*(vars(kind) for kind in kinds if is_ours(kind))):
+            raise PolicyError(
+                f"policy {policy.name}: {type(component).__name__} has a method {min(unasked)}, which is never asked: "
+                "expected a rule in `answers`, order of a Scheduler, select of a Granularity, or threshold_now or "
+                "unmask of an Unmasking"
             )
 
 

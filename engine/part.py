@@ -301,6 +301,9 @@ class Policy:
         homes: dict[str, str] = {}
         for piece in (getattr(self, axis) for axis in KINDS):
             for f in dataclasses.fields(piece):
+                if any(callable(vars(base).get(f.name)) for base in type(piece).__mro__ if is_ours(base)):
+                    owner = f"{self.name}: {type(piece).__name__}"
+                    raise PolicyError(f"{owner} has a field {f.name}, which the engine uses: expected another name")
                 if (other := homes.setdefault(f.name, type(piece).__name__)) != type(piece).__name__:
                     pair = f"{other} and {type(piece).__name__}"
                     raise PolicyError(f"{self.name}: {pair} both have a field {f.name}, expected another name in one")

@@ -1,4 +1,4 @@
-"""A plan: which policy on which GPUs, how many, at what cost, and how sure that is (docs/plan-method.md)."""
+"""A plan: which policy on which GPUs, how many, at what cost, and how sure (research/evidence/plan-method.md)."""
 
 import math
 from collections import Counter

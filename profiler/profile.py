@@ -139,10 +139,15 @@ class MemoryModel:
             if logit_rows is not None:
                 break
             budget //= 2
+        pool = MIN_PAGES * page * self.kv_bytes_per_token / self.utilisation
+        fit = int((free - pool) * max_batch // max(1, rows + runtime))
+        expected = "more memory"
+        if 0 < fit < max_batch:
+            expected = f"at most {fit} rows"
         raise ProfileError(
             f"of {gb(self.capacity_bytes)} of memory the weights take {gb(self.weight_bytes)}, {max_batch} rows "
             f"{gb(rows)} and their logits {gb(runtime)}, which leaves no room for {MIN_PAGES} KV pages of "
-            f"{gb(page * self.kv_bytes_per_token)}: expected fewer rows or more memory"
+            f"{gb(page * self.kv_bytes_per_token)}: expected {expected}"
         )
 
     def logit_bytes(self, max_batch: int, max_prefill_tokens: int, logit_rows: int | None) -> int:

@@ -107,7 +107,9 @@ class ApproximateCache(Cache):
         steps, block = policy.unmasking.denoising_steps, policy.block_length
         if steps is not None and steps > block:
             raise PolicyError(f"{policy.name}: denoising_steps is {steps}, expected at most the block length {block}")
-        kind = next(kind for kind in type(self).__mro__ if work in vars(kind).get("rules", {}))
+        kind = next((kind for kind in type(self).__mro__ if work in vars(kind).get("rules", {})), None)
+        if kind is None:
+            return
         text = f"{policy.name}: {kind.__name__} answers work"
         if held not in vars(kind)["rules"]:  # an inherited `held` suits other work
             raise PolicyError(f"{text} and not held, the memory of a request: expected an answer to both")

@@ -38,7 +38,6 @@ def test_info_shows_a_trace(burstgpt: Path) -> None:
         "rate: 0.0177 req/s for 113.0 s",
         "gap CV: 0.29 (burstiness 11.73)",
         "peak by minute: 0.0333 req/s, 1.00 x mean, in minute 1 of 1",
-        "also: log_type, model",
         " tokens   mean   std   p50   p90     p99     max   total",
         " ───────────────────────────────────────────────────────",
         " input     659   304   472   964   1,075   1,087   1,976",

@@ -119,7 +119,7 @@ def test_a_window_that_no_twin_can_replay_ends_nothing(tmp_path: Path) -> None:
         tokens = 'generation_tokens_total{engine="0",model_name="m"} '
         sample = sample_of(pages.vllm(10 + 20 * i).replace(tokens, tokens + "9" * 4 * i), 2e9 + 50 * i, "here")
         assert follower.add(Scrape(sample.time, (sample,))) is None
-    assert [line[:64] for line in told] == ["Not judged: the last window: none of its 45 requests fits into a"]
+    assert [line[:58] for line in told] == ["Not judged: followed traffic: none of its 45 requests fits"]
 
 
 @pytest.mark.parametrize("cut", range(1, 12))

@@ -230,7 +230,7 @@ def test_each_class_is_held_to_its_own_bound(tmp_path: Path, md1: World) -> None
         ({"slos": ("mean:e2el=900ms",)}, {}, "SLO 'mean:e2el=900ms' holds at no rate: mean of e2el is 1,00"),
         ({"slos": ("mean:e2el=99999s",)}, {}, "every rate meets 'mean:e2el=99999s', even "),
         ({"slos": ()}, {}, "no SLO is given, expected at least one, such as p90:tpot_chunk=50ms"),
-        ({"slos": ("chat/ttft=2s",)}, {}, "SLO 'chat/ttft=2s': no request is of class 'chat': the trace has no column"),
+        ({"slos": ("chat/ttft=2s",)}, {}, "SLO 'chat/ttft=2s': no request is of class 'chat': the trace holds no "),
         ({"rate": 2.0}, {}, "rate is 2.0, expected none: the search varies the rate"),
         ({}, {"precision": 0.0}, "precision is 0%, expected 0.1% to 50%"),
         ({}, {"num_requests": 3}, "number of requests is 3, expected 100 to 10000000 a replay"),

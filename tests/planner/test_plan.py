@@ -156,8 +156,9 @@ def test_at_one_cost_the_better_answers_are_recommended() -> None:
     found = plan(QUEUE, scored, rate=0.5, num_requests=400, jobs=1)
     assert [(fleet.policy, fleet.per_hour) for fleet in found.ranking] == [(ONE, 2.0), ("ar,max_batch=64", 2.0)]
     assert found.ranking[1].values["mean:e2el=3s"].value < found.ranking[0].values["mean:e2el=3s"].value
-    said = "ar,max_batch=64, at the same cost, but with answers of quality 90.0 % against 100.0 %"
-    assert said in str(found.page())
+    text = str(found.page())
+    assert "ar,max_batch=64, at the same cost: " in text
+    assert "quality 90.0 % against" in text
 
 
 def test_what_nothing_tells_apart_is_called_a_tie() -> None:

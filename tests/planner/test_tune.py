@@ -104,7 +104,7 @@ def test_of_equals_the_nearest_to_the_default_wins_and_they_are_counted() -> Non
     best = found_by(level, space=few, trials=12)
     assert best.recommended.policy.startswith("chunk,chunk=")  # the batch stays
     assert best.equal == 8
-    assert "8 other settings do as well" in best.page().answer
+    assert "As good within 1 %: 8 other settings" in best.page().answer
     assert Tuned.from_json(json.loads(json.dumps(best.to_json()))) == replace(best, policy_toml="", compared=())
     assert found_by(lambda c, p: ReplayOutcome(1.0), space=few).recommended.policy == "chunk"
 

@@ -41,7 +41,7 @@ def test_a_table_gives_a_model_for_each_threshold(tmp_path: Path) -> None:
     assert [(m.threshold, m.block_length) for m in models] == [(0.9, 8), (0.8, 16)]
     assert [mean_yield(m) for m in models] == pytest.approx([2.2, 3.2], rel=0.02)
     world = World("azure-conv", policy="optimus:4,block_length=8,threshold=0.7", yields=str(table))
-    with pytest.raises(ProfileError, match=r"at thresholds 0\.80, 0\.90; this run asks for 0\.70"):
+    with pytest.raises(ProfileError, match=r"models of threshold 0\.9, 0\.8; this run asks for 0\.7"):
         world.simulate(world.requests().head(1))
 
 
