@@ -148,9 +148,13 @@ class _Routes:
         self._check_key(request)
         limit = self._fleet.engines[0].limits.context_limit
         model = {
-            "id": self._settings.model, "object": "model", "created": 0, "owned_by": self._fleet.publishes,
-            "root": self._settings.model, "max_model_len": limit,
-        }  # fmt: skip
+            "id": self._settings.model,
+            "object": "model",
+            "created": 0,
+            "owned_by": self._fleet.publishes,
+            "root": self._settings.model,
+            "max_model_len": limit,
+        }
         return JSONResponse({"object": "list", "data": [model]}, headers=self._headers)
 
     async def health(self, request: Request) -> Response:

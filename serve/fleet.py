@@ -152,10 +152,16 @@ class Fleet:
             self.watches.append(Watch(self.publishes, engine, self.prefixes, host))
             self.replicas.append(
                 Replica(
-                    engine, executor, self.clock, committed, ended, recorder, simulates=self.simulates,
+                    engine,
+                    executor,
+                    self.clock,
+                    committed,
+                    ended,
+                    recorder,
+                    simulates=self.simulates,
                     entering=self._entering,
                 )
-            )  # fmt: skip
+            )
         for replica in self.replicas:
             replica.start()
 
@@ -187,9 +193,10 @@ class Fleet:
         if not self.engines[0].fits(request):
             limits = self.engines[0].limits
             raise RefusedError(
-                400, f"prompt and output are {len(prompt)} + {output_length} tokens, expected at most "
+                400,
+                f"prompt and output are {len(prompt)} + {output_length} tokens, expected at most "
                 f"{limits.context_limit} together and {limits.num_pages} KV pages",
-            )  # fmt: skip
+            )
         ids = np.asarray(prompt, np.int32)
         if self.vocab is not None and ids.max(initial=0) >= self.vocab:
             raise RefusedError(400, f"prompt holds token id {ids.max()}, expected below {self.vocab}")
@@ -261,9 +268,13 @@ class Fleet:
                 continue
             tokens = _new_tokens(stream, slot, num, text)
             num_prompt += watch.sent(
-                request, len(tokens), first=stream.num_sent == 0, last=last, gap=now - stream.last_sent,
+                request,
+                len(tokens),
+                first=stream.num_sent == 0,
+                last=last,
+                gap=now - stream.last_sent,
                 output_length=stream.output_length,
-            )  # fmt: skip
+            )
             num_sent += len(tokens)
             stream.num_sent, stream.last_sent = num, now
             stream.first_sent = stream.first_sent or now

@@ -80,9 +80,13 @@ class Behind:
 
 
 def open_twin(
-    world: World, *, speed: float = 1.0, tokenizer: str | None = None,
-    append: Append | None = None, metrics_as: str | None = None,
-) -> Behind:  # fmt: skip
+    world: World,
+    *,
+    speed: float = 1.0,
+    tokenizer: str | None = None,
+    append: Append | None = None,
+    metrics_as: str | None = None,
+) -> Behind:
     """The twin of a world's policy, profile and replicas; its text is filler.
 
     speed: simulated s per real s. metrics_as: engine whose metrics are published.
@@ -103,10 +107,17 @@ def open_twin(
     _warm_up(setting, model)
     clock.start()
     fleet = Fleet(
-        engines, world.routing().new(prefixes, seed=world.seed), table, clock,
-        draws=draws, append=append, prefixes=prefixes,
-        frontend=profile.frontend, metrics_as=metrics_as, simulates=True,
-    )  # fmt: skip
+        engines,
+        world.routing().new(prefixes, seed=world.seed),
+        table,
+        clock,
+        draws=draws,
+        append=append,
+        prefixes=prefixes,
+        frontend=profile.frontend,
+        metrics_as=metrics_as,
+        simulates=True,
+    )
     words, pace = Filler(), ""
     if tokenizer is not None:
         words = Filler(Tokenized(tokenizer))
@@ -114,18 +125,27 @@ def open_twin(
         pace = f"; times are simulated, {speed:g} times as fast as the clock"
     about = f"the twin of {profile.model.name} on {profile.device.name}, {world.policy}"
     info = _info(
-        world, limits, profile, setting, "twin",
+        world,
+        limits,
+        profile,
+        setting,
+        "twin",
         {"device": f"twin of {profile.device.name}", "model": profile.model.name, "speed": speed},
-    )  # fmt: skip
+    )
     executors = [PacedTwin(model, clock) for _ in engines]
     header = f"twin; the text is filler{pace}"
     return Behind(fleet, executors, None, words, world.policy, about + pace, header, info)
 
 
 def open_live(
-    loaded: Opened, world: World, *, profile: Profile | None = None, commits: str | None = None,
-    append: Append | None = None, metrics_as: str | None = None,
-) -> Behind:  # fmt: skip
+    loaded: Opened,
+    world: World,
+    *,
+    profile: Profile | None = None,
+    commits: str | None = None,
+    append: Append | None = None,
+    metrics_as: str | None = None,
+) -> Behind:
     """A model on its device. profile: for drawn commits and elastic chunks."""
     from ..live.prompts import random_prompts  # these load PyTorch
     from ..live.session import open_executor
@@ -139,10 +159,15 @@ def open_live(
     draws, limits = serving.draws, serving.limits
     table = RequestTable(MAX_REQUESTS)
     fleet = Fleet(
-        [serving.engine(table, world.emit)], routing("round-robin").new(), table, Clock(),
-        draws=draws, append=append,
-        vocab=config.vocab, metrics_as=metrics_as,
-    )  # fmt: skip
+        [serving.engine(table, world.emit)],
+        routing("round-robin").new(),
+        table,
+        Clock(),
+        draws=draws,
+        append=append,
+        vocab=config.vocab,
+        metrics_as=metrics_as,
+    )
     half = limits.context_limit // 2
     largest = [Request(0, 0.0, limits.context_limit - half, half)]
     executor = open_executor(replace(serving, prompts=fleet.prompt), largest, warm_up)
@@ -167,9 +192,13 @@ def _words(loaded: Opened) -> Words:
 
 
 def _info(
-    world: World, limits: Limits, profile: Profile | None, drawing: Setting | None, decided: str,
+    world: World,
+    limits: Limits,
+    profile: Profile | None,
+    drawing: Setting | None,
+    decided: str,
     settings: dict[str, Any],
-) -> RunInfo:  # fmt: skip
+) -> RunInfo:
     """drawing: the setting that draws commits; None: the weights decide."""
     remaining = dict(settings)
     identity = {name: remaining.pop(name, "") for name in ("device", "model", "dtype", "weights")}

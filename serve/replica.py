@@ -141,9 +141,14 @@ class Replica:
     def _run(self) -> None:
         try:
             serve(
-                self.engine, self.executor.step, deliver=self.deliver, wait=self._wait, on_step=self._told,
-                clock=None if self.simulates else self.clock, now=self.clock(),
-            )  # fmt: skip
+                self.engine,
+                self.executor.step,
+                deliver=self.deliver,
+                wait=self._wait,
+                on_step=self._told,
+                clock=None if self.simulates else self.clock,
+                now=self.clock(),
+            )
         except Exception as error:  # the server writes its journal, then reports this
             self.failure = error
         self._end()

@@ -13,18 +13,40 @@ TICKS_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
 # Of the canonical file.
 OPTIONAL = (
-    "hash_ids", "block_size", "session_id", "model", "id", "slo_class", "status",
-    "gen_length", "block_length", "steps", "diffusion_max_steps",
+    "hash_ids",
+    "block_size",
+    "session_id",
+    "model",
+    "id",
+    "slo_class",
+    "status",
+    "gen_length",
+    "block_length",
+    "steps",
+    "diffusion_max_steps",
     "max_tokens",
-    "measured_ttft", "measured_e2el", "estimated_length",
-    "priority", "deadline",
-)  # fmt: skip
+    "measured_ttft",
+    "measured_e2el",
+    "estimated_length",
+    "priority",
+    "deadline",
+)
 MEASURED: dict[str, Any] = {"ttft": "measured_ttft", "e2el": "measured_e2el"}  # s that a client waited
 # For `--columns`; the first three are required.
 OWN = (
-    "arrival", "input", "output", "id", "session_id", "slo_class", "model", "max_tokens", "first", "end", "status",
+    "arrival",
+    "input",
+    "output",
+    "id",
+    "session_id",
+    "slo_class",
+    "model",
+    "max_tokens",
+    "first",
+    "end",
+    "status",
     "kind",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,37 +98,75 @@ FORMATS = {
     f.name: f
     for f in (
         Format(
-            "mooncake", "timestamp", "input_length", "output_length", "ms", CANONICAL, doubtful=True, **MEASURED,
+            "mooncake",
+            "timestamp",
+            "input_length",
+            "output_length",
+            "ms",
+            CANONICAL,
+            doubtful=True,
+            **MEASURED,
         ),
         Format("azure", "TIMESTAMP", "ContextTokens", "GeneratedTokens", "datetime"),
         Format(
-            "burstgpt", "Timestamp", "Request tokens", "Response tokens", "s",
+            "burstgpt",
+            "Timestamp",
+            "Request tokens",
+            "Response tokens",
+            "s",
             {"Session ID": "session_id", "Model": "model", "Log Type": "log_type", "Elapsed time": "elapsed_time"},
         ),
         Format(
-            "baseten", "timestamp_start_unix_ms", "input_tokens", "output_tokens", "ms",
-            {"provided_session_id": "session_id", "total_hashes": "hash_ids", "block_size": "block_size",
-             "request_canceled": "cancelled"},
-            first="timestamp_ttft_unix_ms", end="timestamp_end_unix_ms", is_log=True,
+            "baseten",
+            "timestamp_start_unix_ms",
+            "input_tokens",
+            "output_tokens",
+            "ms",
+            {
+                "provided_session_id": "session_id",
+                "total_hashes": "hash_ids",
+                "block_size": "block_size",
+                "request_canceled": "cancelled",
+            },
+            first="timestamp_ttft_unix_ms",
+            end="timestamp_end_unix_ms",
+            is_log=True,
         ),
         Format(
-            "litellm", "startTime", "prompt_tokens", "completion_tokens", "datetime",
+            "litellm",
+            "startTime",
+            "prompt_tokens",
+            "completion_tokens",
+            "datetime",
             {key: key for key in ("session_id", "model", "cache_hit")}
             | {"status or metadata.status": "status", "request_id": "id", "call_type": "kind"},
-            first="completionStartTime", end="endTime", is_log=True,
+            first="completionStartTime",
+            end="endTime",
+            is_log=True,
         ),
         Format(
-            "sglang", "request_received_ts", "prompt_tokens", "completion_tokens", "s",
+            "sglang",
+            "request_received_ts",
+            "prompt_tokens",
+            "completion_tokens",
+            "s",
             {"id": "id", "finish_reason.type": "status"},
-            end="request_finished_ts", ttft="first_token_latency", is_log=True,
+            end="request_finished_ts",
+            ttft="first_token_latency",
+            is_log=True,
         ),
         Format(
-            "openai", "created", "usage.prompt_tokens", "usage.completion_tokens", "s",
-            {"id": "id", "model": "model", "object": "kind", "choices.0.finish_reason": "status"}, is_log=True,
+            "openai",
+            "created",
+            "usage.prompt_tokens",
+            "usage.completion_tokens",
+            "s",
+            {"id": "id", "model": "model", "object": "kind", "choices.0.finish_reason": "status"},
+            is_log=True,
         ),
         Format("dsim", "arrival", "input_length", "output_length", "s", CANONICAL | {OF_RUN: OF_RUN}, **MEASURED),
     )
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)

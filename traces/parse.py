@@ -26,9 +26,14 @@ MAX_WHOLE = 2**31 - 1
 MAX_TICK = 2**62  # ns: year 2116
 # Counts of at least 1.
 COUNTS = (
-    "block_size", "gen_length", "block_length", "steps", "diffusion_max_steps", "max_tokens",
+    "block_size",
+    "gen_length",
+    "block_length",
+    "steps",
+    "diffusion_max_steps",
+    "max_tokens",
     "estimated_length",
-)  # fmt: skip
+)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LONGEST_WAIT = 1e6  # s: a time in another unit
 EXAMPLE = "2026-03-01T10:00:00Z"
@@ -202,9 +207,13 @@ def doubt(time: Ticks, form: Format, warnings: list[str]) -> None:
 
 
 def waits(
-    cells: Cells, form: Format, time: list[Any], read_time: Reader,
-    answered: Bools, num_output: Ints,
-) -> dict[str, Floats]:  # fmt: skip
+    cells: Cells,
+    form: Format,
+    time: list[Any],
+    read_time: Reader,
+    answered: Bools,
+    num_output: Ints,
+) -> dict[str, Floats]:
     """s from arrival to first token and end; NaN: unknown. Empty if no end is known."""
     if not (form.end or form.e2el):
         return {}
@@ -272,9 +281,7 @@ def read_number(key: str, value: Any, least: int = 0, high: int = MAX_TICK, inte
     return number
 
 
-def quick_numbers(
-    values: list[Any], least: int = 0, high: int = MAX_TICK, integer: bool = False
-) -> list[Any] | None:  # fmt: skip
+def quick_numbers(values: list[Any], least: int = 0, high: int = MAX_TICK, integer: bool = False) -> list[Any] | None:
     """All values as by `read_number`; None if one needs a closer look."""
     kinds = set(map(type, values))
     if kinds == {str} and "_" not in "".join(values):

@@ -69,9 +69,13 @@ def rates(arrival: Floats, window: float) -> dict[str, Any] | None:
         return None
     p50, p90 = np.quantile(values, (0.5, 0.9), method="inverted_cdf").tolist()
     return {
-        "num": len(values), "mean": float(values.mean()), "p50": p50, "p90": p90, "peak": float(values.max()),
-        "peak_at": int(values.argmax())
-    }  # fmt: skip
+        "num": len(values),
+        "mean": float(values.mean()),
+        "p50": p50,
+        "p90": p90,
+        "peak": float(values.max()),
+        "peak_at": int(values.argmax()),
+    }
 
 
 def repeated_hash_ids(trace: Trace) -> float | None:

@@ -119,9 +119,15 @@ def _write_step(log, begin, end, forward, running, before):
         heads += min(n, block)
     qk_pairs = sum(steplog.pairs(n, keys, masks is not None) for _, _, n, keys, _ in rows)
     number = log.step(
-        begin, end - begin, rows, sum_q_kv=qk_pairs, prefill_tokens=0 if decoding else sum(row[2] for row in rows),
-        head_rows=heads, sampled_rows=heads, running=num,
-    )  # fmt: skip
+        begin,
+        end - begin,
+        rows,
+        sum_q_kv=qk_pairs,
+        prefill_tokens=0 if decoding else sum(row[2] for row in rows),
+        head_rows=heads,
+        sampled_rows=heads,
+        running=num,
+    )
     for row, old, new in zip(rows, old_marks, new_marks, strict=True):
         settled = [i for i in range(len(old)) if old[i] == MASKED and new[i] != MASKED]
         if MASKED in old:
@@ -133,18 +139,26 @@ def header(agent):
     model, cache = agent.model_config, agent.cache_config
     dllm = steplog.read("block_length", lambda: agent.misc_config.dllm_config)
     blocks = dllm is not None and steplog.read("block_length", lambda: dllm.block_length > 1)
-    return steplog.readable({
-        "synthetic": lambda: False, "engine": engine, **steplog.machine(),
-        "num_devices": lambda: agent.dist_config.attn_tp, "model": lambda: steplog.shape_of(model.hf_config),
-        "block_length": lambda: dllm.block_length if blocks else 1,
-        "threshold": lambda: float(dllm.confidence_threshold) if blocks else 1.0,
-        "page_size": lambda: cache.block_size,
-        "num_pages": lambda: cache.num_gpu_blocks if (cache.num_gpu_blocks or 0) > 0 else None,
-        "preset": lambda: "lmdeploy-0.18" if blocks else None,
-        "settings": lambda: steplog.readable({
-            "max_batch": lambda: cache.max_batches, "max_prefill_tokens": lambda: cache.max_prefill_token_num,
-        }),
-    })  # fmt: skip
+    return steplog.readable(
+        {
+            "synthetic": lambda: False,
+            "engine": engine,
+            **steplog.machine(),
+            "num_devices": lambda: agent.dist_config.attn_tp,
+            "model": lambda: steplog.shape_of(model.hf_config),
+            "block_length": lambda: dllm.block_length if blocks else 1,
+            "threshold": lambda: float(dllm.confidence_threshold) if blocks else 1.0,
+            "page_size": lambda: cache.block_size,
+            "num_pages": lambda: cache.num_gpu_blocks if (cache.num_gpu_blocks or 0) > 0 else None,
+            "preset": lambda: "lmdeploy-0.18" if blocks else None,
+            "settings": lambda: steplog.readable(
+                {
+                    "max_batch": lambda: cache.max_batches,
+                    "max_prefill_tokens": lambda: cache.max_prefill_token_num,
+                }
+            ),
+        }
+    )
 
 
 def engine():

@@ -160,10 +160,20 @@ class StepLog:
         if latency <= 0:
             return None
         return {
-            "kind": "step", "step": number, "start": start, "latency": latency, "batch": len(names),
-            "tokens": sum(tokens), "sum_kv": sum(keys), "requests": numbers, "phases": alike(phases),
-            "row_tokens": alike(tokens), "row_keys": keys, "emitted": alike(emitted), **extra,
-        }  # fmt: skip
+            "kind": "step",
+            "step": number,
+            "start": start,
+            "latency": latency,
+            "batch": len(names),
+            "tokens": sum(tokens),
+            "sum_kv": sum(keys),
+            "requests": numbers,
+            "phases": alike(phases),
+            "row_tokens": alike(tokens),
+            "row_keys": keys,
+            "emitted": alike(emitted),
+            **extra,
+        }
 
     def _records(self, number, start, latency, make):
         """Lines of `step_later`."""
@@ -192,9 +202,12 @@ class StepLog:
         if step is None or name not in self._requests:
             return
         line = {
-            "kind": "sequence", "request": self._requests[name].number, "step": step, "block_start": block_start,
+            "kind": "sequence",
+            "request": self._requests[name].number,
+            "step": step,
+            "block_start": block_start,
             "committed": committed,
-        }  # fmt: skip
+        }
         self._lines.put(line)
 
     def finished(self, name):
@@ -296,29 +309,42 @@ def shape_of(config, context_limit=None):
     if 0 < sum(sliding) < len(sliding) == len(stack):
         full, window = stack[sliding.index(False)], stack[sliding.index(True)]
         windowed = {
-            "layers": sum(sliding), "kv_heads": field("num_key_value_heads", default=heads, layer=window),
-            "head_dim": field("head_dim", default=usual, layer=window), "window": field("sliding_window", layer=window),
-        }  # fmt: skip
+            "layers": sum(sliding),
+            "kv_heads": field("num_key_value_heads", default=heads, layer=window),
+            "head_dim": field("head_dim", default=usual, layer=window),
+            "window": field("sliding_window", layer=window),
+        }
     num_experts = field("num_experts", "n_routed_experts", "num_local_experts")
     # Gemma's dense feed-forward counts as shared experts of the same width.
     shared = ffn // expert_ffn if "gemma" in kind and ffn and expert_ffn else 0
-    experts = None if not num_experts or not expert_ffn else {
-        "num": num_experts, "top_k": field("num_experts_per_tok", "top_k_experts"),
-        "shared": field("num_shared_experts", "n_shared_experts", default=shared), "ffn": expert_ffn,
-        "dense_layers": field("first_k_dense_replace", default=0),
-    }  # fmt: skip
+    experts = (
+        None
+        if not num_experts or not expert_ffn
+        else {
+            "num": num_experts,
+            "top_k": field("num_experts_per_tok", "top_k_experts"),
+            "shared": field("num_shared_experts", "n_shared_experts", default=shared),
+            "ffn": expert_ffn,
+            "dense_layers": field("first_k_dense_replace", default=0),
+        }
+    )
     return {
         "name": str(field("_name_or_path", "model_type", default="model") or "model"),
-        "layers": depth, "hidden": hidden, "heads": heads,
+        "layers": depth,
+        "hidden": hidden,
+        "heads": heads,
         "kv_heads": field("num_key_value_heads", default=heads, layer=full),
         "head_dim": field("head_dim", default=usual, layer=full),
-        "ffn": ffn, "vocab": field("vocab_size"),
+        "ffn": ffn,
+        "vocab": field("vocab_size"),
         "context_limit": context_limit or field("max_position_embeddings"),
         "tied": bool(field("tie_word_embeddings", default=False)),
         "qk_norm": any(name in kind for name in ("qwen3", "gemma3", "gemma4", "diffusion_gemma")),
-        "qkv_bias": bool(field("attention_bias", default=False)), "experts": experts, "windowed": windowed,
+        "qkv_bias": bool(field("attention_bias", default=False)),
+        "experts": experts,
+        "windowed": windowed,
         "value_is_key": bool(field("attention_k_eq_v", default="diffusion_gemma" in kind)),
-    }  # fmt: skip
+    }
 
 
 def machine():
@@ -340,8 +366,10 @@ def machine():
         return torch.__version__
 
     return {
-        "device": lambda: device().name if device() else "CPU", "memory_bytes": memory, "torch": torch_version,
-    }  # fmt: skip
+        "device": lambda: device().name if device() else "CPU",
+        "memory_bytes": memory,
+        "torch": torch_version,
+    }
 
 
 def pairs(tokens, keys, bidirectional=False):

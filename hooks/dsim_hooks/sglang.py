@@ -185,22 +185,31 @@ def header(scheduler):
     settings = {} if dllm is None else steplog.read("threshold", lambda: dict(dllm.algorithm_config or {})) or {}
     preset = None if dllm is None else steplog.read("preset", lambda: preset_of(dllm))
     _STATE["by_law"] = preset not in ("sglang-fdfo", "sglang-sync")
-    return steplog.readable({
-        "synthetic": lambda: False, "engine": engine, **steplog.machine(), "num_devices": lambda: scheduler.tp_size,
-        "model": lambda: steplog.shape_of(model.hf_config, model.context_len)
-        | {"name": str(args.served_model_name or args.model_path)},
-        "block_length": lambda: 1 if dllm is None else dllm.block_size,
-        "threshold": lambda: float(settings.get("threshold", 1.0 if dllm is None else 0.95)),
-        "page_size": lambda: scheduler.page_size,
-        "num_pages": lambda: scheduler.max_total_num_tokens // scheduler.page_size,
-        "preset": lambda: preset,
-        # The scheduler has derived the missing arguments.
-        "settings": lambda: steplog.readable({
-            "max_running_requests": lambda: (scheduler if dllm is None else dllm).max_running_requests,
-            "chunked_prefill_size": lambda: scheduler.chunked_prefill_size,
-            "max_prefill_tokens": lambda: scheduler.max_prefill_tokens,
-        }),
-    })  # fmt: skip
+    return steplog.readable(
+        {
+            "synthetic": lambda: False,
+            "engine": engine,
+            **steplog.machine(),
+            "num_devices": lambda: scheduler.tp_size,
+            "model": lambda: (
+                steplog.shape_of(model.hf_config, model.context_len)
+                | {"name": str(args.served_model_name or args.model_path)}
+            ),
+            "block_length": lambda: 1 if dllm is None else dllm.block_size,
+            "threshold": lambda: float(settings.get("threshold", 1.0 if dllm is None else 0.95)),
+            "page_size": lambda: scheduler.page_size,
+            "num_pages": lambda: scheduler.max_total_num_tokens // scheduler.page_size,
+            "preset": lambda: preset,
+            # The scheduler has derived the missing arguments.
+            "settings": lambda: steplog.readable(
+                {
+                    "max_running_requests": lambda: (scheduler if dllm is None else dllm).max_running_requests,
+                    "chunked_prefill_size": lambda: scheduler.chunked_prefill_size,
+                    "max_prefill_tokens": lambda: scheduler.max_prefill_tokens,
+                }
+            ),
+        }
+    )
 
 
 def engine():

@@ -83,10 +83,13 @@ class Hooks:
         params = request.sampling_params
         extra = getattr(params, "extra_args", None) or {}
         self.log.request(
-            request.request_id, request.num_prompt_tokens, None if params is None else params.max_tokens,
-            request.arrival_time, None if arrival is None else self.log.at(arrival),
+            request.request_id,
+            request.num_prompt_tokens,
+            None if params is None else params.max_tokens,
+            request.arrival_time,
+            None if arrival is None else self.log.at(arrival),
             **{name: extra[name] for name in ASKED if name in extra},
-        )  # fmt: skip
+        )
 
     def schedule(self, *args, **kwargs):
         begin = self.log.now()
@@ -103,9 +106,11 @@ class Hooks:
         num, requests = output.num_scheduled_tokens, self._scheduler.requests
         # A scheduled request counts as computed; a canvas is a row of drafts.
         rows = (
-            list(num), list(num.values()), [requests[name].num_computed_tokens for name in num],
+            list(num),
+            list(num.values()),
+            [requests[name].num_computed_tokens for name in num],
             set(output.scheduled_spec_decode_tokens),
-        )  # fmt: skip
+        )
         events = steplog.read("device", self._device.begin) if self._device is not None else None
         self._plans[id(output)] = begin, rows, self._state(), events
 
@@ -169,9 +174,13 @@ class Hooks:
 
     def _state(self):
         scheduler = self._scheduler
-        return steplog.readable({
-            "waiting": lambda: len(scheduler.waiting), "running": lambda: len(scheduler.running), "pages": self._pages,
-        })  # fmt: skip
+        return steplog.readable(
+            {
+                "waiting": lambda: len(scheduler.waiting),
+                "running": lambda: len(scheduler.running),
+                "pages": self._pages,
+            }
+        )
 
     def _pages(self):
         pool = self._scheduler.kv_cache_manager.block_pool
@@ -205,9 +214,12 @@ class DeviceTime:
 
 
 SETTINGS = (
-    "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "enable_chunked_prefill",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "long_prefill_token_threshold",
+    "enable_chunked_prefill",
     "async_scheduling",
-)  # fmt: skip
+)
 
 
 def header(config, engine_scheduler):
@@ -217,19 +229,28 @@ def header(config, engine_scheduler):
     canvas = steplog.read("block_length", lambda: model.hf_config.canvas_length if is_diffusion(model) else 1)
     pool = steplog.read("page_size", lambda: pool_of(engine_scheduler.kv_cache_config, shape))
     pages_a_block = 1 if pool is None else pool[1]
-    return steplog.readable({
-        "synthetic": lambda: False, "engine": lambda: engine_of(model), **steplog.machine(),
-        "num_devices": lambda: config.parallel_config.tensor_parallel_size,
-        "model": lambda: shape | {"name": name_of(model)}, "block_length": lambda: canvas, "threshold": lambda: 1.0,
-        "temperature": lambda: 0.0, "page_size": lambda: cache.block_size if pool is None else pool[0],
-        "num_pages": lambda: round((cache.num_gpu_blocks - 1) * pages_a_block),
-        "preset": lambda: "vllm-diffusion" if is_diffusion(model) else "vllm-ar",
-        "settings": lambda: steplog.readable({
-            **{name: functools.partial(getattr, scheduler, name, None) for name in SETTINGS},
-            "prefix_caching": lambda: bool(cache.enable_prefix_caching),
-            "dtype": lambda: str(model.dtype).replace("torch.", ""),
-        }),
-    }), pages_a_block  # fmt: skip
+    return steplog.readable(
+        {
+            "synthetic": lambda: False,
+            "engine": lambda: engine_of(model),
+            **steplog.machine(),
+            "num_devices": lambda: config.parallel_config.tensor_parallel_size,
+            "model": lambda: shape | {"name": name_of(model)},
+            "block_length": lambda: canvas,
+            "threshold": lambda: 1.0,
+            "temperature": lambda: 0.0,
+            "page_size": lambda: cache.block_size if pool is None else pool[0],
+            "num_pages": lambda: round((cache.num_gpu_blocks - 1) * pages_a_block),
+            "preset": lambda: "vllm-diffusion" if is_diffusion(model) else "vllm-ar",
+            "settings": lambda: steplog.readable(
+                {
+                    **{name: functools.partial(getattr, scheduler, name, None) for name in SETTINGS},
+                    "prefix_caching": lambda: bool(cache.enable_prefix_caching),
+                    "dtype": lambda: str(model.dtype).replace("torch.", ""),
+                }
+            ),
+        }
+    ), pages_a_block
 
 
 def is_diffusion(model):
