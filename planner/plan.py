@@ -21,7 +21,7 @@ from .candidate import changed_fields, nearest_first, policy_toml
 from .candidates import PlanCandidate
 from .capacity import PARTS, STABILITY, CapacitySearch, check_rate, search_of
 from .contents import Json, asked_of
-from .deploy import deployment_of
+from .deploy import UNROUTED, deployment_of
 from .memo import Memo
 from .plan_replays import PRECISION, Entrant, Replays, Task
 from .plan_result import MEETS, MISSES, UNSURE, Due, Fleet, Horizon, Planned, Risk, Values, Variant, growth_of
@@ -29,6 +29,7 @@ from .race import LIMIT, MOST, Entry, Lane, best_of, race, verdict
 from .replicate import CONFIDENCE, Criterion, Interval, interval, judged, student
 from .settings import Tried, halve
 
+ROUTER = "jsq"  # that is tried in place of none
 DOUBT = 1.25  # possible error factor of a pilot
 MORE_TRAFFIC, SLOWER = 1.3, 1.2
 HEADROOM = 4  # replications of the capacity search
@@ -137,7 +138,7 @@ class PlanSearch:
         ranking = [self._fleet(entrant, capacities.get(entrant, ())) for entrant in order]
         recommended = ranking[0]
         self.spread = max(float(np.std(entrant.lane.settled, ddof=1)) for entrant in order[:2])
-        laws, risks = self._under_laws(best), self._risks(best)
+        laws, routed, risks = self._under_laws(best), self._routed(best), self._risks(best)
         bought = (recommended.gpus or 0) // recommended.gpus_per_replica
         policy, code, longest = best.candidate.policy, self.world.allow_code, self.world.longest()
         context, profile = int((longest.input_length + longest.limit).max()), best.candidate.profile
@@ -165,6 +166,7 @@ class PlanSearch:
             ),
             growth=None if self.horizon is None else growth_of(self.horizon, recommended),
             laws=laws,
+            routed=routed,
             deployment=deployment,
         )
 
@@ -306,11 +308,22 @@ class PlanSearch:
         for law in laws:
             needed: int | None = best.replicas
             if law is not profile.canvas_laws[0]:
-                other = _with(best, best.candidate, workload=law.workload)
-                needed = self._raced([(other, self.rate, 1.0)], [best.replicas])[0].replicas
+                needed = self._needed(best, workload=law.workload)
             charge, forwards = self._charge(needed, best), mean_forwards(law)
             variants.append(Variant(name=law.workload, replicas=needed, **charge, forwards=forwards, source=law.source))
         return tuple(variants)
+
+    def _routed(self, best: Entrant) -> Variant | None:
+        """The best fleet behind ROUTER; None if another router is named, or for one replica."""
+        if self.world.router != UNROUTED or best.replicas == 1:
+            return None
+        self.phase = "another router"
+        replicas = min(best.replicas, self._needed(best, router=ROUTER) or best.replicas)
+        return Variant(name=ROUTER, replicas=replicas, **self._charge(replicas, best))
+
+    def _needed(self, best: Entrant, **changed: Any) -> int | None:
+        """Replicas where fields of the world are others; None: more than allowed."""
+        return self._raced([(_with(best, best.candidate, **changed), self.rate, 1.0)], [best.replicas])[0].replicas
 
     def _headroom(self, entrants: Sequence[Entrant]) -> dict[Entrant, list[Json]]:
         """Capacities in HEADROOM replications, each with the criterion that breaks above it."""

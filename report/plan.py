@@ -80,7 +80,7 @@ def _details(planned: "Planned") -> list[str]:
         lines[0] += " The target is met without the spare."
     if planned.runner_up is not None:
         lines.append(f"Runner-up: {runner_up(planned, planned.runner_up)}.")
-    return [*lines, _laws(planned), _lasting(planned)]
+    return [*lines, _laws(planned), _lasting(planned), _routed(planned)]
 
 
 def runner_up(planned: "Planned", second: "Fleet") -> str:
@@ -111,6 +111,18 @@ def _laws(planned: "Planned") -> str:
     return (
         f"The denoising steps of a canvas decide: {'; '.join(needs)}. Your server's counters of denoising steps and "
         "committed tokens tell which is yours (--yield METRICS)."
+    )
+
+
+def _routed(planned: "Planned") -> str:
+    """What a router that knows the queues would save; empty if nothing."""
+    routed = planned.routed
+    if routed is None or routed.replicas == planned.recommended.replicas:
+        return ""
+    price = f", {money(routed.per_hour, planned.setup)} an hour," * planned.priced
+    return (
+        f"Requests go to a replica at random, as without a router; behind {routed.name} "
+        f"{counted(routed.gpus or 0, 'GPU')}{price} would do (--router {routed.name})."
     )
 
 

@@ -70,8 +70,15 @@ def test_a_plan_says_which_steps_of_its_fleet_the_profile_doubts() -> None:
     assert f"; {said}." in best.page().answer
 
 
-def test_a_plan_draws_replicas_at_random() -> None:
+def test_a_plan_draws_replicas_at_random_and_says_what_a_router_would_save(found: Planned) -> None:
     assert inspect.signature(dsim.plan).parameters["router"].default == "random"
+    drawn = planned(dataclasses.replace(QUEUE, router="random"), (ONE,))
+    routed = drawn.routed
+    assert routed is not None
+    assert 4 <= routed.replicas < (drawn.recommended.replicas or 0)  # four servers of 0.8 requests a second each
+    assert routed.per_hour == 2.0 * routed.replicas
+    assert found.routed is None  # its router is named
+    assert f"behind jsq {routed.gpus} GPUs, {routed.per_hour:.2f} USD an hour, would do" in str(drawn.page().details)
 
 
 def test_growth_decides_which_gpu_is_bought() -> None:
