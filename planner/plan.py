@@ -11,6 +11,8 @@ import numpy as np
 from scipy.special import betaincinv
 
 from ..engine.errors import DsimError
+from ..engine.policy import parse
+from ..files.read import cut
 from ..profiler.canvas_law import mean_forwards
 from ..report.table import counted
 from ..results.spread import Spread
@@ -25,7 +27,8 @@ from .deploy import UNROUTED, deployment_of
 from .memo import Memo
 from .plan_replays import PRECISION, Entrant, Replays, Task
 from .plan_result import MEETS, MISSES, UNSURE, Due, Fleet, Horizon, Planned, Risk, Values, Variant, growth_of
-from .race import LIMIT, MOST, Entry, Lane, best_of, race, verdict
+from .quality import quality_of
+from .race import FIRST, LIMIT, MOST, Entry, Lane, best_of, race, verdict
 from .replicate import CONFIDENCE, Criterion, Interval, interval, judged, student
 from .settings import Tried, halve
 
@@ -78,12 +81,21 @@ def fleet_world(world: World, candidate: PlanCandidate, replicas: int = 1) -> Wo
     return replace(world, policy=candidate.policy, replicas=replicas, profile_object=candidate.profile)
 
 
+def fleet_of_today(text: str) -> tuple[str, int]:
+    """SPEC and replicas of `SPEC,replicas=N`."""
+    policy, _, count = text.rpartition(",replicas=")
+    if not policy or not (count.isdecimal() and 1 <= int(count) <= MAX_REPLICAS):
+        raise DsimError(f"today is {cut(text)}, expected SPEC,replicas=N such as vllm-diffusion:4,replicas=3")
+    return policy, int(count)
+
+
 @dataclass
 class PlanSearch:
     """A plan's steps, each a method.
 
     A share `attainment` of arrivals must meet SLOs without a statistic. `spare` standby replicas cost, but serve
-    nothing. With a `horizon` the cost is the mean over it. `command`, `currency`: of the setup.
+    nothing. With a `horizon` the cost is the mean over it. `today`: what runs now, as SPEC,replicas=N. `command`,
+    `currency`: of the setup.
     """
 
     world: World
@@ -94,6 +106,7 @@ class PlanSearch:
     max_replicas: int = 64
     spare: int = 0
     horizon: Horizon | None = None
+    today: str | None = None
     attainment: float = 0.99
     num_requests: int | None = None
     command: str = ""
@@ -107,6 +120,8 @@ class PlanSearch:
         if not 0 <= self.spare <= MAX_REPLICAS:
             raise DsimError(f"spare is {self.spare}, expected 0 to {MAX_REPLICAS} replicas")
         check_rate(self.rate, self.max_replicas)
+        if self.today is not None:
+            parse(fleet_of_today(self.today)[0], self.world.allow_code)
         self.groups: list[list[Entrant]] = []  # the entrants of each candidate's settings, the given one first
         for candidate in self.candidates:
             settings = [replace(candidate, policy=p, quality=q, settings={}) for p, q in candidate.settings.items()]
@@ -167,6 +182,7 @@ class PlanSearch:
             growth=None if self.horizon is None else growth_of(self.horizon, recommended),
             laws=laws,
             routed=routed,
+            today=self._today(best),
             deployment=deployment,
         )
 
@@ -325,6 +341,20 @@ class PlanSearch:
         """Replicas where fields of the world are others; None: more than allowed."""
         return self._raced([(_with(best, best.candidate, **changed), self.rate, 1.0)], [best.replicas])[0].replicas
 
+    def _today(self, best: Entrant) -> Fleet | None:
+        """What runs today, on the recommended GPUs and under the plan's traffic, without spare."""
+        if self.today is None:
+            return None
+        self.phase = "today's fleet"
+        policy, replicas = fleet_of_today(self.today)
+        quality = quality_of(parse(policy, self.world.allow_code), best.candidate.profile.model.name)
+        candidate = replace(best.candidate, policy=policy, quality=quality)
+        today = _with(best, candidate, policy=policy)
+        today.lane = Lane(candidate=0, price=candidate.weight, limit=replicas, low=replicas - 1, high=replicas)
+        answers = self._answers([self._replay((today, self.rate, 1.0), replicas, i) for i in range(FIRST)], "today: ")
+        today.lane.severities[replicas] = [float(answer["severity"]) for answer in answers]
+        return self._fleet(today, spare=0)
+
     def _headroom(self, entrants: Sequence[Entrant]) -> dict[Entrant, list[Json]]:
         """Capacities in HEADROOM replications, each with the criterion that breaks above it."""
         self.phase = "headroom"
@@ -385,12 +415,14 @@ class PlanSearch:
     def _row(self, entrant: Entrant, **fields: Any) -> Fleet:
         return replace(entrant.candidate.row(), tried=entrant.tried, **fields)
 
-    def _fleet(self, entrant: Entrant, capacities: Sequence[Json] = ()) -> Fleet:
-        """capacities: the fleet's, where they were searched."""
+    def _fleet(self, entrant: Entrant, capacities: Sequence[Json] = (), spare: int | None = None) -> Fleet:
+        """capacities: the fleet's, where they were searched; spare: by default the plan's."""
+        if spare is None:
+            spare = self.spare
         due, replicas, mean_cost = self._dues(entrant), entrant.replicas, None
         if due:
             mean_cost = self._cost(entrant)
-        charge = self._charge(replicas, entrant)
+        charge = self._charge(replicas + spare - self.spare, entrant)
         tokens = None
         if charge["per_hour"] is not None:
             tokens = entrant.search.world.per_million_tokens(charge["per_hour"], self.rate)
@@ -407,7 +439,7 @@ class PlanSearch:
         return self._row(
             entrant,
             replicas=replicas,
-            spare=self.spare,
+            spare=spare,
             **charge,
             per_million_tokens=tokens,
             values=values,

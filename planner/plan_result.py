@@ -202,6 +202,7 @@ class Planned(Result):
     growth: Growth | None = None  # None: traffic is constant
     laws: tuple[Variant, ...] = ()  # the default one first; empty: the workload or yield is given, or no canvases
     routed: Variant | None = None  # behind a router that knows the queues; None: one is named, or one replica
+    today: Fleet | None = None  # what runs now, on the recommended GPUs
     deployment: Deployment | None = None  # None: no released engine is known to serve it
     ensemble: Uncertain | None = None
 
@@ -219,6 +220,16 @@ class Planned(Result):
         if fleet.mean_cost is not None:
             return fleet.mean_cost
         return float((fleet.per_hour if self.priced else fleet.gpus) or 0)
+
+    @property
+    def missed_today(self) -> list[str]:
+        """The criteria that what runs today misses."""
+        missed = []
+        for text, spread in self.today.values.items() if self.today else ():
+            beyond = (spread.value or 0.0) - self.bounds[text]
+            if beyond * (1 - 2 * (text in self.share_criteria)) > 0:
+                missed.append(text)
+        return missed
 
     def page(self) -> Page:
         from ..report.plan import plan_page

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..planner.plan_result import Fleet, Planned, Risk
 
 VERDICTS = {"meets": "meets them", "misses": "misses them", "unsure": "too close to tell"}
+STATS = ("p50", "p95", "p99")
 HOURS = 24 * 365.25  # in a year
 UNITS = (("days", 365.25, 0.05), ("weeks", 365.25 / 7, 0.25), ("months", 12.0, 3.0), ("years", 1.0, math.inf))
 
@@ -31,6 +32,7 @@ def plan_page(planned: "Planned") -> Page:
     sections = (
         _over_time(planned),
         _clients(planned),
+        _today(planned),
         _ranking(planned),
         _risks(planned),
         Section("To deploy", tuple(_deploy(planned)), spoken=True),
@@ -298,8 +300,25 @@ def _clients(planned: "Planned") -> Section:
     rows = []
     for metric, percentiles in planned.recommended.latency_ms.items():
         if percentiles is not None:
-            rows.append({"ms": metric} | {stat: number(percentiles[stat]) for stat in ("p50", "p95", "p99")})
+            rows.append({"ms": metric} | {stat: number(percentiles[stat]) for stat in STATS})
     return _section("What clients see", rows, "One replay, at the plan's rate.", ("ms",))
+
+
+def _today(planned: "Planned") -> Section:
+    """What runs today beside the recommendation; nothing without --today."""
+    rows: dict[str, dict[str, str]] = {}
+    for column, fleet in {"as planned": planned.recommended, "today": planned.today}.items():
+        if planned.today is None or fleet is None:
+            continue
+        of_fleet = {"fleet": f"{fleet.policy} on {_fleet(fleet)}", "an hour": _hourly(planned, fleet)}
+        of_fleet["meet the SLOs"] = _met(planned, fleet)
+        for metric in ("ttft", "e2el"):
+            percentiles = fleet.latency_ms.get(metric) or {}
+            of_fleet |= {f"{metric} {stat}, ms": number(percentiles[stat]) for stat in STATS if stat in percentiles}
+        for name, text in of_fleet.items():
+            rows.setdefault(name, {"": name, "as planned": "–", "today": "–"})[column] = text or "–"
+    caption = "Replayed at the plan's rate on the recommended GPUs; times are of one replay."
+    return _section("What runs today", [*rows.values()], caption, ("",))
 
 
 def _risks(planned: "Planned") -> Section:

@@ -81,6 +81,19 @@ def test_a_plan_draws_replicas_at_random_and_says_what_a_router_would_save(found
     assert f"behind jsq {routed.gpus} GPUs, {routed.per_hour:.2f} USD an hour, would do" in str(drawn.page().details)
 
 
+def test_what_runs_today_is_replayed_on_the_recommended_gpus_without_the_spare() -> None:
+    found = planned(specs=(FOUR,), today="ar,max_batch=1,replicas=3", spare=1)
+    today = found.today
+    assert today is not None
+    assert (today.policy, today.replicas, today.gpus, today.per_hour, today.spare) == (ONE, 3, 3, 6.0, 0)
+    assert today.per_million_tokens == pytest.approx(6.0 / (3600 * 3.2) * 1e6)
+    assert today.values["mean:e2el=3s"].value > 3  # 3 req/s of 3.2
+    assert found.missed_today == ["mean:e2el=3s"]
+    for wrong in ("ar", "ar,replicas=0", ",replicas=2"):
+        with pytest.raises(DsimError, match="expected SPEC,replicas=N"):
+            planned(today=wrong)
+
+
 def test_growth_decides_which_gpu_is_bought() -> None:
     # A slow server takes 0.8 req/s within 3 s, one four times as fast all of it: at 0.6 req/s one is enough of each, at
     # 1.2 it takes two slow ones.

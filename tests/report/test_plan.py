@@ -193,6 +193,21 @@ def test_clients_percentiles_are_those_of_a_replay() -> None:
     assert "ttft 100 200 300" in rows
 
 
+def test_today_s_fleet_stands_beside_the_recommendation() -> None:
+    def times(first: float) -> dict[str, Any]:
+        return {m: {"p50": first, "p90": 0.0, "p95": 2 * first, "p99": 3 * first} for m in ("ttft", "e2el")}
+
+    best = fleet("vllm-diffusion", 4, 0.994, latency_ms=times(100.0))
+    data = info(best, today=fleet("vllm-diffusion:4", 5, 0.981, latency_ms=times(200.0)))
+    rows = [" ".join(line.split()) for line in text(data)]
+    assert "ttft p95, ms 200 400" in rows
+    assert "an hour 8.00 USD 10.00 USD" in rows
+    assert "meet the SLOs 99.4 % (99.3 to 99.5) 98.1 % (98.0 to 98.2)" in rows
+    assert data.missed_today == [MET]
+    assert replace(data, today=best).missed_today == info(best).missed_today == []
+    assert "What runs today" not in text(info(best))
+
+
 def test_the_answer_says_where_it_rests_on_an_assumed_price_or_leaves_what_was_tested() -> None:
     said = answer(info(fleet("vllm-diffusion:12", 4, 0.994, assumed=0.93, untested=("max_num_seqs=12 is beyond 8",))))
     assert "; 93 % of its time is in large steps, whose cost is assumed, not published; max_num" in said
