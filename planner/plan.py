@@ -14,6 +14,8 @@ from ..engine.errors import DsimError
 from ..engine.policy import parse
 from ..files.read import cut
 from ..profiler.canvas_law import mean_forwards
+from ..profiler.profile import Profile
+from ..profiler.uncertainty import common_error
 from ..report.table import counted
 from ..results.spread import Spread
 from ..results.world import MAX_REPLICAS, Setup, World, setup_of
@@ -177,6 +179,7 @@ class PlanSearch:
             setup=self._setup(),
             notes=(
                 *_missed(self.search),
+                *_notes_on_gpus([*order, *self.chosen]),
                 *dict.fromkeys(refused),
             ),
             growth=None if self.horizon is None else growth_of(self.horizon, recommended),
@@ -577,6 +580,16 @@ def _values(criteria: Sequence[Criterion], answers: Sequence[Json]) -> Values:
             low, high = max(0.0, low), min(1.0, high)
         values[criterion.text] = Spread(mean, low, high)
     return values
+
+
+def _notes_on_gpus(entrants: Sequence[Entrant]) -> list[str]:
+    """What is uncertain in a comparison of GPUs; entrants: the best first."""
+    profiles: dict[str, Profile] = {}
+    for profile in (entrant.candidate.profile for entrant in entrants):
+        profiles.setdefault(profile.device.name, profile)
+    if len(profiles) < 2:
+        return []
+    return [common_error([*profiles.values()], entrants[0].search.world.setting().drawn)]
 
 
 def _missed(search: CapacitySearch) -> tuple[str, ...]:

@@ -20,8 +20,9 @@ from dsim.planner.plan_result import Horizon, Planned
 from dsim.planner.quality import Quality
 from dsim.profiler.hardware import gpu
 from dsim.profiler.models import model
-from dsim.profiler.profile import load
+from dsim.profiler.profile import Profile, as_run_by, load
 from dsim.profiler.roofline import roofline
+from dsim.profiler.uncertainty import common_error
 from dsim.results.world import World, replicas_of
 from dsim.traces import load as load_trace
 
@@ -294,6 +295,25 @@ def test_what_falls_below_the_quality_is_left_out_with_its_reason() -> None:
     assert out[0].dropped.startswith("quality unknown: ")
     with pytest.raises(DsimError, match="quality unknown"):
         candidates_of(QUEUE, ["optimus"], [PROFILE], lambda profile: None, min_quality=0.99)
+
+
+def test_a_plan_across_data_sheets_says_which_errors_cancel_between_the_gpus() -> None:
+    sheets: list[Profile] = [roofline(gpu(name), model("SDAR-8B")) for name in ("h100", "b200")]
+    found, _ = candidates_of(QUEUE, ["optimus"], sheets, lambda profile: None, as_given=True)
+    assert [c.place for c in found] == ["H100", "B200"]
+    assert all(c.profile.is_estimate for c in found)
+    assert plan(QUEUE, found, rate=4.0, num_requests=100, jobs=1).notes[-1:] == (
+        "B200 and H100 share these unknowns, which largely cancel between them if one build runs on all: another "
+        "implementation, front end, launch floor, spread between requests, yield, yield of another workload. Each has "
+        "its own device time: device time alone leaves B200 over H100 uncertain by ±42 %",
+    )
+
+
+def test_engine_s_costs_of_different_profiles_do_not_cancel() -> None:
+    b200 = as_run_by(roofline(gpu("B200"), model("LLaDA2.1-mini")), parse("sglang-joint"))
+    said = common_error([b200, load("h100-llada2.1-mini/sglang")], None)
+    builds = "h20-llada2.1-mini-sglang and h200x2-diffusiongemma-sglang (geometric mean)"
+    assert f"its engine's host time (B200 as in {builds}, H100 as in h100-" in said
 
 
 @pytest.mark.parametrize(("num", "says"), [(100, "each replay judges 85 of the trace's 600"), (706, None)])
