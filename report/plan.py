@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..results.spread import Spread
@@ -31,6 +32,7 @@ def plan_page(planned: "Planned") -> Page:
         )
     sections = (
         _over_time(planned),
+        _by_gpu(planned),
         _clients(planned),
         _today(planned),
         _ranking(planned),
@@ -383,12 +385,67 @@ def _loud(*lines: str) -> Words:
     return Words(lines, loud=True)
 
 
+# The best fleet of each GPU
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """A fleet with its size, perhaps estimated; infinite: unknown."""
+
+    fleet: "Fleet"
+    certainty: str = ""
+    gpus: float = math.inf
+    cost: float = math.inf
+
+
+def _offer(planned: "Planned", fleet: "Fleet") -> _Offer:
+    if fleet.gpus is not None:
+        return _Offer(fleet, "", fleet.gpus, planned.cost(fleet))
+    price = 1.0
+    if planned.priced:
+        price = fleet.price or 0.0
+    for certainty, replicas in {"about ": fleet.about, "at least ": fleet.least}.items():
+        if replicas is not None:
+            gpus = (replicas + planned.recommended.spare) * fleet.gpus_per_replica
+            return _Offer(fleet, certainty, gpus, gpus * price)
+    return _Offer(fleet)
+
+
+def _best_of_each(planned: "Planned") -> list[_Offer]:
+    """Each GPU's cheapest fleet, those of the ranking first."""
+    ranked, lost = ([_offer(planned, fleet) for fleet in fleets] for fleets in (planned.ranking, planned.left_out))
+    best: dict[str, _Offer] = {}
+    for offer in (*ranked, *sorted(lost, key=lambda offer: offer.cost)):
+        best.setdefault(offer.fleet.device, offer)
+    return list(best.values())
+
+
+def _by_gpu(planned: "Planned") -> Section:
+    """`_best_of_each` as a table; nothing for a single GPU."""
+    rows, offers = [], _best_of_each(planned)
+    for offer in offers * (len(offers) > 1):
+        fleet, count, hourly = offer.fleet, "–", "–"
+        if offer.gpus < math.inf:
+            count, hourly = f"{offer.certainty}{offer.gpus:,}", f"{offer.certainty}{money(offer.cost, planned.setup)}"
+        row = {"GPU": fleet.device, "policy": fleet.policy, "GPUs": count, "an hour": hourly * planned.priced}
+        rows.append({**row, "meet the SLOs": _met(planned, fleet), "left out": fleet.dropped})
+    caption = (
+        "The cheapest fleet of each GPU that meets the SLOs. 'about': estimated by a short replay. 'at least': the "
+        "search stopped there, because it knew two cheaper fleets."
+    )
+    return _section("The best of each GPU", rows, caption, ("GPU", "policy", "left out"))
+
+
 def _costs(planned: "Planned") -> Figure:
-    """A bar for each fleet of the ranking."""
-    costs = {}
-    for fleet in planned.ranking:
-        policy = fleet.name.replace(",", ",<br>")
-        costs[f"{policy}<br>{_gpus(fleet)}"] = planned.cost(fleet)
+    """A bar for each GPU, or for each policy if there is one GPU."""
+    costs, offers = {}, _best_of_each(planned)
+    one_gpu = len(offers) == 1
+    if one_gpu:
+        offers = [_offer(planned, fleet) for fleet in planned.ranking]
+    for offer in offers:
+        policy = f"{offer.fleet.name}<br>".replace(",", ",<br>") * one_gpu
+        if offer.cost < math.inf:
+            costs[f"{policy}{offer.certainty}{offer.gpus:,} × {offer.fleet.device}"] = offer.cost
     names, paid = list(costs), list(costs.values())
     chart = Chart(height=34 + 20 * sum(2 + name.count("<br>") for name in names))
     chart.layout["margin"] |= {"b": 10}
