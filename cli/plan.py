@@ -205,4 +205,4 @@ def _warn(watch: Watch, world: "World", specs: list[str], candidates: "Sequence[
     for candidate in candidates:
         spec = placed(candidate.policy)[0]
         runs.setdefault(spec, Setting(parse(spec, world.allow_code), candidate.profile, world.workload))
-    warn_of_settings(watch, runs.values())
+    warn_of_settings(watch, [(setting, world) for setting in runs.values()])
