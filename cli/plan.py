@@ -51,11 +51,12 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
       --fail-on-slo: With --today: end with 1 if what runs today misses an SLO.
     Search:
       --as-given: Use the policies as given, without a search over engine settings.
+      --research: Without --policy: also what the schedulers that no released engine has would save.
     Output:
       -o, --out DIR: Write plan.toml, plan.json, report.html and deploy/; reuses the replays in it.
     """
 
-    COMMON = "slos rate policies gpu model profiles gpu_hour growth horizon today lengths jobs out"
+    COMMON = "slos rate policies gpu model profiles gpu_hour growth horizon today research lengths jobs out"
 
     slos: Sequence[str] = ()
     _: KW_ONLY
@@ -79,6 +80,7 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
     min_quality: float | str | None = None
     quality_table: str | Path | None = None
     as_given: bool = False
+    research: bool = False
     ensemble: int | None = None
     router: str = choices.UNROUTED
     num_requests: int | None = None
@@ -110,6 +112,7 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
             min_quality=parse_share(self.min_quality),
             quality_table=load_table(self.quality_table, world.allow_code),
             as_given=self.as_given,
+            research=self.research,
         )
         size = self.values("rate", "attainment", "max_replicas", "num_requests")
         inputs = inputs_of(world, candidates, **size)

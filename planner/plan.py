@@ -144,9 +144,10 @@ class PlanSearch:
 
     def result(self, left_out: Sequence[Fleet]) -> Planned:
         self._choose_settings()
-        entrants, dropped = self._settle(self.chosen)
+        entrants, dropped = self._settle([entrant for entrant in self.chosen if not entrant.candidate.is_research])
         order, tied = self._rank(entrants)
         order = self._as_named_if_enough(order)
+        research = self._research([entrant for entrant in self.chosen if entrant.candidate.is_research])
         best = order[0]
         heads = order[:1]
         if self.horizon is not None:  # of each GPU's best: what a request a second costs at the limit
@@ -186,6 +187,7 @@ class PlanSearch:
             laws=laws,
             routed=routed,
             today=self._today(best),
+            research=tuple(research),
             deployment=deployment,
         )
 
@@ -274,6 +276,15 @@ class PlanSearch:
             limit = f"{self.max_replicas} replicas"
             raise DsimError(f"no fleet of up to {limit} surely meets the SLOs at {self.rate:g} req/s")
         return enough, rows
+
+    def _research(self, entrants: Sequence[Entrant]) -> list[Fleet]:
+        """The fleets of schedulers that no engine has, the cheapest first; empty if none meets the SLOs."""
+        if not entrants:
+            return []
+        try:
+            return [self._fleet(entrant) for entrant in self._rank(self._settle(entrants)[0])[0]]
+        except DsimError:
+            return []
 
     def _as_named_if_enough(self, order: list[Entrant]) -> list[Entrant]:
         """The best policy as it was named, where that costs no more and the settings found do not surely gain.

@@ -202,6 +202,7 @@ class Planned(Result):
     growth: Growth | None = None  # None: traffic is constant
     laws: tuple[Variant, ...] = ()  # the default one first; empty: the workload or yield is given, or no canvases
     routed: Variant | None = None  # behind a router that knows the queues; None: one is named, or one replica
+    research: tuple[Fleet, ...] = ()  # of schedulers that no released engine has, the cheapest first
     today: Fleet | None = None  # what runs now, on the recommended GPUs
     deployment: Deployment | None = None  # None: no released engine is known to serve it
     ensemble: Uncertain | None = None

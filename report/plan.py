@@ -36,6 +36,7 @@ def plan_page(planned: "Planned") -> Page:
         _clients(planned),
         _today(planned),
         _ranking(planned),
+        _research(planned),
         _risks(planned),
         Section("To deploy", tuple(_deploy(planned)), spoken=True),
         *of_ensemble(planned.ensemble),
@@ -280,6 +281,17 @@ def _ranking(planned: "Planned") -> Section:
         "requests miss. Quality: of answers, compared with the full cache."
     )
     return _section("The ranking", rows, caption, ("policy", "on", "binds first", "limited by"))
+
+
+def _research(planned: "Planned") -> Section:
+    """What schedulers of no engine would save; nothing without --research."""
+    rows = []
+    for fleet in planned.research:
+        share = 100 * (1 - planned.cost(fleet) / planned.cost(planned.recommended))
+        row = {"policy": fleet.name, "GPUs": f"{fleet.gpus:,}", "an hour": _hourly(planned, fleet)}
+        rows.append({**row, "saves": f"{max(share, 0.0):.0f} %"})
+    caption = "Schedulers that no released engine has: what it would be worth to build one."
+    return _section("What a new scheduler would save", rows, caption, ("policy",))
 
 
 def _hourly(planned: "Planned", fleet: "Fleet") -> str:

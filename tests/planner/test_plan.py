@@ -265,12 +265,30 @@ def test_a_slower_profile_is_slower_in_every_step() -> None:
     assert (slower.early, slower.graph_tokens, slower.overlap) == (whole.early, whole.graph_tokens, whole.overlap)
 
 
-def test_without_policies_the_engines_own_are_candidates_or_else_all_of_the_family() -> None:
-    found, out = candidates_of(QUEUE, [], [PROFILE], lambda profile: None)
-    engines = {n for n, p in PRESETS.items() if p.policy.family == PROFILE.family and p.engine}
-    assert {name_of(row.policy) for row in (*found, *out)} == engines  # another family's are not even left out
-    alone, _ = candidates_of(QUEUE, [], [load("h100-llada-8b")], lambda profile: None)  # no engine serves it
-    assert len(alone) > 3
+def test_without_policies_the_engines_own_are_candidates_and_with_research_all_of_the_family() -> None:
+    for research in (False, True):
+        found, out = candidates_of(QUEUE, [], [PROFILE], lambda profile: None, research=research)
+        family = {n for n, p in PRESETS.items() if p.policy.family == PROFILE.family}
+        asked = {name_of(row.policy) for row in (*found, *out)}
+        assert asked == {n for n in family if research or PRESETS[n].engine}  # another family's are not even left out
+        assert {name_of(c.policy) for c in found if c.is_research} == {n for n in asked if not PRESETS[n].engine}
+    for research in (False, True):
+        alone, _ = candidates_of(QUEUE, [], [load("h100-llada-8b")], lambda p: None, research=research)
+        assert len(alone) > 3  # no engine serves it
+        assert not any(candidate.is_research for candidate in alone)
+
+
+@pytest.mark.slow
+def test_a_scheduler_of_no_engine_is_shown_apart_with_what_it_would_save() -> None:
+    asked = World("azure-conv", arrival="poisson", lengths="fixed:200,200", slos=("90%:norm_latency=60ms",))
+    every, _ = candidates_of(asked, [], [PROFILE], lambda profile: 2.0, as_given=True, research=True)
+    few = [c for c in every if name_of(c.policy) in ("lmdeploy-bd32", "chunk")]
+    found = plan(asked, few, rate=8.0, num_requests=400, jobs=1)
+    assert [row.policy for row in found.ranking] == ["lmdeploy-bd32"]
+    [apart] = found.research
+    assert apart.policy == "chunk"
+    assert apart.per_hour is not None
+    assert f"chunk {apart.gpus} {apart.per_hour:.2f} " in " ".join(str(found).split())
 
 
 def test_a_policy_by_a_law_is_left_out_on_a_data_sheet_s_profile() -> None:
