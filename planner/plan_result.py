@@ -227,8 +227,8 @@ class Planned(Result):
         """The criteria that what runs today misses."""
         missed = []
         for text, spread in self.today.values.items() if self.today else ():
-            beyond = (spread.value or 0.0) - self.bounds[text]
-            if beyond * (1 - 2 * (text in self.share_criteria)) > 0:
+            value, bound, is_share = spread.value or 0.0, self.bounds[text], text in self.share_criteria
+            if (is_share and value < bound) or (not is_share and value > bound):
                 missed.append(text)
         return missed
 

@@ -157,10 +157,10 @@ def common_error(profiles: Sequence[Profile], model: Yielding | None) -> str:
     """Which unknowns cancel in a comparison of GPUs, and which do not; profiles: one a GPU, the best first."""
     unknowns = [{(cause.name, cause.owner) for cause in causes(profile, model)} for profile in profiles]
     shared = sorted(name for name, _ in set.intersection(*unknowns))
-    names, own = [profile.device.name for profile in profiles], "device time"
-    if len({profile.implementation for profile in profiles}) > 1:
-        hosts = [f"{p.device.name} as in {p.provenance.settings.get(COSTS_OF, p.name)}" for p in profiles]
-        own += f" and its engine's host time ({', '.join(hosts)})"
+    hosts = {profile.device.name: profile.provenance.settings.get(COSTS_OF, profile.name) for profile in profiles}
+    names, own = [*hosts], "device time"
+    if min(len({profile.implementation for profile in profiles}), len({*hosts.values()})) > 1:
+        own += f" and its engine's host time ({', '.join(f'{name} as in {costs}' for name, costs in hosts.items())})"
     widths = []
     for fit in (profile.fit for profile in profiles[:2]):
         widths.append(fit.held_out.median if fit.held_out else fit.relative_uncertainty or 0.0)

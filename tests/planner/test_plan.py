@@ -332,6 +332,10 @@ def test_engine_s_costs_of_different_profiles_do_not_cancel() -> None:
     said = common_error([b200, load("h100-llada2.1-mini/sglang")], None)
     builds = "h20-llada2.1-mini-sglang and h200x2-diffusiongemma-sglang (geometric mean)"
     assert f"its engine's host time (B200 as in {builds}, H100 as in h100-" in said
+    shipped, a100 = (
+        as_run_by(roofline(gpu(name), model("SDAR-8B")), parse("lmdeploy-bd32")) for name in ("h100", "a100")
+    )
+    assert "engine's host time" not in common_error([shipped, a100], None)  # the second takes the first one's
 
 
 @pytest.mark.parametrize(("num", "says"), [(100, "each replay judges 85 of the trace's 600"), (706, None)])
