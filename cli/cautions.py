@@ -33,15 +33,21 @@ def warn(watch: "Watch", *worlds: "World") -> None:
 
 
 def warn_of_yields(watch: "Watch", *worlds: "World") -> None:
-    """Of settings that the profiles do not cover."""
-    warn_of_settings(watch, [world.setting() for world in worlds])
+    """Of settings and requests that the profiles do not cover."""
+    warn_of_settings(watch, [(world.setting(), world) for world in worlds])
 
 
-def warn_of_settings(watch: "Watch", settings: Iterable["Setting"]) -> None:
+def warn_of_settings(watch: "Watch", runs: Iterable[tuple["Setting", "World"]]) -> None:
     """The first warnings, and the number of the rest."""
     from ..sim.unknown import warnings_of
 
-    lines = list(dict.fromkeys(line for setting in settings for line in warnings_of(setting)))
+    lines: list[str] = []
+    for setting, world in runs:
+        named: Iterable[object] = ()
+        if world.trace:  # a server's requests are unknown yet
+            named = world.source().extras.get("model", ())
+        lines += warnings_of(setting, named)
+    lines = list(dict.fromkeys(lines))
     if len(lines) > MOST_SAID:
         lines[MOST_SAID:] = [f"{len(lines) - MOST_SAID} more policies need data that their profiles lack"]
     watch.warn(lines)

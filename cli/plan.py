@@ -46,13 +46,17 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
       --spare N: Standby replicas (N+1): included in cost and launch files; the SLOs hold without them.
       --growth X%/year: Growth of traffic, also per /month or /week; costs are then of the horizon.
       --horizon YEARS: With --growth: the years that are paid.
+      --today SPEC,replicas=N: What runs today: replayed beside the answer, on its GPUs.
+    SLOs and quality:
+      --fail-on-slo: With --today: end with 1 if what runs today misses an SLO.
     Search:
       --as-given: Use the policies as given, without a search over engine settings.
+      --research: Without --policy: also what the schedulers that no released engine has would save.
     Output:
       -o, --out DIR: Write plan.toml, plan.json, report.html and deploy/; reuses the replays in it.
     """
 
-    COMMON = "slos rate policies gpu model profiles gpu_hour growth horizon lengths jobs out"
+    COMMON = "slos rate policies gpu model profiles gpu_hour growth horizon today research lengths jobs out"
 
     slos: Sequence[str] = ()
     _: KW_ONLY
@@ -71,9 +75,12 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
     spare: int = 0
     growth: str | None = None
     horizon: float = 1.0
+    today: str | None = None
+    fail_on_slo: bool = False
     min_quality: float | str | None = None
     quality_table: str | Path | None = None
     as_given: bool = False
+    research: bool = False
     ensemble: int | None = None
     router: str = choices.UNROUTED
     num_requests: int | None = None
@@ -105,6 +112,7 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
             min_quality=parse_share(self.min_quality),
             quality_table=load_table(self.quality_table, world.allow_code),
             as_given=self.as_given,
+            research=self.research,
         )
         size = self.values("rate", "attainment", "max_replicas", "num_requests")
         inputs = inputs_of(world, candidates, **size)
@@ -117,7 +125,7 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
                     bar.update(done, total, phase, note="")
 
                 folder.begin("plan", inputs)
-                options = self.values("spare", "currency", "jobs", "ray")
+                options = self.values("spare", "today", "currency", "jobs", "ray")
                 options |= {"horizon": horizon, "memo": folder.memo, "progress": progress}
                 planned = plan(world, candidates, left_out, **size, **options, command=watch.command())
                 if self.ensemble is not None:
@@ -138,7 +146,8 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
                 written = _write(folder, planned, sheets)
         except KeyboardInterrupt:
             raise stopped(self.out) from None
-        return Answer(value=planned, explained=folder.memo.sentence(), out=self.folder, files=written)
+        missed = [f"{self.today} misses {text}" for text in planned.missed_today] * self.fail_on_slo
+        return Answer(value=planned, explained=folder.memo.sentence(), out=self.folder, files=written, missed=missed)
 
     def _horizon(self) -> "Horizon | None":
         from ..planner.plan_result import Horizon
@@ -199,4 +208,4 @@ def _warn(watch: Watch, world: "World", specs: list[str], candidates: "Sequence[
     for candidate in candidates:
         spec = placed(candidate.policy)[0]
         runs.setdefault(spec, Setting(parse(spec, world.allow_code), candidate.profile, world.workload))
-    warn_of_settings(watch, runs.values())
+    warn_of_settings(watch, [(setting, world) for setting in runs.values()])

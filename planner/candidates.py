@@ -36,6 +36,7 @@ class PlanCandidate:
     settings: dict[str, Quality] = field(default_factory=dict)  # SPECs to try, by rising number of changes
     original: str = ""  # the SPEC as named, where `policy` is one of `settings`
     refused: str = ""  # why `original` cannot run
+    is_research: bool = False  # of no released engine, and not named by the user
 
     def __str__(self) -> str:
         return " on ".join(filter(None, (self.policy, self.place)))
@@ -75,20 +76,21 @@ def candidates_of(
     min_quality: float | None = None,
     quality_table: QualityTable | None = None,
     as_given: bool = False,
+    research: bool = False,
 ) -> tuple[list[PlanCandidate], list[Fleet]]:
     """Policies on the profiles that can run them, and policies left out, with reasons.
 
     POLICY@PROFILE runs on that profile only. profiles: by default one of the log's model, or the commands' default.
     Without policies: the shipped presets of a profile's family that a released engine has; if none of those can run,
-    all. An engine's preset is left out on another engine's profile, unless named and without a profile of its own
-    engine. as_given: search no settings. DsimError if no candidate remains.
+    all; with `research` all. An engine's preset is left out on another engine's profile, unless named and without a
+    profile of its own engine. as_given: search no settings. DsimError if no candidate remains.
     """
     if profiles is None and not name_their_profiles(policies):
         # A shipped profile of the one model that a log names; else the default.
         names = [models.known_model(name) for name in set(map(str, world.source().extras.get("model", ())))]
         shipped = [name for model in names[:1] if model and len(set(names)) == 1 for name in shipped_for(model.name)]
         profiles = [load([*shipped, World.profile][0])]
-    policies_by_profile = _on_profiles(policies, profiles or ())
+    policies_by_profile = _on_profiles(policies, profiles or (), research)
     devices = {profile.device.name for profile, _ in policies_by_profile}
     engines = {engine_of_profile(profile) for profile, _ in policies_by_profile}
     longest, code = world.longest(), world.allow_code
@@ -119,6 +121,7 @@ def candidates_of(
                 place=place,
                 quality=quality,
                 price=prices(profile),
+                is_research=research and not (policies or preset.engine),
             )
             reason = not_served(preset, profile)
             if elsewhere and not policies:
@@ -134,6 +137,8 @@ def candidates_of(
                 original, best = candidate.policy, next(iter(good))
                 candidate = replace(candidate, policy=best, settings=good, original=original, refused=refused)
             candidates.append(candidate)
+    if all(candidate.is_research for candidate in candidates):
+        candidates = [replace(candidate, is_research=False) for candidate in candidates]
     if not candidates:
         reasons = dict.fromkeys(f"{row.name}: {row.dropped}" for row in left_out)
         raise DsimError("; ".join(reasons) or "no policy and no profile is given, expected one of each")
@@ -144,7 +149,9 @@ def name_their_profiles(policies: Sequence[str]) -> bool:
     return bool(policies) and all(placed(policy)[1] is not None for policy in policies)
 
 
-def _on_profiles(policies: Sequence[str], profiles: Sequence[Profile]) -> list[tuple[Profile, list[str]]]:
+def _on_profiles(
+    policies: Sequence[str], profiles: Sequence[Profile], research: bool
+) -> list[tuple[Profile, list[str]]]:
     """Policies to try on each profile, including profiles named by policies."""
     by_name: dict[str, tuple[Profile, list[str]]] = {}
     for profile in profiles:
@@ -154,7 +161,7 @@ def _on_profiles(policies: Sequence[str], profiles: Sequence[Profile]) -> list[t
         if not policies:
             presets = [name for name, preset in PRESETS.items() if preset.policy.family == profile.family]
             of_engines = [name for name in presets if PRESETS[name].engine]
-            if all(times_another(profile, PRESETS[name]) for name in of_engines):
+            if research or all(times_another(profile, PRESETS[name]) for name in of_engines):
                 of_engines = presets
             by_name[profile.name] = profile, of_engines
     for policy in policies:

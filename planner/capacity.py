@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -28,7 +28,7 @@ from .crossing import Crossing, Slope, common_slope, find, never
 from .limits import PoolShares
 from .memo import FILES as STORE_FILES
 from .memo import STORE, Memo
-from .race import Fewest
+from .race import LIMIT, Fewest
 from .replicate import CONFIDENCE, Criterion, Interval, Reading, criteria_of, interval, measure, replication
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ FLOOD = 1e9  # req/s, all at once
 PILOT, PILOT_GUESS, PILOT_WIDTH, PILOT_SHARPNESS = 2**20, 0.8, 0.2, 0.03  # index; of the flood's rate; log rates
 PILOT_SHARE, PILOT_FEWEST, PILOT_BLOCKS = 8, 500, 20  # share of requests, at least; blocks
 GRID = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1)  # of the capacity, for the curve
+SCALES = (0.9, 1.1)  # of the binding bound
 STABILITY = "stability"
 CLIENT_METRICS = ("ttft", "tpot_chunk")  # latencies at capacity
 
@@ -69,6 +70,15 @@ class Point:
     values: dict[str, float | None]
     stable: bool  # in every replication
     holds: bool  # in most replications
+
+
+@dataclass(frozen=True)
+class AtBound:
+    """The capacity with another bound, read from the curve's replays."""
+
+    slo: str
+    rate: float  # req/s
+    side: str = ""  # "below" or "at least" at an end of the curve
 
 
 @dataclass(frozen=True)
@@ -111,6 +121,7 @@ class Capacity(Result):
     confidence: float
     rejected: float  # share of requests that never fit
     latency_ms: Latency  # at capacity, by percentile; None: no values
+    other_bounds: tuple[AtBound, ...] = ()  # the binding one 10 % tighter and looser; none without a curve
     target: float | None = None  # req/s to size replicas for
     pools: tuple[PoolPart, ...] = ()  # shares and limits are the busiest pool's
     doubted: tuple[str, ...] = ()  # failed checks of profiles, and doubted steps that take much of the time
@@ -314,11 +325,16 @@ class Run:
         for share in GRID * self.curve:
             indices = range(CURVE_REPLICATIONS if share >= CURVE_NEAR else 1)
             cells += [(share * rate.value, index) for index in indices if (share, index) != (1.0, 0)]
-        first, *answers = self.answers(at_rate, cells)
+        scaled = [criteria[binding].times(scale) for scale in SCALES * (self.curve and binding >= 0)]
+        first, *answers = self.answers(at_rate, cells, replace(search, criteria=(*criteria, *scaled)))
         readings = [Reading(**answer) for answer in (first["reading"], *answers)]
         curve: dict[float, list[Reading]] = {}  # in the order of rates
         for reading in sorted(readings, key=lambda reading: reading.rate):  # stable
             curve.setdefault(reading.rate, []).append(reading)
+        others = []
+        for index, criterion in enumerate(scaled, len(criteria)):
+            judged = {*range(len(criteria)), index} - {binding}
+            others.append(_at_bound(criterion.text, judged, curve))
         settings = list(self.world.each_pool())
         pools = []
         for facts, (spec, setting) in zip(first["pools"], settings, strict=False):  # none without pools
@@ -336,6 +352,7 @@ class Run:
             bounds={criterion.text: in_units(criterion, criterion.bound) for criterion in criteria},
             share_criteria=tuple(criterion.text for criterion in criteria if criterion.share is not None),
             curve=tuple(_point(criteria, readings) for readings in curve.values()) * self.curve,
+            other_bounds=tuple(others),
             replications=tuple(crossing.rate for crossing in self.crossings),
             num_replays=self.memo.num_replays,
             num_requests=search.num_requests,
@@ -467,13 +484,27 @@ def latency_ms(requests: Columns, metrics: Sequence[str]) -> Latency:
 
 
 def _point(criteria: Sequence[Criterion], readings: Sequence[Reading]) -> Point:
-    good = [reading for reading in readings if reading.holds]
+    good = [r for r in readings if r.stable and max(r.severities[: len(criteria)]) <= 0]
     return Point(
         rate=readings[0].rate,
         values=means(criteria, readings),
         stable=all(reading.stable for reading in readings),
         holds=2 * len(good) > len(readings),  # a majority, like the capacity
     )
+
+
+def _at_bound(slo: str, judged: Collection[int], curve: Mapping[float, Sequence[Reading]]) -> AtBound:
+    """Where the worst severity of the `judged` criteria passes 0, on lines in the log rate. Rates rise."""
+    severities = []
+    for readings in curve.values():
+        worst = [max(-LIMIT, *(reading.severities[i] for i in judged)) for reading in readings if reading.stable]
+        severities.append(np.mean([*worst, *[np.inf] * (len(readings) - len(worst))]))
+    logs, rising = np.log([*curve]), np.maximum.accumulate(severities)
+    log_rate = np.interp(0.0, rising, logs)
+    side = "at least" * (log_rate in logs)
+    if rising[0] > 0:
+        side = "below"
+    return AtBound(slo, math.exp(log_rate), side)
 
 
 def means(criteria: Sequence[Criterion], readings: Sequence[Reading]) -> dict[str, float | None]:

@@ -11,7 +11,11 @@ import numpy as np
 from scipy.special import betaincinv
 
 from ..engine.errors import DsimError
+from ..engine.policy import parse
+from ..files.read import cut
 from ..profiler.canvas_law import mean_forwards
+from ..profiler.profile import Profile
+from ..profiler.uncertainty import common_error
 from ..report.table import counted
 from ..results.spread import Spread
 from ..results.world import MAX_REPLICAS, Setup, World, setup_of
@@ -21,14 +25,16 @@ from .candidate import changed_fields, nearest_first, policy_toml
 from .candidates import PlanCandidate
 from .capacity import PARTS, STABILITY, CapacitySearch, check_rate, search_of
 from .contents import Json, asked_of
-from .deploy import deployment_of
+from .deploy import UNROUTED, deployment_of
 from .memo import Memo
 from .plan_replays import PRECISION, Entrant, Replays, Task
 from .plan_result import MEETS, MISSES, UNSURE, Due, Fleet, Horizon, Planned, Risk, Values, Variant, growth_of
-from .race import LIMIT, MOST, Entry, Lane, best_of, race, verdict
+from .quality import quality_of
+from .race import FIRST, LIMIT, MOST, Entry, Lane, best_of, race, verdict
 from .replicate import CONFIDENCE, Criterion, Interval, interval, judged, student
 from .settings import Tried, halve
 
+ROUTER = "jsq"  # that is tried in place of none
 DOUBT = 1.25  # possible error factor of a pilot
 MORE_TRAFFIC, SLOWER = 1.3, 1.2
 HEADROOM = 4  # replications of the capacity search
@@ -77,12 +83,21 @@ def fleet_world(world: World, candidate: PlanCandidate, replicas: int = 1) -> Wo
     return replace(world, policy=candidate.policy, replicas=replicas, profile_object=candidate.profile)
 
 
+def fleet_of_today(text: str) -> tuple[str, int]:
+    """SPEC and replicas of `SPEC,replicas=N`."""
+    policy, _, count = text.rpartition(",replicas=")
+    if not policy or not (count.isdecimal() and 1 <= int(count) <= MAX_REPLICAS):
+        raise DsimError(f"today is {cut(text)}, expected SPEC,replicas=N such as vllm-diffusion:4,replicas=3")
+    return policy, int(count)
+
+
 @dataclass
 class PlanSearch:
     """A plan's steps, each a method.
 
     A share `attainment` of arrivals must meet SLOs without a statistic. `spare` standby replicas cost, but serve
-    nothing. With a `horizon` the cost is the mean over it. `command`, `currency`: of the setup.
+    nothing. With a `horizon` the cost is the mean over it. `today`: what runs now, as SPEC,replicas=N. `command`,
+    `currency`: of the setup.
     """
 
     world: World
@@ -93,6 +108,7 @@ class PlanSearch:
     max_replicas: int = 64
     spare: int = 0
     horizon: Horizon | None = None
+    today: str | None = None
     attainment: float = 0.99
     num_requests: int | None = None
     command: str = ""
@@ -106,6 +122,8 @@ class PlanSearch:
         if not 0 <= self.spare <= MAX_REPLICAS:
             raise DsimError(f"spare is {self.spare}, expected 0 to {MAX_REPLICAS} replicas")
         check_rate(self.rate, self.max_replicas)
+        if self.today is not None:
+            parse(fleet_of_today(self.today)[0], self.world.allow_code)
         self.groups: list[list[Entrant]] = []  # the entrants of each candidate's settings, the given one first
         for candidate in self.candidates:
             settings = [replace(candidate, policy=p, quality=q, settings={}) for p, q in candidate.settings.items()]
@@ -126,9 +144,10 @@ class PlanSearch:
 
     def result(self, left_out: Sequence[Fleet]) -> Planned:
         self._choose_settings()
-        entrants, dropped = self._settle(self.chosen)
+        entrants, dropped = self._settle([entrant for entrant in self.chosen if not entrant.candidate.is_research])
         order, tied = self._rank(entrants)
         order = self._as_named_if_enough(order)
+        research = self._research([entrant for entrant in self.chosen if entrant.candidate.is_research])
         best = order[0]
         heads = order[:1]
         if self.horizon is not None:  # of each GPU's best: what a request a second costs at the limit
@@ -137,7 +156,7 @@ class PlanSearch:
         ranking = [self._fleet(entrant, capacities.get(entrant, ())) for entrant in order]
         recommended = ranking[0]
         self.spread = max(float(np.std(entrant.lane.settled, ddof=1)) for entrant in order[:2])
-        laws, risks = self._under_laws(best), self._risks(best)
+        laws, routed, risks = self._under_laws(best), self._routed(best), self._risks(best)
         bought = (recommended.gpus or 0) // recommended.gpus_per_replica
         policy, code, longest = best.candidate.policy, self.world.allow_code, self.world.longest()
         context, profile = int((longest.input_length + longest.limit).max()), best.candidate.profile
@@ -161,10 +180,14 @@ class PlanSearch:
             setup=self._setup(),
             notes=(
                 *_missed(self.search),
+                *_notes_on_gpus([*order, *self.chosen]),
                 *dict.fromkeys(refused),
             ),
             growth=None if self.horizon is None else growth_of(self.horizon, recommended),
             laws=laws,
+            routed=routed,
+            today=self._today(best),
+            research=tuple(research),
             deployment=deployment,
         )
 
@@ -254,6 +277,15 @@ class PlanSearch:
             raise DsimError(f"no fleet of up to {limit} surely meets the SLOs at {self.rate:g} req/s")
         return enough, rows
 
+    def _research(self, entrants: Sequence[Entrant]) -> list[Fleet]:
+        """The fleets of schedulers that no engine has, the cheapest first; empty if none meets the SLOs."""
+        if not entrants:
+            return []
+        try:
+            return [self._fleet(entrant) for entrant in self._rank(self._settle(entrants)[0])[0]]
+        except DsimError:
+            return []
+
     def _as_named_if_enough(self, order: list[Entrant]) -> list[Entrant]:
         """The best policy as it was named, where that costs no more and the settings found do not surely gain.
 
@@ -306,11 +338,36 @@ class PlanSearch:
         for law in laws:
             needed: int | None = best.replicas
             if law is not profile.canvas_laws[0]:
-                other = _with(best, best.candidate, workload=law.workload)
-                needed = self._raced([(other, self.rate, 1.0)], [best.replicas])[0].replicas
+                needed = self._needed(best, workload=law.workload)
             charge, forwards = self._charge(needed, best), mean_forwards(law)
             variants.append(Variant(name=law.workload, replicas=needed, **charge, forwards=forwards, source=law.source))
         return tuple(variants)
+
+    def _routed(self, best: Entrant) -> Variant | None:
+        """The best fleet behind ROUTER; None if another router is named, or for one replica."""
+        if self.world.router != UNROUTED or best.replicas == 1:
+            return None
+        self.phase = "another router"
+        replicas = min(best.replicas, self._needed(best, router=ROUTER) or best.replicas)
+        return Variant(name=ROUTER, replicas=replicas, **self._charge(replicas, best))
+
+    def _needed(self, best: Entrant, **changed: Any) -> int | None:
+        """Replicas where fields of the world are others; None: more than allowed."""
+        return self._raced([(_with(best, best.candidate, **changed), self.rate, 1.0)], [best.replicas])[0].replicas
+
+    def _today(self, best: Entrant) -> Fleet | None:
+        """What runs today, on the recommended GPUs and under the plan's traffic, without spare."""
+        if self.today is None:
+            return None
+        self.phase = "today's fleet"
+        policy, replicas = fleet_of_today(self.today)
+        quality = quality_of(parse(policy, self.world.allow_code), best.candidate.profile.model.name)
+        candidate = replace(best.candidate, policy=policy, quality=quality)
+        today = _with(best, candidate, policy=policy)
+        today.lane = Lane(candidate=0, price=candidate.weight, limit=replicas, low=replicas - 1, high=replicas)
+        answers = self._answers([self._replay((today, self.rate, 1.0), replicas, i) for i in range(FIRST)], "today: ")
+        today.lane.severities[replicas] = [float(answer["severity"]) for answer in answers]
+        return self._fleet(today, spare=0)
 
     def _headroom(self, entrants: Sequence[Entrant]) -> dict[Entrant, list[Json]]:
         """Capacities in HEADROOM replications, each with the criterion that breaks above it."""
@@ -372,12 +429,14 @@ class PlanSearch:
     def _row(self, entrant: Entrant, **fields: Any) -> Fleet:
         return replace(entrant.candidate.row(), tried=entrant.tried, **fields)
 
-    def _fleet(self, entrant: Entrant, capacities: Sequence[Json] = ()) -> Fleet:
-        """capacities: the fleet's, where they were searched."""
+    def _fleet(self, entrant: Entrant, capacities: Sequence[Json] = (), spare: int | None = None) -> Fleet:
+        """capacities: the fleet's, where they were searched; spare: by default the plan's."""
+        if spare is None:
+            spare = self.spare
         due, replicas, mean_cost = self._dues(entrant), entrant.replicas, None
         if due:
             mean_cost = self._cost(entrant)
-        charge = self._charge(replicas, entrant)
+        charge = self._charge(replicas + spare - self.spare, entrant)
         tokens = None
         if charge["per_hour"] is not None:
             tokens = entrant.search.world.per_million_tokens(charge["per_hour"], self.rate)
@@ -394,7 +453,7 @@ class PlanSearch:
         return self._row(
             entrant,
             replicas=replicas,
-            spare=self.spare,
+            spare=spare,
             **charge,
             per_million_tokens=tokens,
             values=values,
@@ -532,6 +591,16 @@ def _values(criteria: Sequence[Criterion], answers: Sequence[Json]) -> Values:
             low, high = max(0.0, low), min(1.0, high)
         values[criterion.text] = Spread(mean, low, high)
     return values
+
+
+def _notes_on_gpus(entrants: Sequence[Entrant]) -> list[str]:
+    """What is uncertain in a comparison of GPUs; entrants: the best first."""
+    profiles: dict[str, Profile] = {}
+    for profile in (entrant.candidate.profile for entrant in entrants):
+        profiles.setdefault(profile.device.name, profile)
+    if len(profiles) < 2:
+        return []
+    return [common_error([*profiles.values()], entrants[0].search.world.setting().drawn)]
 
 
 def _missed(search: CapacitySearch) -> tuple[str, ...]:

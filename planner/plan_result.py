@@ -167,14 +167,14 @@ def parsed_growth(text: str) -> tuple[float, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """The recommended policy under a counted law of canvases."""
+    """The recommended policy behind another router, or under a counted law of canvases."""
 
     name: str
     replicas: int | None  # None: more than allowed
     gpus: int | None  # with spare
     per_hour: float | None
-    forwards: float  # denoising, of a canvas, on average
-    source: str  # of the law
+    forwards: float = 0.0  # of a law: denoising, of a canvas, on average
+    source: str = ""  # of a law
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -201,6 +201,9 @@ class Planned(Result):
     notes: tuple[str, ...] = ()
     growth: Growth | None = None  # None: traffic is constant
     laws: tuple[Variant, ...] = ()  # the default one first; empty: the workload or yield is given, or no canvases
+    routed: Variant | None = None  # behind a router that knows the queues; None: one is named, or one replica
+    research: tuple[Fleet, ...] = ()  # of schedulers that no released engine has, the cheapest first
+    today: Fleet | None = None  # what runs now, on the recommended GPUs
     deployment: Deployment | None = None  # None: no released engine is known to serve it
     ensemble: Uncertain | None = None
 
@@ -218,6 +221,16 @@ class Planned(Result):
         if fleet.mean_cost is not None:
             return fleet.mean_cost
         return float((fleet.per_hour if self.priced else fleet.gpus) or 0)
+
+    @property
+    def missed_today(self) -> list[str]:
+        """The criteria that what runs today misses."""
+        missed = []
+        for text, spread in self.today.values.items() if self.today else ():
+            value, bound, is_share = spread.value or 0.0, self.bounds[text], text in self.share_criteria
+            if (is_share and value < bound) or (not is_share and value > bound):
+                missed.append(text)
+        return missed
 
     def page(self) -> Page:
         from ..report.plan import plan_page

@@ -39,6 +39,11 @@ class Criterion:
         """s, or share of arrivals."""
         return self.slos[0].bound if self.share is None else self.share
 
+    def times(self, factor: float) -> "Criterion":
+        """With all latency bounds times a factor."""
+        slos = [replace(slo, bound=factor * slo.bound, text="") for slo in self.slos]
+        return criteria_of(slos, self.share or 1.0)[0]
+
 
 @dataclass(frozen=True)
 class Reading:

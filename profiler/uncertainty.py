@@ -19,7 +19,7 @@ from ..engine.latency import LatencyModel, terms_of
 from .calibrate import mean_yield, same_mean, shifted
 from .canvas_law import mean_forwards, with_mean
 from .known import unknown_host
-from .profile import Profile
+from .profile import COSTS_OF, Profile
 
 MEMORY, COMPUTE, LAUNCH = "memory time", "compute time", "launch floor"
 HOST_STEP, HOST_REQUEST = "host time a step", "host time a request"
@@ -151,6 +151,24 @@ def varied(
         return replace(profile, canvas_laws=(_varied_law(model, of_yield, spread),))
     models = [_varied_commits(entry, of_yield, spread, _errors(profile, entry)) for entry in (model, *peers)]
     return replace(profile, commits=tuple(models))
+
+
+def common_error(profiles: Sequence[Profile], model: Yielding | None) -> str:
+    """Which unknowns cancel in a comparison of GPUs, and which do not; profiles: one a GPU, the best first."""
+    unknowns = [{(cause.name, cause.owner) for cause in causes(profile, model)} for profile in profiles]
+    shared = sorted(name for name, _ in set.intersection(*unknowns))
+    hosts = {profile.device.name: profile.provenance.settings.get(COSTS_OF, profile.name) for profile in profiles}
+    names, own = [*hosts], "device time"
+    if min(len({profile.implementation for profile in profiles}), len({*hosts.values()})) > 1:
+        own += f" and its engine's host time ({', '.join(f'{name} as in {costs}' for name, costs in hosts.items())})"
+    widths = []
+    for fit in (profile.fit for profile in profiles[:2]):
+        widths.append(fit.held_out.median if fit.held_out else fit.relative_uncertainty or 0.0)
+    return (
+        f"{' and '.join(names)} share these unknowns, which largely cancel between them if one build runs on all: "
+        f"{', '.join(shared)}. Each has its own {own}: device time alone leaves {names[0]} over {names[1]} uncertain "
+        f"by ±{100 * math.hypot(*widths):.0f} %"
+    )
 
 
 def _at_efficiencies(latency: LatencyModel, memory: float, compute: float) -> LatencyModel:

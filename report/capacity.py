@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 CURVE_REPLICATIONS = 2  # a rate from CURVE_NEAR on; one below
 CURVE_NEAR = 0.9  # of the capacity
+CLIFF = 0.25  # of the capacity, which a bound of 10 % more or less moves at a cliff
 MOST_SHOWN = 2.5  # times its bound
 CLIENTS = {"ttft": "to the first token", "tpot_chunk": "a token after the first emission"}
 
@@ -83,6 +84,7 @@ def _facts(capacity: "Capacity") -> tuple[tuple[str, str], ...]:
     if binding == "stability":
         binding = "none: the queue grows without end first"
     facts["Binding SLO"] = f"{binding} (in {100 * capacity.binding_share:.0f}% of replications)"
+    facts["The bound stands at a cliff"] = _cliff(capacity)
     shares = ", ".join(f"{name} {100 * share:.0f}%" for name, share in capacity.shares.items() if share >= 0.005)
     limit = ", ".join(filter(None, (capacity.limited_by, capacity.limiting_setting)))
     facts["Limited by"] = f"{limit} (of the busy time: {shares})"
@@ -96,6 +98,14 @@ def _facts(capacity: "Capacity") -> tuple[tuple[str, str], ...]:
     facts |= setup_facts(setup)
     facts["Search"] = f"{replays}, {len(capacity.replications)} replications, {resampled}"
     return tuple((name, text) for name, text in facts.items() if text)
+
+
+def _cliff(capacity: "Capacity") -> str:
+    """The capacity at the bounds 10 % either side; empty if both are near it."""
+    others = capacity.other_bounds
+    if all(abs(other.rate / capacity.rate.value - 1) <= CLIFF for other in others):
+        return ""
+    return ", ".join(f"{other.side} {number(other.rate)} req/s at {other.slo}".strip() for other in others)
 
 
 def setup_facts(setup: Setup) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..results.spread import Spread
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from ..planner.plan_result import Fleet, Planned, Risk
 
 VERDICTS = {"meets": "meets them", "misses": "misses them", "unsure": "too close to tell"}
+STATS = ("p50", "p95", "p99")
 HOURS = 24 * 365.25  # in a year
 UNITS = (("days", 365.25, 0.05), ("weeks", 365.25 / 7, 0.25), ("months", 12.0, 3.0), ("years", 1.0, math.inf))
 
@@ -30,8 +32,11 @@ def plan_page(planned: "Planned") -> Page:
         )
     sections = (
         _over_time(planned),
+        _by_gpu(planned),
         _clients(planned),
+        _today(planned),
         _ranking(planned),
+        _research(planned),
         _risks(planned),
         Section("To deploy", tuple(_deploy(planned)), spoken=True),
         *of_ensemble(planned.ensemble),
@@ -80,7 +85,7 @@ def _details(planned: "Planned") -> list[str]:
         lines[0] += " The target is met without the spare."
     if planned.runner_up is not None:
         lines.append(f"Runner-up: {runner_up(planned, planned.runner_up)}.")
-    return [*lines, _laws(planned), _lasting(planned)]
+    return [*lines, _laws(planned), _lasting(planned), _routed(planned)]
 
 
 def runner_up(planned: "Planned", second: "Fleet") -> str:
@@ -111,6 +116,18 @@ def _laws(planned: "Planned") -> str:
     return (
         f"The denoising steps of a canvas decide: {'; '.join(needs)}. Your server's counters of denoising steps and "
         "committed tokens tell which is yours (--yield METRICS)."
+    )
+
+
+def _routed(planned: "Planned") -> str:
+    """What a router that knows the queues would save; empty if nothing."""
+    routed = planned.routed
+    if routed is None or routed.replicas == planned.recommended.replicas:
+        return ""
+    price = f", {money(routed.per_hour, planned.setup)} an hour," * planned.priced
+    return (
+        f"Requests go to a replica at random, as without a router; behind {routed.name} "
+        f"{counted(routed.gpus or 0, 'GPU')}{price} would do (--router {routed.name})."
     )
 
 
@@ -266,6 +283,17 @@ def _ranking(planned: "Planned") -> Section:
     return _section("The ranking", rows, caption, ("policy", "on", "binds first", "limited by"))
 
 
+def _research(planned: "Planned") -> Section:
+    """What schedulers of no engine would save; nothing without --research."""
+    rows = []
+    for fleet in planned.research:
+        share = 100 * (1 - planned.cost(fleet) / planned.cost(planned.recommended))
+        row = {"policy": fleet.name, "GPUs": f"{fleet.gpus:,}", "an hour": _hourly(planned, fleet)}
+        rows.append({**row, "saves": f"{max(share, 0.0):.0f} %"})
+    caption = "Schedulers that no released engine has: what it would be worth to build one."
+    return _section("What a new scheduler would save", rows, caption, ("policy",))
+
+
 def _hourly(planned: "Planned", fleet: "Fleet") -> str:
     if not planned.priced:
         return ""
@@ -286,8 +314,25 @@ def _clients(planned: "Planned") -> Section:
     rows = []
     for metric, percentiles in planned.recommended.latency_ms.items():
         if percentiles is not None:
-            rows.append({"ms": metric} | {stat: number(percentiles[stat]) for stat in ("p50", "p95", "p99")})
+            rows.append({"ms": metric} | {stat: number(percentiles[stat]) for stat in STATS})
     return _section("What clients see", rows, "One replay, at the plan's rate.", ("ms",))
+
+
+def _today(planned: "Planned") -> Section:
+    """What runs today beside the recommendation; nothing without --today."""
+    rows: dict[str, dict[str, str]] = {}
+    for column, fleet in {"as planned": planned.recommended, "today": planned.today}.items():
+        if planned.today is None or fleet is None:
+            continue
+        of_fleet = {"fleet": f"{fleet.policy} on {_fleet(fleet)}", "an hour": _hourly(planned, fleet)}
+        of_fleet["meet the SLOs"] = _met(planned, fleet)
+        for metric in ("ttft", "e2el"):
+            percentiles = fleet.latency_ms.get(metric) or {}
+            of_fleet |= {f"{metric} {stat}, ms": number(percentiles[stat]) for stat in STATS if stat in percentiles}
+        for name, text in of_fleet.items():
+            rows.setdefault(name, {"": name, "as planned": "–", "today": "–"})[column] = text or "–"
+    caption = "Replayed at the plan's rate on the recommended GPUs; times are of one replay."
+    return _section("What runs today", [*rows.values()], caption, ("",))
 
 
 def _risks(planned: "Planned") -> Section:
@@ -352,12 +397,67 @@ def _loud(*lines: str) -> Words:
     return Words(lines, loud=True)
 
 
+# The best fleet of each GPU
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """A fleet with its size, perhaps estimated; infinite: unknown."""
+
+    fleet: "Fleet"
+    certainty: str = ""
+    gpus: float = math.inf
+    cost: float = math.inf
+
+
+def _offer(planned: "Planned", fleet: "Fleet") -> _Offer:
+    if fleet.gpus is not None:
+        return _Offer(fleet, "", fleet.gpus, planned.cost(fleet))
+    price = 1.0
+    if planned.priced:
+        price = fleet.price or 0.0
+    for certainty, replicas in {"about ": fleet.about, "at least ": fleet.least}.items():
+        if replicas is not None:
+            gpus = (replicas + planned.recommended.spare) * fleet.gpus_per_replica
+            return _Offer(fleet, certainty, gpus, gpus * price)
+    return _Offer(fleet)
+
+
+def _best_of_each(planned: "Planned") -> list[_Offer]:
+    """Each GPU's cheapest fleet, those of the ranking first."""
+    ranked, lost = ([_offer(planned, fleet) for fleet in fleets] for fleets in (planned.ranking, planned.left_out))
+    best: dict[str, _Offer] = {}
+    for offer in (*ranked, *sorted(lost, key=lambda offer: offer.cost)):
+        best.setdefault(offer.fleet.device, offer)
+    return list(best.values())
+
+
+def _by_gpu(planned: "Planned") -> Section:
+    """`_best_of_each` as a table; nothing for a single GPU."""
+    rows, offers = [], _best_of_each(planned)
+    for offer in offers * (len(offers) > 1):
+        fleet, count, hourly = offer.fleet, "–", "–"
+        if offer.gpus < math.inf:
+            count, hourly = f"{offer.certainty}{offer.gpus:,}", f"{offer.certainty}{money(offer.cost, planned.setup)}"
+        row = {"GPU": fleet.device, "policy": fleet.policy, "GPUs": count, "an hour": hourly * planned.priced}
+        rows.append({**row, "meet the SLOs": _met(planned, fleet), "left out": fleet.dropped})
+    caption = (
+        "The cheapest fleet of each GPU that meets the SLOs. 'about': estimated by a short replay. 'at least': the "
+        "search stopped there, because it knew two cheaper fleets."
+    )
+    return _section("The best of each GPU", rows, caption, ("GPU", "policy", "left out"))
+
+
 def _costs(planned: "Planned") -> Figure:
-    """A bar for each fleet of the ranking."""
-    costs = {}
-    for fleet in planned.ranking:
-        policy = fleet.name.replace(",", ",<br>")
-        costs[f"{policy}<br>{_gpus(fleet)}"] = planned.cost(fleet)
+    """A bar for each GPU, or for each policy if there is one GPU."""
+    costs, offers = {}, _best_of_each(planned)
+    one_gpu = len(offers) == 1
+    if one_gpu:
+        offers = [_offer(planned, fleet) for fleet in planned.ranking]
+    for offer in offers:
+        policy = f"{offer.fleet.name}<br>".replace(",", ",<br>") * one_gpu
+        if offer.cost < math.inf:
+            costs[f"{policy}{offer.certainty}{offer.gpus:,} × {offer.fleet.device}"] = offer.cost
     names, paid = list(costs), list(costs.values())
     chart = Chart(height=34 + 20 * sum(2 + name.count("<br>") for name in names))
     chart.layout["margin"] |= {"b": 10}

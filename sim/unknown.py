@@ -1,13 +1,26 @@
-"""Warnings: settings of a policy that the profile does not know."""
+"""Warnings: settings of a policy, or a model of the requests, that the profile does not know."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from ..files.read import cut
+from ..profiler.models import known_model
+from ..profiler.profile import Profile, shipped_for
 from .setting import Setting
 
 
-def warnings_of(setting: Setting) -> list[str]:
-    """One line for each such setting."""
-    return list(_unknown(setting))
+def warnings_of(setting: Setting, named: Iterable[object] = ()) -> list[str]:
+    """One line for each. named: the models in the requests' log."""
+    return [*_unknown(setting), *_of_another_model(setting.profile, dict.fromkeys(str(name) for name in named if name))]
+
+
+def _of_another_model(profile: Profile, names: Iterable[str]) -> Iterator[str]:
+    models = {shape.name for shape in map(known_model, names) if shape is not None}
+    if models and profile.model.name not in models:
+        shipped = ", ".join(name for model in sorted(models) for name in shipped_for(model))
+        yield (
+            f"the requests are of {cut(', '.join(names))} in the log, and {profile.name} is of {profile.model.name}: "
+            f"expected a profile of their model (shipped: {shipped or 'none'})"
+        )
 
 
 def _unknown(setting: Setting) -> Iterator[str]:

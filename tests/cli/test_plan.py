@@ -172,6 +172,16 @@ def test_spare_replicas_are_bought_and_growth_has_an_end(plain: tuple[Any, Path]
     assert "\nIf traffic grows by 30 % a year, " in dsim(*asked, "--force").out
 
 
+def test_a_gate_on_today_s_fleet_ends_with_1_if_it_misses_an_slo(plain: tuple[Any, Path]) -> None:
+    shutil.copytree(plain[1], "out")
+    asked = [*PRICED, "-o", "out", "--fail-on-slo", "--today"]
+    ran = dsim(*asked, "ar,max_batch=1,replicas=1", "--json")
+    assert (ran.code, ran.json["today"]["gpus"], ran.json["today"]["per_hour"]) == (1, 1, 2.0)
+    assert "ar,max_batch=1,replicas=1 misses mean:e2el=150ms" in ran.err
+    assert succeed(*asked, "ar,max_batch=8,replicas=8").out.count("What runs today") == 1
+    assert "--fail-on-slo is given without --today" in dsim(*PRICED, "--fail-on-slo").refusal
+
+
 def test_an_ensemble_says_under_which_share_of_the_profiles_the_fleet_holds(plain: tuple[Any, Path]) -> None:
     shutil.copytree(plain[1], "out")
     assert "drawn profiles" not in Path("out/report.html").read_text(encoding="utf-8")

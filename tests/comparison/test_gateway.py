@@ -9,8 +9,12 @@ import dsim
 from dsim.cli.python import import_run
 from dsim.comparison.clients.read import read_client
 from dsim.engine.errors import DsimError
+from dsim.engine.policy import parse
 from dsim.planner.candidates import candidates_of
+from dsim.profiler.profile import load
 from dsim.results.world import World
+from dsim.sim.setting import Setting
+from dsim.sim.unknown import warnings_of
 from dsim.traces import load as load_trace
 
 from ..traces.files import spend
@@ -49,6 +53,21 @@ def test_a_plan_takes_the_profile_of_the_log_s_model(tmp_path: Path) -> None:
     world = World(str(path), slos=("ttft=2s",))
     candidates, _ = candidates_of(world, [], None, lambda profile: None, as_given=True)
     assert {candidate.profile.name for candidate in candidates} == {"h100-diffusiongemma-fp8"}
+
+
+def test_a_log_of_another_model_than_the_profile_s_is_warned_of(tmp_path: Path) -> None:
+    rows = [spend("00.000", "00.300", "01.300", 11, model="hosted_vllm/google/diffusiongemma-26B-A4B-it")] * 3
+    path = tmp_path / "spend.json"
+    path.write_text(json.dumps(rows))
+    named = load_trace(path).extras["model"]
+    (line,) = warnings_of(Setting(parse("chunk:4"), load("a100-sdar-8b")), named)
+    assert line.startswith(
+        f"the requests are of {rows[0]['model']} in the log, and a100-sdar-8b is of SDAR-8B: expected a "
+        "profile of their model (shipped: h100-diffusiongemma-fp8, "
+    )
+    assert warnings_of(Setting(parse("vllm-diffusion:8"), load("h100-diffusiongemma-fp8")), named) == []
+    with pytest.warns(UserWarning, match="a100-sdar-8b is of SDAR-8B: expected a profile of their model"):
+        dsim.replay(path, policy="chunk:4", profile="a100-sdar-8b")
 
 
 def test_any_log_is_read_by_its_own_columns(tmp_path: Path) -> None:

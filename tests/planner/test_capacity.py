@@ -14,7 +14,7 @@ import pytest
 
 from dsim.engine.errors import DsimError
 from dsim.engine.policy import parse
-from dsim.planner.capacity import Capacity, CapacitySearch, capacity, fewest_replicas
+from dsim.planner.capacity import AtBound, Capacity, CapacitySearch, _at_bound, capacity, fewest_replicas
 from dsim.planner.crossing import Crossing, Slope, common_slope, find
 from dsim.planner.limits import Limit, device_time, limited_by
 from dsim.planner.replicate import COOLDOWN, WARMUP, Reading, criteria_of
@@ -142,6 +142,9 @@ def test_the_same_seed_gives_the_same_numbers_whatever_the_jobs_and_a_curve_thro
     assert not one.curve[-1].holds
     assert one.bounds == {MEAN: 2000.0}
     assert values[0] < 2000 < values[-1]
+    others = {other.slo: other.rate / one.rate.value for other in one.other_bounds}
+    known = {f"mean:e2el={bound:g}ms": md1_capacity(bound / 1e3) / md1_capacity(2.0) for bound in (1800, 2200)}
+    assert others == pytest.approx(known, rel=0.1)
 
 
 @pytest.mark.usefixtures("fast")
@@ -191,6 +194,19 @@ def test_the_common_slope_is_that_of_parallel_lines_through_each_replications_re
     assert common_slope(rising) == Slope(pytest.approx(3.0), 0)
     assert common_slope([found_with((0.0, 1.0), (0.1, 0.7)), found_with((0.0, 1.0), (0.1, 0.9))]) is None  # it falls
     assert common_slope([*rising, found_with((0.0, 1.0), (0.1, 1.3), binding=1)]) is None
+
+
+def test_the_capacity_at_another_bound_is_read_on_a_line_in_the_log_rate() -> None:
+    def at_bound(*severities: float) -> AtBound:
+        points = zip((1.0, 4.0), severities, strict=True)
+        return _at_bound(
+            "slo", [1], {rate: [Reading(rate, (), (9.0, s), s < math.inf, rate, 0.0)] for rate, s in points}
+        )
+
+    assert at_bound(-1.0, 1.0) == AtBound("slo", pytest.approx(2.0), "")
+    assert at_bound(0.1, 1.0) == AtBound("slo", 1.0, "below")
+    assert at_bound(-1.0, -0.1) == AtBound("slo", 4.0, "at least")
+    assert at_bound(-1.0, math.inf) == AtBound("slo", 1.0, "at least")  # the queue grows
 
 
 def test_a_slope_is_not_trusted_where_the_queue_grows_first() -> None:

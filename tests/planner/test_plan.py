@@ -20,8 +20,9 @@ from dsim.planner.plan_result import Horizon, Planned
 from dsim.planner.quality import Quality
 from dsim.profiler.hardware import gpu
 from dsim.profiler.models import model
-from dsim.profiler.profile import load
+from dsim.profiler.profile import Profile, as_run_by, load
 from dsim.profiler.roofline import roofline
+from dsim.profiler.uncertainty import common_error
 from dsim.results.world import World, replicas_of
 from dsim.traces import load as load_trace
 
@@ -70,8 +71,28 @@ def test_a_plan_says_which_steps_of_its_fleet_the_profile_doubts() -> None:
     assert f"; {said}." in best.page().answer
 
 
-def test_a_plan_draws_replicas_at_random() -> None:
+def test_a_plan_draws_replicas_at_random_and_says_what_a_router_would_save(found: Planned) -> None:
     assert inspect.signature(dsim.plan).parameters["router"].default == "random"
+    drawn = planned(dataclasses.replace(QUEUE, router="random"), (ONE,))
+    routed = drawn.routed
+    assert routed is not None
+    assert 4 <= routed.replicas < (drawn.recommended.replicas or 0)  # four servers of 0.8 requests a second each
+    assert routed.per_hour == 2.0 * routed.replicas
+    assert found.routed is None  # its router is named
+    assert f"behind jsq {routed.gpus} GPUs, {routed.per_hour:.2f} USD an hour, would do" in str(drawn.page().details)
+
+
+def test_what_runs_today_is_replayed_on_the_recommended_gpus_without_the_spare() -> None:
+    found = planned(specs=(FOUR,), today="ar,max_batch=1,replicas=3", spare=1)
+    today = found.today
+    assert today is not None
+    assert (today.policy, today.replicas, today.gpus, today.per_hour, today.spare) == (ONE, 3, 3, 6.0, 0)
+    assert today.per_million_tokens == pytest.approx(6.0 / (3600 * 3.2) * 1e6)
+    assert today.values["mean:e2el=3s"].value > 3  # 3 req/s of 3.2
+    assert found.missed_today == ["mean:e2el=3s"]
+    for wrong in ("ar", "ar,replicas=0", ",replicas=2"):
+        with pytest.raises(DsimError, match="expected SPEC,replicas=N"):
+            planned(today=wrong)
 
 
 def test_growth_decides_which_gpu_is_bought() -> None:
@@ -245,12 +266,30 @@ def test_a_slower_profile_is_slower_in_every_step() -> None:
     assert (slower.early, slower.graph_tokens, slower.overlap) == (whole.early, whole.graph_tokens, whole.overlap)
 
 
-def test_without_policies_the_engines_own_are_candidates_or_else_all_of_the_family() -> None:
-    found, out = candidates_of(QUEUE, [], [PROFILE], lambda profile: None)
-    engines = {n for n, p in PRESETS.items() if p.policy.family == PROFILE.family and p.engine}
-    assert {name_of(row.policy) for row in (*found, *out)} == engines  # another family's are not even left out
-    alone, _ = candidates_of(QUEUE, [], [load("h100-llada-8b")], lambda profile: None)  # no engine serves it
-    assert len(alone) > 3
+def test_without_policies_the_engines_own_are_candidates_and_with_research_all_of_the_family() -> None:
+    for research in (False, True):
+        found, out = candidates_of(QUEUE, [], [PROFILE], lambda profile: None, research=research)
+        family = {n for n, p in PRESETS.items() if p.policy.family == PROFILE.family}
+        asked = {name_of(row.policy) for row in (*found, *out)}
+        assert asked == {n for n in family if research or PRESETS[n].engine}  # another family's are not even left out
+        assert {name_of(c.policy) for c in found if c.is_research} == {n for n in asked if not PRESETS[n].engine}
+    for research in (False, True):
+        alone, _ = candidates_of(QUEUE, [], [load("h100-llada-8b")], lambda p: None, research=research)
+        assert len(alone) > 3  # no engine serves it
+        assert not any(candidate.is_research for candidate in alone)
+
+
+@pytest.mark.slow
+def test_a_scheduler_of_no_engine_is_shown_apart_with_what_it_would_save() -> None:
+    asked = World("azure-conv", arrival="poisson", lengths="fixed:200,200", slos=("90%:norm_latency=60ms",))
+    every, _ = candidates_of(asked, [], [PROFILE], lambda profile: 2.0, as_given=True, research=True)
+    few = [c for c in every if name_of(c.policy) in ("lmdeploy-bd32", "chunk")]
+    found = plan(asked, few, rate=8.0, num_requests=400, jobs=1)
+    assert [row.policy for row in found.ranking] == ["lmdeploy-bd32"]
+    [apart] = found.research
+    assert apart.policy == "chunk"
+    assert apart.per_hour is not None
+    assert f"chunk {apart.gpus} {apart.per_hour:.2f} " in " ".join(str(found).split())
 
 
 def test_a_policy_by_a_law_is_left_out_on_a_data_sheet_s_profile() -> None:
@@ -275,6 +314,29 @@ def test_what_falls_below_the_quality_is_left_out_with_its_reason() -> None:
     assert out[0].dropped.startswith("quality unknown: ")
     with pytest.raises(DsimError, match="quality unknown"):
         candidates_of(QUEUE, ["optimus"], [PROFILE], lambda profile: None, min_quality=0.99)
+
+
+def test_a_plan_across_data_sheets_says_which_errors_cancel_between_the_gpus() -> None:
+    sheets: list[Profile] = [roofline(gpu(name), model("SDAR-8B")) for name in ("h100", "b200")]
+    found, _ = candidates_of(QUEUE, ["optimus"], sheets, lambda profile: None, as_given=True)
+    assert [c.place for c in found] == ["H100", "B200"]
+    assert all(c.profile.is_estimate for c in found)
+    assert plan(QUEUE, found, rate=4.0, num_requests=100, jobs=1).notes[-1:] == (
+        "B200 and H100 share these unknowns, which largely cancel between them if one build runs on all: another "
+        "implementation, front end, launch floor, spread between requests, yield, yield of another workload. Each has "
+        "its own device time: device time alone leaves B200 over H100 uncertain by ±42 %",
+    )
+
+
+def test_engine_s_costs_of_different_profiles_do_not_cancel() -> None:
+    b200 = as_run_by(roofline(gpu("B200"), model("LLaDA2.1-mini")), parse("sglang-joint"))
+    said = common_error([b200, load("h100-llada2.1-mini/sglang")], None)
+    builds = "h20-llada2.1-mini-sglang and h200x2-diffusiongemma-sglang (geometric mean)"
+    assert f"its engine's host time (B200 as in {builds}, H100 as in h100-" in said
+    shipped, a100 = (
+        as_run_by(roofline(gpu(name), model("SDAR-8B")), parse("lmdeploy-bd32")) for name in ("h100", "a100")
+    )
+    assert "engine's host time" not in common_error([shipped, a100], None)  # the second takes the first one's
 
 
 @pytest.mark.parametrize(("num", "says"), [(100, "each replay judges 85 of the trace's 600"), (706, None)])

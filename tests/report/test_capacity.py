@@ -1,10 +1,12 @@
 """The page of a capacity: what its curve's few replications say beside the interval of all."""
 
+from dataclasses import replace
+
 import pytest
 
-from dsim.planner.capacity import Capacity, Point
+from dsim.planner.capacity import AtBound, Capacity, Point
 from dsim.planner.replicate import Interval
-from dsim.report.capacity import _verdict
+from dsim.report.capacity import _cliff, _verdict
 
 from .fabricate import setup
 
@@ -28,3 +30,10 @@ CAPACITY = Capacity(
 )  # fmt: skip
 def test_a_rates_verdict_never_contradicts_the_interval(rate: float, holds: bool, stable: bool, verdict: str) -> None:
     assert _verdict(CAPACITY, Point(rate, {NAME: 0.98}, stable, holds)) == verdict
+
+
+def test_a_bound_whose_tenth_moves_the_capacity_by_over_a_quarter_stands_at_a_cliff() -> None:
+    bounds = (AtBound("p90:tpot_chunk=45ms", 0.37, "below"), AtBound("p90:tpot_chunk=55ms", 1.6, ""))
+    text = "below 0.370 req/s at p90:tpot_chunk=45ms, 1.60 req/s at p90:tpot_chunk=55ms"
+    assert _cliff(replace(CAPACITY, other_bounds=bounds)) == text
+    assert _cliff(replace(CAPACITY, other_bounds=bounds[1:])) == ""

@@ -144,6 +144,32 @@ def test_the_launch_is_said_with_what_it_cannot_say() -> None:
     assert "No released engine is known to run this policy: the file is for dsim's own engine." in text(info())
 
 
+def test_each_gpu_has_its_best_row_also_where_it_lost_and_why() -> None:
+    ranked = (
+        fleet("optimus", 4, 0.994, place="H100", device="H100", per_hour=14.0),
+        fleet("lmdeploy-bd32", 5, 0.992, place="H100", device="H100", per_hour=17.5),
+        fleet("optimus", 10, 0.991, place="A100-80GB", per_hour=20.0),
+    )
+    left = [
+        lost("chunk", device="B200", price=6.0, about=5, dropped="by the pilot"),
+        lost("optimus", device="B200", price=6.0, least=4, dropped="costs more than two others"),
+        lost("optimus", device="L4", dropped="misses even on 64 replicas"),
+    ]
+    lines = [" ".join(line.split()) for line in text(info(*ranked, left_out=tuple(left)))]
+    at = lines.index("The best of each GPU")
+    assert lines[at + 4 : at + 8] == [
+        "H100 optimus 4 14.00 USD 99.4 % (99.3 to 99.5)",
+        "A100-80GB optimus 10 20.00 USD 99.1 % (99.0 to 99.2)",
+        "B200 optimus at least 4 at least 24.00 USD – costs more than two others",
+        "L4 optimus – – – misses even on 64 replicas",
+    ]
+    assert "The best of each GPU" not in text(info(ranked[0], ranked[1]))
+    spare = fleet("optimus", 4, 0.994, spare=1, gpus=5, per_hour=10.0)
+    one = lost("optimus", device="B200", price=6.0, about=1, dropped="by the pilot")
+    rows = [" ".join(line.split()) for line in text(info(spare, left_out=(one,)))]
+    assert "B200 optimus about 2 about 12.00 USD – by the pilot" in rows
+
+
 def test_replications_that_agree_show_no_interval_of_no_width() -> None:
     slo = "p90:ttft=2s"
     equal = fleet("optimus", 2, 0.0, values={slo: Spread(1.5, 1.5, 1.5)}, breaks_first=slo)
@@ -193,6 +219,21 @@ def test_clients_percentiles_are_those_of_a_replay() -> None:
     assert "ttft 100 200 300" in rows
 
 
+def test_today_s_fleet_stands_beside_the_recommendation() -> None:
+    def times(first: float) -> dict[str, Any]:
+        return {m: {"p50": first, "p90": 0.0, "p95": 2 * first, "p99": 3 * first} for m in ("ttft", "e2el")}
+
+    best = fleet("vllm-diffusion", 4, 0.994, latency_ms=times(100.0))
+    data = info(best, today=fleet("vllm-diffusion:4", 5, 0.981, latency_ms=times(200.0)))
+    rows = [" ".join(line.split()) for line in text(data)]
+    assert "ttft p95, ms 200 400" in rows
+    assert "an hour 8.00 USD 10.00 USD" in rows
+    assert "meet the SLOs 99.4 % (99.3 to 99.5) 98.1 % (98.0 to 98.2)" in rows
+    assert data.missed_today == [MET]
+    assert replace(data, today=best).missed_today == info(best).missed_today == []
+    assert "What runs today" not in text(info(best))
+
+
 def test_the_answer_says_where_it_rests_on_an_assumed_price_or_leaves_what_was_tested() -> None:
     said = answer(info(fleet("vllm-diffusion:12", 4, 0.994, assumed=0.93, untested=("max_num_seqs=12 is beyond 8",))))
     assert "; 93 % of its time is in large steps, whose cost is assumed, not published; max_num" in said
@@ -204,11 +245,17 @@ def test_the_answer_says_where_it_rests_on_an_assumed_price_or_leaves_what_was_t
     assert "of its time" not in answer(info())
 
 
-def test_the_chart_has_a_bar_for_each_fleet() -> None:
-    figure = plan_page(info()).chart
-    assert figure is not None
-    [bar] = figure.chart.data
-    assert dict(zip(bar["y"], bar["text"], strict=True)) == {
-        "optimus<br>4 × A100-80GB": "8.00",
-        "lmdeploy-bd32<br>6 × A100-80GB": "12.00",
-    }
+def test_the_chart_has_a_bar_for_each_gpu_and_of_one_gpu_for_each_policy() -> None:
+    def bars(data: Planned) -> dict[str, str]:
+        figure = plan_page(data).chart
+        assert figure is not None
+        [bar] = figure.chart.data
+        return dict(zip(bar["y"], bar["text"], strict=True))
+
+    two = {"optimus<br>4 × A100-80GB": "8.00", "lmdeploy-bd32<br>6 × A100-80GB": "12.00"}
+    assert bars(info()) == two
+    left = [
+        lost("chunk", device="B200", price=6.0, about=5, dropped="by the pilot"),
+        lost("optimus", device="L4", dropped="misses even on 64 replicas"),
+    ]
+    assert bars(info(left_out=tuple(left))) == {"4 × A100-80GB": "8.00", "about 5 × B200": "30.00"}
