@@ -151,7 +151,8 @@ def draw_focus(replica: Replica, policy: FocusState, draws: Draws) -> None:
         draw_slot(replica, slot, replica.window[slot], decodable, draws)
         delta_row(masks_of(replica, slot, replica.window[slot]), decodable, draws, delta)
         keep = replica.retained[slot]
-        keep[:] = replica.window[slot]
+        for k in range(len(keep)):
+            keep[k] = replica.window[slot, k]
         retain(replica.status[slot], delta, columns.budget, columns.progress, keep, record.spots, record.selected)
         draw_slot(replica, slot, replica.retained[slot], replica.committed[slot], draws)
     count_retained(replica, policy)
