@@ -808,7 +808,7 @@ def profile_model(
     with keeping(keep, lambda: (profile, steps)):
         latency = profile.latency
         if isinstance(loaded, LoadedCanvas):
-            share = budget + begin - time.monotonic()
+            share = max(budget * (1 - STEPS_SHARE) / 2, budget + begin - time.monotonic())  # a slow start takes more
             profile = _with_laws(
                 profile, loaded, workloads, budget=share, seed=seed, tokenizer=tokenizer, progress=progress
             )
