@@ -175,6 +175,7 @@ class FullSequenceExecutor(ModelExecutor):
         self._rule: Any = policy.cache
         self._passes = passes_of(policy)
         self._deciding = draws
+        self._kept: set[int] = set()  # requests that a pass kept keys of
 
     def _decode(self, plan: StepPlan) -> StepOutcome:
         # Packing sequences first: their keys are the first rows.
@@ -244,7 +245,9 @@ class FullSequenceExecutor(ModelExecutor):
         return StepOutcome(0.0, self._decide(plan, tokens, confidence), out.device)
 
     def _check_passes(self, plan: StepPlan, order: npt.NDArray[np.intp], position: RowPosition) -> None:
-        """PolicyError if an outside rule plans a pass that is not computed."""
+        """PolicyError if an outside rule plans a pass that is not computed, or that reuses keys that no pass kept."""
+        cache, keeping = type(self._rule).__name__, Phase.PACK if self._rule.packs else Phase.FULL
+        self._kept &= self._slot_of.keys()
         for row, length, start in zip(order.tolist(), position.length.tolist(), position.start.tolist(), strict=True):
             phase, tokens = Phase(plan.phases[row]), int(plan.num_tokens[row])
             sizes = {Phase.FULL: {length}, Phase.PACK: {length}, Phase.REUSE: {self._block, length - start}}
@@ -252,9 +255,15 @@ class FullSequenceExecutor(ModelExecutor):
                 sizes[Phase.REUSE] = {self._block}
             if phase != Phase.IDLE and (phase not in self._passes or tokens not in sizes[phase]):
                 expected = ", ".join(f"{phase.name} of {sorted(sizes[phase])}" for phase in sorted(self._passes))
-                cache = type(self._rule).__name__
                 raise PolicyError(
                     f"{self._policy.name}: {cache} plans {phase.name} of {tokens} tokens, expected {expected}"
+                )
+            request = int(plan.requests[row])
+            if phase == keeping:
+                self._kept.add(request)
+            if phase == Phase.REUSE and request not in self._kept:
+                raise PolicyError(
+                    f"{self._policy.name}: {cache} plans REUSE before any pass that keeps keys, expected one first"
                 )
 
     def _admit(self, plan: StepPlan, order: npt.NDArray[np.intp], position: RowPosition) -> None:

@@ -42,7 +42,9 @@ def test_a_prefill_pool_sends_keys_over_a_link_and_the_run_says_so(tmp_path: Pat
     moved = info["fleet"]["runs"][0]["moved"]
     columns = pq.read_table(tmp_path / "run" / "requests.parquet").to_pydict()
     assert moved == sum(tokens > 0 for tokens in columns["arrived"]) == sum(n >= 512 for n in columns["input_length"])
-    assert "decode queue (ms)" in (tmp_path / "run" / "report.html").read_text()
+    parts = info["fleet"]["runs"][0]["parts"]
+    assert parts["transfer"] > 0
+    assert 1e3 * sum(parts.values()) == pytest.approx(info["policies"][0]["e2el_ms"]["mean"])
     # The same fleet in a file.
     file = tmp_path / "fleet.toml"
     file.write_text(f'pools = {pools}\nlinks = ["450GB/s,10us"]\nrouter = "jsq"\ndecider = "uncached,tokens=512"\n')

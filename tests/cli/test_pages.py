@@ -140,7 +140,7 @@ def test_the_readmes_first_command_ends_in_a_decision(world: Path) -> None:
     ran = succeed(*first_command())
     decision = (
         r"\d × H200, .* meet the target for .*\n"
-        r"2 req/s within ttft=4s and 400ms/token: (vllm-diffusion|sglang-gemma)\S* on \d H200 \(\d replicas? of 2\)"
+        r"2 req/s within ttft=4s and norm_latency=400ms: (vllm-diffusion|sglang-gemma)\S* on \d H200, 2 a replica"
     )
     assert re.match(decision, ran.out), ran.out
     assert "--model-path google/diffusiongemma-26B-A4B-it" in ran.out or "serve google/diffusiongemma-" in ran.out

@@ -140,7 +140,7 @@ CACHED = "vllm-ar,prefix_caching=true"
 def test_a_prefix_cache_is_counted_in_the_report_the_object_and_the_request_table() -> None:
     asked = ("replay", "mooncake-conv", "--num-requests", 11, "--profile", "h100-qwen3-8b-ar", "--replicas", 2)
     ran = succeed(*asked, "--router", "prefix", "--policy", "vllm-ar", "--policy", CACHED, "-o", "run")
-    assert "the trace has hash_ids, and vllm-ar reuses no prefixes (prefix_caching=true does)" in ran.out
+    assert "the trace has hash_ids, and vllm-ar computes prompts whole: prefix_caching=true reuses prefixes" in ran.out
     bare, cached = read_run("run").info.policies
     assert bare.prefix_cache is None
     # All eleven begin with the same 512 tokens and no more: only each replica's first finds nothing.

@@ -17,7 +17,7 @@ from dsim.engine.errors import DsimError
 from dsim.engine.latency import LatencyModel
 from dsim.live.config import ModelConfig
 from dsim.live.weights import random_model
-from dsim.profiler.measure import Loaded, open_any, shape_of
+from dsim.profiler.measure import Loaded, describe, open_any, shape_of
 from dsim.profiler.profile import Profile, load, save
 from dsim.research.tiny.saved import save_model
 from dsim.results.world import World
@@ -60,7 +60,7 @@ def profile() -> Profile:
     latency = LatencyModel(((0.0, 5e-3), (16.0, 6e-3), (64.0, 8e-3)), 1e-4)
     commits = (CommitModel("toy", 4, 0.9, None, (0.7, 0.5, 0.4, 0.3)),)
     return replace(
-        known, name="ours", model=shape_of(SMALL), latency=latency, commits=commits,
+        known, name="ours", device=describe("cpu"), model=shape_of(SMALL), latency=latency, commits=commits,
         memory=replace(known.memory, vocab=97, kv_bytes_per_token=512),
     )  # fmt: skip
 

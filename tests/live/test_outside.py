@@ -71,8 +71,8 @@ def test_a_cache_of_passes_that_the_device_computes_is_served() -> None:
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        (STRANGE_PHASE, "mine: Refreshed plans PARTIAL, and dsim live computes FULL, REUSE"),
-        (STRANGE_SIZE, "mine: Refreshed plans REUSE of 3 tokens, and dsim live computes 4"),
+        (STRANGE_PHASE, "mine: Refreshed plans PARTIAL of 4 tokens, expected FULL of [10], REUSE of [4, 8]"),
+        (STRANGE_SIZE, "mine: Refreshed plans REUSE of 3 tokens, expected FULL of [10], REUSE of [4, 8]"),
         (NEVER_FULL, "mine: Refreshed plans REUSE before any pass that keeps keys, expected one first"),
     ],
 )
