@@ -35,7 +35,12 @@ WAIT = 20.0  # s for an answer
 def request(body: bytes, *more: str, path: str = "/v1/completions", length: object = None) -> bytes:
     """A request's bytes."""
     length = len(body) if length is None else length
-    head = ["POST " + path + " HTTP/1.1", "host: localhost", "content-type: application/json", f"content-length: {length}"]
+    head = [
+        "POST " + path + " HTTP/1.1",
+        "host: localhost",
+        "content-type: application/json",
+        f"content-length: {length}",
+    ]
     return "\r\n".join([*head, *more, "", ""]).encode("latin-1") + body
 
 
