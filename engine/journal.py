@@ -379,5 +379,5 @@ class StepRecorder:
                 lists[name] = (j.words[:rows, WORDS.index(name)].reshape(-1).copy(), offsets * np.int32(self._words))
             else:
                 lists[name] = (j.rows[name][:rows].copy(), offsets)
+        j.filled[0] = (0, 0)  # a batch that fails is not written again
         self._append({name: j.steps[name][:n].copy() for name in STEP.names or ()}, lists)
-        j.filled[0] = (0, 0)

@@ -22,7 +22,16 @@ from ..engine.errors import quoted as quoted
 TOO_DEEP = "it is nested too deeply"
 MOST = 2 << 30  # bytes of a trace, log or journal
 MOST_OF_SETTINGS = 64 << 20  # bytes of a profile, manifest or TOML file
-OF_THE_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE}
+OF_THE_MACHINE = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EIO,
+    errno.ENOMEM,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ESTALE,
+}
 LONGEST_WORD = 200  # of a message
 LARGEST = 1e100  # number of a file: sums and squares stay finite
 # Characters that control a terminal, or the direction of text; not tabs and ends of lines.

@@ -11,7 +11,7 @@ from .. import __version__
 from ..engine.commits import CanvasLaw, CommitModel
 from ..engine.errors import ProfileError
 from ..engine.latency import Features
-from ..engine.part import fields_of
+from ..engine.part import fields_of, numbers_of
 from ..engine.plain import Positive, Range, Share
 from ..engine.policies.canvas import MAX_CANVAS
 from ..engine.policy import PRESETS, parse
@@ -259,7 +259,7 @@ def _late(header: Header) -> bool | None:
     preset = PRESETS.get(header.preset or "")
     if preset is None or preset.policy.unmasking.strategy != "law":
         return None
-    return bool(getattr(preset.policy.granularity, "late", False))
+    return bool(numbers_of(preset.policy)["late"][0])
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

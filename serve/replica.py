@@ -153,5 +153,8 @@ class Replica:
             self.failure = error
         self._end()
         self.ended()  # before the journal: clients do not wait for the disk
-        if self.recorder is not None and self.failure is None:
-            self.recorder.flush()
+        try:
+            if self.recorder is not None:
+                self.recorder.flush()  # after a failed step as well: of those before it
+        except Exception as error:
+            self.failure = self.failure or error

@@ -13,16 +13,16 @@ ROOT = Path(__file__).parents[1]
 
 
 MISSPELT = """
-from dsim.engine.policies.vllm import BudgetState
+from dsim.engine.policies.sglang import RoundState
 from dsim.engine.state import Replica
 from dsim.policy import View, rule
 
 @rule
-def wrong(replica: Replica, policy: BudgetState, slot: int) -> None:
+def wrong(replica: Replica, policy: RoundState, slot: int) -> None:
     replica.counters.pages_hold -= 1
     replica.sequences[slot].page = 0
     replica.requests[0].finnish = 1.0
-    policy.columns[slot].wnated = policy.fields.max_num_batched_token
+    policy.columns[slot].wnated = policy.record.bugdet
 
 @rule
 def mine(view: View) -> int:
@@ -40,7 +40,7 @@ def test_a_misspelt_field_of_a_record_is_an_error_of_types(tmp_path: Path) -> No
     mypy = [sys.executable, "-m", "mypy", *options, "misspelt.py"]
     result = subprocess.run(mypy, cwd=tmp_path, capture_output=True, text=True, check=False)
     names = re.findall(r'has no attribute "(\w+)"', result.stdout)
-    assert names == ["pages_hold", "page", "finnish", "wnated", "max_num_batched_token", "num_wating"]
+    assert names == ["pages_hold", "page", "finnish", "wnated", "bugdet", "num_wating"]
 
 
 def test_ci_runs_the_test_command_of_the_readme_and_then_the_checkers_and_the_slow_lane() -> None:

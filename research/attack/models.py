@@ -7,12 +7,14 @@ import json
 import struct
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
 
+from dsim.files.model_config import KEYS
 from dsim.live.canvas_model import ARCHITECTURE, canvas_config
 from dsim.live.config import ModelConfig, Settings
 from dsim.live.families import FAMILIES
@@ -45,12 +47,13 @@ CANVAS = {
 
 @cache
 def _configs() -> list[dict[str, Any]]:
-    """A valid config.json of every family."""
+    """A valid config.json of every family, by the first and by the last name of each field."""
     found: list[dict[str, Any]] = [CANVAS]
-    for name, family in FAMILIES.items():
+    for (name, family), named in product(FAMILIES.items(), (0, -1)):
         config: dict[str, Any] = {"architectures": [name], "rope_scaling": {"rope_type": "default"}}
-        for ours, theirs in family.keys.items():
-            config[theirs if isinstance(theirs, str) else theirs[0]] = SIZES[ours]
+        for ours, theirs in KEYS.items():
+            if ours not in family.trained and (family.experts is not None or not ours.startswith("experts.")):
+                config[theirs[named]] = SIZES[ours]
         found.append(config | {"eos_token_id": [1, 2], "partial_rotary_factor": 1.0})
     return found
 

@@ -127,7 +127,7 @@ def test_a_run_that_cannot_be_is_told_in_its_place(small: Path) -> None:
     outcome = reproduce([read(str(small))], jobs=1)
     failed = [row for row in outcome.rows if row.series == "A"]
     assert [row.predicted for row in failed] == [None, None]
-    assert all("asks for 0.50" in row.note for row in failed)
+    assert all("asks for 0.5" in row.note for row in failed)
     assert summary(outcome.rows)[PREDICTED]["failed"] == 2  # A's own, and B's over A
 
 
