@@ -44,7 +44,7 @@ class Writer:
 
     @property
     def replaces_as_it_goes(self) -> bool:
-        """Whether its store begins anew, and its results are replaced once a first piece of their successor is whole."""
+        """Whether its store begins anew, and its results are replaced once a piece of their successor is whole."""
         return self.name in ("sweep --force", "tune --force", "plan --force")
 
     @property
