@@ -153,7 +153,7 @@ def serve_until_stopped(
         if options.access_log is not None:
             fleet.access = AccessLog(Path(options.access_log), fleet.clock.opened, force)
         name = options.served_name or behind.model
-        hosts = ("*",)
+        hosts: tuple[str, ...] = ("*",)
         if options.host in LOOPBACK:  # a page in a browser could reach it by a name of its own (DNS rebinding)
             hosts = LOOPBACK
         app = application(fleet, behind.words, Settings(name, behind.header, options.api_key or None, hosts))

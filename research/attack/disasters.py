@@ -44,7 +44,7 @@ class Writer:
 
     @property
     def replaces_as_it_goes(self) -> bool:
-        """Whether its store begins anew, and its results are replaced once a first piece of their successor is whole."""
+        """Whether its store begins anew, and its results go once a first piece of their successor is whole."""
         return self.name in ("sweep --force", "tune --force", "plan --force")
 
     @property
@@ -300,7 +300,7 @@ def _announced() -> None:
         for number in interrupt.SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
-    dsim.cli.as_ctrl_c = ready
+    dsim.cli.as_ctrl_c = ready  # type: ignore[attr-defined]
 
 
 def killed(
