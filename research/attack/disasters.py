@@ -300,7 +300,7 @@ def _announced() -> None:
         for number in interrupt.SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
-    dsim.cli.as_ctrl_c = ready
+    dsim.cli.as_ctrl_c = ready  # type: ignore[attr-defined]
 
 
 def killed(

@@ -226,7 +226,7 @@ def live(chance: Random, folder: Path) -> None:
         # The first is the run's; the next one warms it up.
         fails = n if what == "executor" and not steps else 0
         steps.append(FailsAt(fails, executor.step, MachineError("the device is lost")))
-        executor.step = steps[-1]
+        executor.step = steps[-1]  # type: ignore[method-assign, assignment]
         return executor
 
     sink = FailsAt(n if what == "journal" else 0, RunWriter.append, _full())
