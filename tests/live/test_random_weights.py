@@ -146,7 +146,7 @@ def test_a_run_and_a_profile_say_that_the_weights_are_random(
         "profile", "--random-weights", str(mixed), "--budget", "2s", "--max-batch", "2",
         "--yields", "a100-llada2-mini", "-o", "p.json",
     )  # fmt: skip
-    assert "\nsmall with random weights on " in ran.out, ran.err
+    assert "small with random weights on " in ran.out, ran.err
     profile, known = load("p.json"), load("a100-llada2-mini")
     assert profile.provenance.settings["weights"] == made
     assert (profile.commits, profile.focus) == (known.commits, known.focus)
