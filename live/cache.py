@@ -61,10 +61,6 @@ class PagedCache:
     def num_free(self) -> int:
         return len(self._free)
 
-    def next_pages(self, num: int) -> list[int]:
-        """The pages that the next reservations take."""
-        return self._free[: -num - 1 : -1]
-
     def reserve(self, slots: Ints, tokens: npt.NDArray[np.int64]) -> None:
         need = -(-tokens // self.page_size)
         self._grow(int(slots.max()) + 1, int(need.max()))

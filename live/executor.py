@@ -1,8 +1,8 @@
 """The executor: plans on a decoder with a paged cache; weights, or a profile's draws, decide commits."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -13,11 +13,10 @@ import torch
 from ..engine.commits import CommitDraws
 from ..engine.errors import ModelError
 from ..engine.part import numbers_of
-from ..engine.policies.focus import Focus
 from ..engine.policy import Policy
 from ..engine.rows.blocks import visible
 from ..engine.state import MASKED
-from ..engine.step import Evicting, Phase, StepOutcome, StepPlan
+from ..engine.step import Phase, StepOutcome, StepPlan
 from .choice import choose
 from .evicting import Evict
 from .forward import Batch, Forward
@@ -27,16 +26,6 @@ from .texts import Bools, Texts
 Index = npt.NDArray[np.intp]
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ImportanceDelta:
-    """Growth of importance from the first layer to the second, by row and column."""
-
-    row: Index  # of the plan
-    column: Index  # of the block
-    delta: Floats
-    confidence: Floats
 
 
 class _Prepared(NamedTuple):
@@ -77,12 +66,10 @@ class ModelExecutor(Texts):
         prompts: Prompts,
         draws: CommitDraws | None,
         max_prefill_tokens: int,
-        watch: Callable[[ImportanceDelta], None] | None = None,
         eos: Sequence[int] = (),
     ) -> None:
         config = forward.model.config
-        assert watch is None or not policy.eviction.by_importance, "evicted positions have no confidence"
-        if (watch is not None or policy.eviction.by_importance) and config.layers < 2:
+        if policy.eviction.by_importance and config.layers < 2:
             raise ModelError(f"{config.name} has {config.layers} layer, and FOCUS goes by the first two")
         super().__init__(policy, prompts, config.mask_token, eos)
         self._forward = forward
@@ -93,9 +80,7 @@ class ModelExecutor(Texts):
         self._longest = max(self._block, max_prefill_tokens // self._block * self._block)
         self._mask = config.mask_token
         self._shifted = config.shifted
-        self._watch = watch
         self._masks_alone = policy.unmasking.head == "masks"
-        assert watch is None or not self._masks_alone, "a watcher receives every row"
         self._pieces = policy.batching.pieces
 
     def step(self, plan: StepPlan) -> StepOutcome:
@@ -216,9 +201,6 @@ class ModelExecutor(Texts):
         batch, rows, columns, drawn = self._decode_batch(plan)
         out = self._forward.run(batch)
         if plan.evicting is None:
-            if self._watch is not None and batch.evict is not None and out.growth is not None:
-                m = batch.evict.masked
-                self._watch(ImportanceDelta(rows[m], columns[m], out.growth, out.confidence[m]))
             answers = _Answers(rows, columns, out.tokens, out.confidence)
             return StepOutcome(0.0, self._commit(plan, answers), out.device)
         assert out.rows is not None
@@ -233,12 +215,8 @@ class ModelExecutor(Texts):
         evicting, forced, drawn = plan.evicting, None, None
         n = len(plan.requests)
         if evicting is None:
-            if self._watch is None:
-                return None, None
-            # The watcher needs importance without evictions.
-            zeros = np.zeros(n, np.int32)
-            evicting, forced = Evicting(Focus(), zeros, zeros, zeros - 1), np.ones(len(rows), np.bool_)
-        elif self._draws is not None:
+            return None, None
+        if self._draws is not None:
             retained, drawn = self._draws.draw_evicting(plan)
             forced = retained[rows, columns]
         rule, window = evicting.rule, self._window(plan)

@@ -139,11 +139,6 @@ class GraphForward(Forward):
         weight = self.model.embedding.weight
         return torch.empty(MAX_ROWS, *shape, dtype=weight.dtype, device=self.device)
 
-    @property
-    def captured_shapes(self) -> set[Key]:
-        """Rows, sequences and width of captured steps without eviction."""
-        return {key[1:4] for key in self.graphs.by_key if key[0] == "whole"}
-
     def states(self, batch: Batch) -> tuple[Tensor, DeviceClock]:
         padded = self._padded(batch)
         if padded is None:

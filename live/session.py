@@ -22,13 +22,12 @@ from .canvas import CanvasCache
 from .canvas_executor import CanvasExecutor
 from .canvas_graphs import GraphCanvasCache
 from .canvas_model import CanvasModel
-from .executor import ImportanceDelta, ModelExecutor
+from .executor import ModelExecutor
 from .forward import Forward
 from .full_sequence import FullSequenceExecutor, FullSequenceForward, pages_of_use
 from .graphs import GraphForward
 from .loop import serve
 from .model import Decoder
-from .padding import reachable
 from .periodic import PeriodicExecutor, PeriodicForward
 from .prompts import Prompts
 from .refused import check_policy
@@ -57,17 +56,6 @@ class GraphCache:
     def __init__(self) -> None:
         self._forward: GraphForward | None = None
         self._canvases: GraphCanvasCache | None = None
-
-    def keep(self, forward: GraphForward) -> None:
-        self._forward = forward
-
-    def seconds_to_capture(self, policies: Sequence[Policy], max_batch: int) -> float:
-        """Seconds that missing captures will take, by past ones; 0 without any."""
-        forward = self._forward
-        if forward is None or not forward.graphs.num_captures:
-            return 0.0
-        missing = {(*shape, p.width) for p in policies for shape in reachable(p, max_batch)} - forward.captured_shapes
-        return len(missing) * forward.graphs.seconds / forward.graphs.num_captures
 
     def canvases(self, model: CanvasModel, num_pages: int, page: int, longest: int) -> GraphCanvasCache:
         """A captured cache with `num_pages` or more free pages of each kind, for sequences up to `longest` tokens."""
@@ -124,7 +112,6 @@ class Serving:
     graphs: GraphCache | None = None  # of captured steps, for the next run; None: eager
     eos: Sequence[int] = ()  # tokens that end a request
     seed: int = 0  # of canvases' noise and draws
-    watch: Callable[[ImportanceDelta], None] | None = None  # see ModelExecutor
 
     def engine(self, table: RequestTable, emit: str = "block") -> Engine:
         return Engine(self.policy, self.limits, table, latency=self.latency, emit=emit, eos=bool(self.eos))
@@ -163,7 +150,6 @@ class Serving:
         assert not isinstance(draws, TokenDraws | LawDraws), "of policies refused above"
         if isinstance(forward, FullSequenceForward):
             assert not self.eos, "a full-sequence policy denoises a canvas of fixed length"
-            assert self.watch is None, "a full-sequence policy evicts nothing"
             if isinstance(forward, PeriodicForward):
                 return PeriodicExecutor(forward, policy, self.prompts, draws)
             return FullSequenceExecutor(forward, policy, self.prompts, draws)
@@ -174,7 +160,6 @@ class Serving:
             self.prompts,
             draws,
             max_prefill_tokens=self._max_prefill_tokens,
-            watch=self.watch,
             eos=self.eos,
         )
 
@@ -191,7 +176,7 @@ class Serving:
             forward.prepare(max_batch)
         rehearse(policy, limits, requests, self.latency)
         most_tokens = max(self._max_prefill_tokens, limits.max_batch * policy.width)
-        plain = replace(self, draws=None, eos=(), watch=None, seed=0)
+        plain = replace(self, draws=None, eos=(), seed=0)
         longest = limits.context_limit
         if isinstance(forward, Forward):
             warm_kernels(forward, policy, most_tokens)

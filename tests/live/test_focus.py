@@ -1,6 +1,6 @@
 """FOCUS on the device: what is evicted, what commits and what is seen, held against a plain executor of its own."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,11 +17,10 @@ from dsim.engine.latency import LatencyModel
 from dsim.engine.policies.focus import Focus
 from dsim.engine.policy import Policy, parse
 from dsim.engine.request import Request
-from dsim.engine.state import MASKED
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.live.cache import PagedCache
 from dsim.live.config import ModelConfig
-from dsim.live.executor import ImportanceDelta, ModelExecutor
+from dsim.live.executor import ModelExecutor
 from dsim.live.forward import Forward
 from dsim.live.graphs import GraphForward
 from dsim.live.model import Decoder
@@ -92,7 +91,6 @@ def run(
     model: Decoder | None = None,
     num_pages: int = 200,
     draws: CommitDraws | None = None,
-    watch: Callable[[ImportanceDelta], None] | None = None,
     forward: Forward | None = None,
 ) -> Told:
     model = model or decoder()
@@ -101,7 +99,7 @@ def run(
         cache = PagedCache(model.config, num_pages, policy.memory.page_size, str(weight.device), weight.dtype)
         forward = Forward(model, cache)
     executor = ModelExecutor(
-        forward, policy, random_prompts(model.config, 7), draws, policy.batching.max_prefill_tokens, watch
+        forward, policy, random_prompts(model.config, 7), draws, policy.batching.max_prefill_tokens
     )
     told = Told(executor)
     requests = [Request(i, 0.0, p, o) for i, (p, o) in enumerate(LENGTHS)]
@@ -197,26 +195,3 @@ def test_the_twins_draws_evict_and_commit_on_the_device_as_in_the_twin(extra: st
         if outcome.retained is not None and expected.retained is not None:
             assert np.array_equal(outcome.retained, expected.retained)
     assert ran.done.differences() == []
-
-
-def test_whoever_watches_is_told_every_mask_and_changes_nothing() -> None:
-    whole = parse(
-        f"lmdeploy-bd32:{BLOCK},num_loops=1,decide_ahead=false,max_batch=4,page_size=12,max_prefill_tokens=48,"
-        f"threshold={THRESHOLD}"
-    )
-    told: list[ImportanceDelta] = []
-    ran, plain = run(whole, watch=told.append), run(whole)
-    assert ran.steps == plain.steps
-    decodes = [(plan, outcome) for plan, outcome in ran.plans if not plan.prefill]
-    assert len(told) == len(decodes)
-    for growth, (plan, outcome) in zip(told, decodes, strict=True):
-        masked = plan.window & (plan.status == MASKED)
-        assert np.array_equal(np.stack([growth.row, growth.column]), np.stack(np.nonzero(masked)))
-        sure = np.zeros(masked.shape, np.bool_)
-        sure[growth.row, growth.column] = growth.confidence >= np.float32(THRESHOLD)
-        assert not (sure & ~outcome.committed).any()
-        for row in range(len(masked)):
-            # All importance is shared out anew in every layer.
-            own = growth.delta[growth.row == row]
-            assert own.sum() == pytest.approx(0, abs=1e-4)
-            assert len(own) < 3 or own.std() > 0  # two of them pool the same scores
