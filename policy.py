@@ -1,6 +1,6 @@
 """The names that a policy of your own imports: parts, questions, the view and `rule` (docs/policy-of-your-own.md).
 
-A policy is a few parts (Scheduler, Granularity, Eviction, Cache, Unmasking, PagedMemory). A part answers questions
+A policy is a few parts (Scheduler, Discipline, Granularity, Eviction, Cache, Unmasking, PagedMemory). A part answers questions
 (`hooks`) in plain Python and NumPy, or with compiled rules, from what a `View` shows.
 """
 
@@ -10,6 +10,7 @@ from .engine.jit import rule as rule
 from .engine.part import Answers as Answers
 from .engine.part import Cache as Cache
 from .engine.part import Choice as Choice
+from .engine.part import Discipline as Discipline
 from .engine.part import Eviction as Eviction
 from .engine.part import ExactCache as ExactCache
 from .engine.part import Granularity as Granularity

@@ -111,8 +111,21 @@ def unqueue(replica: Replica, slot: int) -> None:
     place = 0
     while queued(replica, place)[1] != slot:
         place += 1
+    pop_at(replica, place)
+
+
+@rule
+def is_held(replica: Replica, place: int) -> bool:
+    """Whether the discipline holds a waiting request back."""
+    return bool(replica.queue[queue_row(replica, place), 3])
+
+
+@rule
+def pop_at(replica: Replica, place: int) -> None:
+    """Take a request out of the queue, of which others keep their order."""
     while place > 0:
         move(replica, place - 1, place)
+        replica.queue[queue_row(replica, place), 3] = replica.queue[queue_row(replica, place - 1), 3]
         place -= 1
     pop(replica)
 

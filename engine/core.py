@@ -46,7 +46,7 @@ from .jit import (
 from .journal import Journal, record_step
 from .latency import Cost, price
 from .numba_parts import JIT, NumbaError, save, saved
-from .part import Wrapping
+from .part import QUESTIONS, Wrapping
 from .prefix import find_ahead, make_room, pin
 from .route import least_loaded
 from .state import NOTHING, PREFILL_STEP, AnyPolicy, PolicyState, Replica, step_slots
@@ -536,7 +536,7 @@ def _check_answer(policy: "Policy", name: str, placeholder: Any, answer: Any) ->
         return
     if placeholder not in FORMS:
         raise PolicyError(
-            f"{name} answers {question}, expected one of {', '.join(_names(FORMS))}, or Scheduler.order in Python"
+            f"{name} answers {question}, expected one of {', '.join(_names(FORMS))}, or a Discipline's in Python"
         )
     names, expected = parameters(answer), parameters(placeholder)
     if placeholder in OF_A_VIEW:
@@ -557,15 +557,15 @@ def _check_answer(policy: "Policy", name: str, placeholder: Any, answer: Any) ->
 
 def _check_methods(policy: "Policy") -> None:
     """PolicyError for a method from outside with a question's name that its part is not asked."""
-    names = {"order", "unmask", *_names(FORMS)}
+    names = {*QUESTIONS, "unmask", *_names(FORMS)}
     for component in policy.parts():
         kinds = type(component).__mro__
         methods = {name for kind in kinds if not is_ours(kind) for name in vars(kind)}
         if unasked := (methods & names).difference(*(vars(kind) for kind in kinds if is_ours(kind))):
             raise PolicyError(
                 f"policy {policy.name}: {type(component).__name__} has a method {min(unasked)}, which is never asked: "
-                "expected a rule in `answers`, order of a Scheduler, select of a Granularity, or threshold_now or "
-                "unmask of an Unmasking"
+                f"expected a rule in `answers`, select of a Granularity, threshold_now or unmask of an Unmasking, or "
+                f"{', '.join(QUESTIONS)} of a Discipline"
             )
 
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from . import core
 from .admission import withdraw
+from .discipline import EMPTY_STEP, HELD, MOST_WITHHELD, Caps, ask
 from .draw import Draws, Masks
 from .errors import DsimError, PolicyError, cut
 from .histogram import NO_COUNTS, CountHistogram, TimeHistogram
@@ -21,6 +22,7 @@ from .prefix import Prefixes
 from .records import table as rows_of
 from .request import Request
 from .state import (
+    ASK_AGAIN,
     BATCHES,
     CACHED,
     CANCELLED,
@@ -117,9 +119,9 @@ class Engine:
         self.num_pages, self.page_size = limits.num_pages, policy.memory.page_size
         self.emit = emit
         self._given_threshold = policy.unmasking.given
-        self.asks_python = (
-            policy.granularity.given or policy.batching.orders or self._given_threshold or policy.unmasking.chooses
-        )
+        self._asks = bool(policy.discipline.questions)
+        self._caps = Caps(policy.batching.hides_host)
+        self.asks_python = policy.granularity.given or self._asks or self._given_threshold or policy.unmasking.chooses
         self._prefixes = prefixes
         assert not (limits.window and policy.memory.shares_pages), "shared pages are of all layers"
         num_pages, window_pool = limits.num_pages, 0
@@ -168,6 +170,7 @@ class Engine:
         self._host = TimeHistogram(NO_COUNTS)  # latency minus device time, where measured
         self._absent_pages = 0  # held for requests that left or are expected
         self.blocked = False  # requests wait for such pages, and nothing runs until then
+        self._withheld = -1.0  # since when the discipline lets nothing run (s); negative: it does
         self._grow(16)
 
     # ---- for drivers and routers -----------------------------------------------------------------------------
@@ -388,14 +391,22 @@ class Engine:
         assert self._counters["kind"] == NOTHING, "a step is still in flight"
         self._make_slots()
         if self._schedule(now) == NOTHING:
-            self._check_idle()
+            if not self.withheld:
+                self._check_idle()
             return None
         if self.policy.unmasking.varies and not self._given_threshold:
             self._counters["threshold"] = int(self.core.choose_threshold(*self.state))
         return self._plan()
 
+    @property
+    def withheld(self) -> bool:
+        """Whether requests wait and the discipline, asked again a moment later, may let one run."""
+        return self._withheld >= 0.0
+
     def _schedule(self, now: float) -> int:
         kind = self._choose_and_plan(now)
+        if self._asks:
+            self._note_withheld(kind, now)
         if kind != NOTHING and self._given_threshold:
             self._counters["threshold"] = self._threshold_now()
         return kind
@@ -403,12 +414,14 @@ class Engine:
     def _choose_and_plan(self, now: float) -> int:
         core = self.core
         self._counters["clock"] = float(now)
-        if self.policy.batching.orders and self._counters["num_waiting"] > 1:
-            self._order()
-        if not self.policy.granularity.given:
+        if not (self._asks or self.policy.granularity.given):
             return int(core.schedule(*self.state, float(now)))
-        kind = int(core.choose_rows(*self.state))
-        if kind == DECODE_STEP:
+        kind = ASK_AGAIN
+        while kind == ASK_AGAIN:
+            if self._asks:
+                self._ask()
+            kind = int(core.choose_rows(*self.state))
+        if kind == DECODE_STEP and self.policy.granularity.given:
             self._select_rows()
         if kind != NOTHING:
             core.plan(*self.state, kind, float(now))
@@ -433,13 +446,21 @@ class Engine:
         places: npt.NDArray[np.int64] = (head + np.arange(n)) % len(self._arrays.queue)
         return places
 
-    def _order(self) -> None:
-        policy, queue, places = self.policy, self._arrays.queue, self._places()
-        source = f"policy {policy.name}: {type(policy.batching).__name__}.order"
-        order = array_of(policy.batching.order(self._view()), source, np.int64, places.shape)
-        if not np.array_equal(np.sort(order), np.arange(len(places))):
-            raise PolicyError(f"{source} returned {cut(order.tolist())}, expected 0 to {len(places) - 1}, each once")
-        queue[places] = queue[places[order]]
+    def _ask(self) -> None:
+        """Ask the discipline about the coming decision."""
+        arrays, places, policy = self._arrays, self._places(), self.policy
+        running = arrays.lists[RUNNING, : self.num_running]
+        answers = ask(policy, self._view())
+        if answers.holds is not None:
+            arrays.queue[places, HELD] = answers.holds
+        if answers.rests is not None:
+            self._own.columns["rests"][running] = answers.rests
+        for name in ("most_admitted", "most_prompt_tokens"):
+            if (allowed := getattr(answers, name)) is not None:
+                self._own.record[name] = allowed
+        self._caps.decided(answers, arrays.queue[places, 0], arrays.sequences["request"][running])
+        if answers.order is not None:
+            arrays.queue[places] = arrays.queue[places[answers.order]]
 
     def _select_rows(self) -> None:
         counters, arrays, policy = self._counters, self._arrays, self.policy
@@ -646,7 +667,13 @@ class Engine:
                 if counters["num_free"] < min(int(counters["num_waiting"]), int(self._fixed.max_batch)):
                     return core.NO_SLOTS
                 if self._schedule(now) == NOTHING:
-                    return core.IDLE_NOW
+                    if not self.withheld:
+                        return core.IDLE_NOW
+                    counters["clock"] = now + EMPTY_STEP
+                    if not now + EMPTY_STEP < horizon:
+                        return core.PAUSED
+                    continue
+                self._caps.apply(draws)
                 if self.policy.unmasking.chooses:
                     self._unmask(draws)
                 self.core.predict(replica, policy, draws, cost)
@@ -727,6 +754,19 @@ class Engine:
         if (self.num_waiting or self.num_running) and not self.blocked:
             kind = type(self.policy.batching).__name__
             raise self._stall(f"{kind} runs nothing, and {self.num_running} run and {self.num_waiting} wait")
+
+    def _note_withheld(self, kind: int, now: float) -> None:
+        waits = (self.num_waiting or self.num_running) and not self._absent_pages
+        if kind != NOTHING or not waits:
+            self._withheld = -1.0
+        elif not self.withheld:
+            self._withheld = now
+        elif now - self._withheld > MOST_WITHHELD:
+            kind_of = type(self.policy.discipline).__name__
+            raise self._stall(
+                f"{kind_of} lets nothing run for {MOST_WITHHELD:g} s, and {self.num_running} run and "
+                f"{self.num_waiting} wait"
+            )
 
     def _stall(self, reason: str) -> PolicyError:
         time = self._counters["clock"]

@@ -101,6 +101,7 @@ class Scheduler(Part):
     hides_host = False  # the host plans a step while the device runs the last
     frees_windows = False  # layers with a window free pages that leave it
     hashes_all = False  # the prefix cache keeps second copies of a page
+    open_to: ClassVar[frozenset[str]] = frozenset({"order"})  # questions of a discipline that it asks
 
     max_batch: int | None
     max_prefill_tokens: int
@@ -153,17 +154,63 @@ class Scheduler(Part):
         """Whether it could ever run a request of this length, output in whole blocks."""
         return True
 
-    def order(self, view: "View") -> npt.NDArray[np.int64]:
-        """Order in which to consider waiting requests, as places in `view.waiting()`; plain Python, each step.
 
-        Rules still decide how many are admitted and what runs.
-        """
-        raise NotImplementedError  # see `orders`
+@dataclass(frozen=True)
+class Discipline(Part):
+    """What a scheduler leaves open: first come, first served, unless a subclass has some of these methods.
+
+    Each is plain Python and asked before each decision, which a scheduler that hides its host makes a step ahead. All
+    answers of a decision refer to the same view.
+    """
+
+    def order(self, view: "View") -> npt.NDArray[np.int64]:
+        """Order in which to consider waiting requests, as places in `view.waiting()`."""
+        raise NotImplementedError  # see `questions`
+
+    def holds(self, view: "View") -> npt.NDArray[np.bool_]:
+        """Which waiting requests may not be admitted yet, [waiting]; those behind them may."""
+        raise NotImplementedError
+
+    def most_admitted(self, view: "View") -> int:
+        """Most requests to admit."""
+        raise NotImplementedError
+
+    def most_prompt_tokens(self, view: "View") -> int:
+        """Most tokens of the step besides those that running requests with whole prompts may want."""
+        raise NotImplementedError
+
+    def rests(self, view: "View") -> npt.NDArray[np.bool_]:
+        """Which running requests the step leaves out, [running]; they keep their pages."""
+        raise NotImplementedError
+
+    def steps(self, view: "View") -> npt.NDArray[np.int64]:
+        """Most denoising steps of each canvas of a waiting request, [waiting]; its last answer before it runs holds."""
+        raise NotImplementedError
+
+    def steps_now(self, view: "View") -> npt.NDArray[np.int64]:
+        """The same of running requests, [running], for this step: a canvas that has had as many ends with it."""
+        raise NotImplementedError
 
     @property
-    def orders(self) -> bool:
-        """Whether `order` sorts the queue; else it is first come, first served."""
-        return type(self).order is not Scheduler.order
+    def questions(self) -> frozenset[str]:
+        """Names of the methods that answer."""
+        return frozenset(name for name in QUESTIONS if getattr(type(self), name) is not getattr(Discipline, name))
+
+    def check(self, policy: "Policy") -> None:
+        if unasked := self.questions - policy.batching.open_to:
+            batching, open_to = type(policy.batching).__name__, ", ".join(sorted(policy.batching.open_to))
+            raise PolicyError(
+                f"{policy.name}: {type(self).__name__} answers {min(unasked)}, and {batching} asks only {open_to}"
+            )
+        capped = self.questions & {"steps", "steps_now"}
+        if capped and policy.commits_by != "law":
+            raise PolicyError(
+                f"{policy.name}: {type(self).__name__} answers {min(capped)}, expected a policy of canvases, whose "
+                "steps a law draws"
+            )
+
+
+QUESTIONS = ("order", "holds", "most_admitted", "most_prompt_tokens", "rests", "steps", "steps_now")
 
 
 @dataclass(frozen=True)
@@ -268,10 +315,11 @@ KINDS: Mapping[str, type[Part]] = {
     "cache": Cache,
     "unmasking": Part,
     "memory": PagedMemory,
+    "discipline": Discipline,
 }
 AXES = tuple(KINDS)
 # A part wraps the answers of those before it.
-ANSWERING = ("unmasking", "granularity", "eviction", "cache", "batching", "memory")
+ANSWERING = ("unmasking", "granularity", "eviction", "cache", "batching", "memory", "discipline")
 
 
 @dataclass(frozen=True)
@@ -285,6 +333,8 @@ class Policy:
     cache: Cache = field(default_factory=ExactCache)
     unmasking: Any = field(default_factory=lambda: import_module(".unmasking", __package__).Unmasking())
     memory: PagedMemory = field(default_factory=PagedMemory)
+    discipline: Discipline = field(default_factory=Discipline)
+    discipline_code: str = ""  # `path/to/file.py:NAME` that a SPEC takes it from; empty: the policy's own
     implementation: str = ""  # code that runs it, for costs in profiles; empty: any
     checked: bool = False  # its rules from outside stay in Python, where they are checked
 
@@ -312,6 +362,7 @@ class Policy:
             raise PolicyError(f"{self.name}: {batching} schedules {families} models, and this one is {self.family}")
         self.unmasking.check(self)
         self.cache.check(self)
+        self.discipline.check(self)
         if self.cache.family:  # blocks only order its unmasking
             return
         for axis in ("granularity", "batching", "eviction", "memory"):

@@ -19,6 +19,7 @@ from .core import answers_of
 from .errors import PolicyError, cut, quoted
 from .outside import check_names_object, from_file, is_file
 from .part import AXES as AXES
+from .part import Discipline as Discipline
 from .part import Eviction, Granularity
 from .part import PagedMemory as PagedMemory
 from .part import Policy as Policy
@@ -40,11 +41,35 @@ MAX_NUMBER = 2**31 - 1  # of a field; the engine's arrays hold no more
 def parse(spec: str, allow_code: AllowedCode = NO_CODE) -> Policy:
     """The policy of a SPEC, `name[:value][,field=value...]`, or of a path ending in .toml.
 
-    A name is a preset's, or `path/to/file.py:NAME` of a Preset or Policy. CodeError if that file is not in
-    `allow_code`; PolicyError lists what is known for an unknown name, field or value.
+    A name is a preset's, or `path/to/file.py:NAME` of a Preset or Policy. `discipline=path/to/file.py:NAME` takes the
+    discipline of such a Preset or Policy, or a Discipline. CodeError if that file is not in `allow_code`; PolicyError
+    lists what is known for an unknown name, field or value.
     """
     preset = preset_of(name_of(spec), spec, allow_code)
-    return _with_settings(preset.policy, spec, _settings(spec, preset))
+    settings = _settings(spec, preset)
+    policy = preset.policy
+    if "discipline" in settings:
+        policy = with_discipline(policy, settings.pop("discipline"), spec, allow_code)
+    return _with_settings(policy, spec, settings)
+
+
+def with_discipline(policy: Policy, name: Any, spec: str, allow_code: AllowedCode = NO_CODE) -> Policy:
+    """The policy under the discipline that `path/to/file.py:NAME` holds."""
+    asker = f"policy {_said(spec)}"
+    check_names_object(str(name), asker, "discipline", "POLICY")
+    if not isinstance(name, str) or not is_file(name):
+        raise PolicyError(f"{asker}: discipline is {quoted(str(name))}, expected path/to/file.py:NAME")
+    value = from_file(name, (Preset, Policy, Discipline), "policies and disciplines", asker, allow_code)
+    if isinstance(value, Preset):
+        value = value.policy
+    if isinstance(value, Policy):
+        value = value.discipline
+    if not isinstance(value, Discipline) or not value.questions:
+        raise PolicyError(f"{asker}: {name} is a {type(value).__name__}, expected a discipline that answers a question")
+    try:
+        return replace(policy, discipline=value, discipline_code=name)
+    except PolicyError as error:
+        raise PolicyError(f"{asker}: {str(error).removeprefix(f'{policy.name}: ')}") from None
 
 
 def named_fields(spec: str, allow_code: AllowedCode = NO_CODE) -> set[str]:
@@ -91,28 +116,40 @@ def name_of(spec: str) -> str:
     return _name_and_value(spec.split(",")[0])[0]
 
 
-def file_of(spec: str) -> Path | None:
-    """The user's file with the policy of a SPEC, or None."""
-    path = named_file(name_of(spec))
-    return None if path is None else Path(path)
-
-
-def named_file(spec: str) -> str | None:
-    """The code file in a SPEC itself; a TOML file's word is not the user's."""
+def files_of(spec: str) -> list[str]:
+    """The code files of a SPEC's policy and discipline, also of one in a TOML file."""
     if spec.endswith(".toml"):
-        return None
-    name = _name_and_value(spec.split(",")[0])[0]
-    if is_file(name):
-        return name.rpartition(":")[0]
-    return None
+        name, settings = _named_in_toml(spec)
+        spec = f"{name},{DISCIPLINE}{settings.get('discipline', '')}"
+    return named_files(spec)
 
 
-def with_file(spec: str, resolve: Callable[[str], str]) -> str:
-    """The SPEC with its file's path, if any, replaced by `resolve(path)`."""
-    path = named_file(spec)
-    if path is None:
-        return spec
-    return resolve(path) + spec[len(path) :]
+def named_files(spec: str) -> list[str]:
+    """The code files in a SPEC itself; a TOML file's word is not the user's."""
+    names = [item.removeprefix(DISCIPLINE) for item in _code_items(spec)]
+    return [name.rpartition(".py:")[0] + ".py" for name in names]
+
+
+def with_files(spec: str, resolve: Callable[[str], str]) -> str:
+    """The SPEC with its code files' paths replaced by `resolve(path)`."""
+    items = spec.split(",")
+    for item in _code_items(spec):
+        start = DISCIPLINE if item.startswith(DISCIPLINE) else ""
+        path, _, name = item.removeprefix(start).rpartition(".py:")
+        items[items.index(item)] = f"{start}{resolve(path + '.py')}:{name}"
+    return ",".join(items)
+
+
+DISCIPLINE = "discipline="
+
+
+def _code_items(spec: str) -> list[str]:
+    """Items of a SPEC that name code: the first, and a discipline."""
+    if spec.endswith(".toml"):
+        return []
+    first, *items = spec.split(",")
+    code = [first, *(item for item in items if item.startswith(DISCIPLINE))]
+    return [item for item in code if is_file(item)]
 
 
 def _name_and_value(head: str) -> tuple[str, str | None]:
@@ -130,8 +167,11 @@ def _said(spec: str) -> str:
 
 
 def settings_of(policy: Policy) -> dict[str, Any]:
-    """All fields by name, as `parse` takes them."""
-    return {f.name: getattr(getattr(policy, axis), f.name) for axis in AXES for f in fields(getattr(policy, axis))}
+    """All fields by name, as `parse` takes them, and a discipline's code if a SPEC named it."""
+    values = {f.name: getattr(getattr(policy, axis), f.name) for axis in AXES for f in fields(getattr(policy, axis))}
+    if policy.discipline_code:
+        values["discipline"] = policy.discipline_code
+    return values
 
 
 def to_toml(policy: Policy, preset: str, allow_code: AllowedCode = NO_CODE) -> str:

@@ -17,7 +17,7 @@ from .records import F8, I2, I4, I8, U1, Bool, Record, Table, dtype_of, table
 MASKED, PENDING, CACHED = 0, 1, 2  # a mask; committed, KV stale; committed, KV right
 COMPLETED, REJECTED, UNFINISHED, CANCELLED = 0, 1, 2, 3  # status; places in journal.STATUSES
 EMIT_BLOCK, EMIT_STEP, EMIT_END = 0, 1, 2  # when clients get tokens; places in EMIT
-NOTHING, PREFILL_STEP, DECODE_STEP = 0, 1, 2  # what runs next
+NOTHING, PREFILL_STEP, DECODE_STEP, ASK_AGAIN = 0, 1, 2, 3  # what runs next, or the discipline is asked for one more
 AT_BLOCK, IGNORED = 0, 1  # where an EOS ends a request; places in unmasking.EOS
 NO, UNTIL_A_REQUEST, WHATEVER = 0, 1, 2  # how long a decision stays the same (hooks.steady)
 # A row's part in a step; step.Phase.
@@ -251,7 +251,7 @@ class Replica(NamedTuple):
     arrival: npt.NDArray[np.float64]  # [requests] s, read-only
     inbox: Inbox
     lists: npt.NDArray[np.int32]  # [NUM_LISTS, slots]
-    # [a power of two, 3] request; slot of a preempted one's progress, or -1; scratch
+    # [a power of two, 4] request; slot of a preempted one's progress, or -1; scratch; held back by the discipline
     queue: npt.NDArray[np.int32]
     bins: npt.NDArray[np.int64]  # [2, NUM_BINS] step latencies and gaps between emissions
     counts: npt.NDArray[np.int64]  # [2, most] decode steps by batch and by chunk
@@ -322,7 +322,7 @@ def new_replica(fixed: Any, requests: Any, asked: Asked, arrival: Any) -> Replic
     return record(
         counters, fixed, np.zeros(0, SEQUENCE), np.zeros((0, width), np.uint8),
         np.zeros((0, width), np.uint16), *(np.zeros((0, width), np.bool_) for _ in range(3)), requests,
-        asked, arrival, NO_INBOX, np.zeros((NUM_LISTS, 0), np.int32), np.zeros((16, 3), np.int32),
+        asked, arrival, NO_INBOX, np.zeros((NUM_LISTS, 0), np.int32), np.zeros((16, 4), np.int32),
         np.zeros((2, NUM_BINS), np.int64), np.zeros((2, width + 1), np.int64),
         np.zeros(int(fixed["page"][0]), np.int32),
     )  # fmt: skip
@@ -361,7 +361,7 @@ def with_queue(replica: Replica, room: int) -> Replica:
         return replica
     while size < waiting + room:
         size *= 2
-    queue = np.zeros((size, 3), np.int32)
+    queue = np.zeros((size, 4), np.int32)
     queue[:waiting] = replica.queue[(head + np.arange(waiting)) % len(replica.queue)]
     counters["queue_head"] = 0
     return replica._replace(queue=queue)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..engine import loop
+from ..engine.discipline import EMPTY_STEP
 from ..engine.engine import Engine
 from ..engine.journal import StepRecorder
 from ..engine.loop import Executor
@@ -58,10 +59,13 @@ def serve(
         return True
 
     def wait(now: float) -> float | None:
-        if due is None:
+        moments = [EMPTY_STEP] * engine.withheld
+        if due is not None:
+            moments.append(max(0.0, due.arrival - since()))
+        if not moments:
             return None
         catch_up()
-        sleep(max(0.0, due.arrival - since()))
+        sleep(min(moments))
         return max(now, since())
 
     def done(plan: StepPlan, outcome: StepOutcome, ended_rows: npt.NDArray[np.int32], now: float) -> None:

@@ -32,3 +32,12 @@ def check_policy(policy: Policy) -> None:
         f"dsim live cannot evict as {eviction} does: expected a kind of Focus": is_unknown,
     }
     refuse(policy, reasons | shares_pages(policy))
+
+
+def check_caps(policy: Policy) -> None:
+    """PolicyError for a discipline that caps denoising steps."""
+    if capped := policy.discipline.questions & {"steps", "steps_now"}:
+        raise PolicyError(
+            f"policy {policy.name}: {type(policy.discipline).__name__} answers {min(capped)}, and `dsim live` runs "
+            "canvases to their end: expected vLLM with dsim-hooks (hooks/README.md)"
+        )

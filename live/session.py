@@ -30,7 +30,7 @@ from .loop import serve
 from .model import Decoder
 from .periodic import PeriodicExecutor, PeriodicForward
 from .prompts import Prompts
-from .refused import check_policy
+from .refused import check_caps, check_policy
 from .warm import warm_attention, warm_experts, warm_kernels
 
 Computes = Forward | CanvasCache  # a model with its cache
@@ -145,6 +145,7 @@ class Serving:
         policy, draws = self.policy, self.draws
         if isinstance(forward, CanvasCache):
             assert draws is None or isinstance(draws, LawDraws), "canvases commit by law"
+            check_caps(policy)
             return CanvasExecutor(forward, policy, self.prompts, draws, seed=self.seed, eos=self.eos)
         check_policy(policy)
         assert not isinstance(draws, TokenDraws | LawDraws), "of policies refused above"

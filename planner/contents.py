@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..engine.policy import file_of
+from ..engine.policy import files_of
 from ..profiler.placed import placed
 from ..profiler.profile import located
 from ..results.world import World
@@ -49,8 +49,8 @@ def _stamp(name: str) -> str:
     if not os.path.isfile(name):
         return name
     path = Path(name)
-    code = file_of(name) if path.suffix == ".toml" else None
-    stamps = [_digest_of(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in (path, code) if file]
+    code = map(Path, files_of(name) if path.suffix == ".toml" else ())
+    stamps = [_digest_of(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in (path, *code)]
     return "+".join(stamps) + "".join(path.suffixes[-2:])
 
 

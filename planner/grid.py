@@ -13,7 +13,7 @@ from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.engine import EMIT
 from ..engine.errors import DsimError
 from ..engine.plain import plain
-from ..engine.policy import settings_of, with_file
+from ..engine.policy import settings_of, with_files
 from ..files.read import cut, did_you_mean, quoted, read_toml
 from ..files.schema import FileObject
 from ..profiler.placed import placed
@@ -160,7 +160,7 @@ def world_of(folder: Path, values: Point, allow_code: AllowedCode = NO_CODE) -> 
                 raise DsimError(f"policy is the file {policy} and {name}={point[name]} is given, expected one of them")
         point["policy"] = _near(folder, policy)
     else:
-        point["policy"] = with_file(policy, lambda path: _near(folder, path))
+        point["policy"] = with_files(policy, lambda path: _near(folder, path))
     return world_at(world, point)
 
 

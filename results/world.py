@@ -17,7 +17,7 @@ from .. import __version__
 from ..engine.allowed_code import NO_CODE, AllowedCode, allowed
 from ..engine.commits import CanvasLaw, CommitModel
 from ..engine.errors import DsimError, PolicyError
-from ..engine.policy import Policy, named_file, parse, with_file
+from ..engine.policy import Policy, named_files, parse, with_files
 from ..engine.prefix import caches_prefixes
 from ..files.read import cut, quoted, read_toml
 from ..profiler.placed import placed, yield_files
@@ -125,7 +125,7 @@ class World:
     def with_files(self, place: Callable[[str], str]) -> "World":
         """With `place(path)` for each file."""
         files: dict[str, Any] = {
-            name: with_file(getattr(self, name), place) for name in ("router", "scaler", "decider")
+            name: with_files(getattr(self, name), place) for name in ("router", "scaler", "decider")
         }
         if os.path.isfile(self.trace):
             files["trace"] = place(self.trace)
@@ -358,7 +358,7 @@ def _with_files(policy: str, place: Callable[[str], str]) -> str:
     if os.path.isfile(spec):
         spec = place(spec)
     else:
-        spec = with_file(spec, place)
+        spec = with_files(spec, place)
     return "@".join([spec, *(with_file_of(name, place) for name in filter(None, [profile]))])
 
 
@@ -374,8 +374,8 @@ def named_code(policies: Iterable[str], files: Iterable[str | Path] = ()) -> All
 
     A policy's TOML file may be someone else's, so its files are not allowed.
     """
-    sources = (named_file(placed(policy)[0]) for policy in policies)
-    return allowed([*(file for file in sources if file is not None), *files])
+    sources = [file for policy in policies for file in named_files(placed(policy)[0])]
+    return allowed([*sources, *files])
 
 
 @dataclass(frozen=True)

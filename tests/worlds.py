@@ -51,7 +51,7 @@ class World:
 
     def __init__(
         self,
-        spec: str,
+        spec: str | Policy,
         *,
         num_pages: int = 1000,
         max_batch: int = 8,
@@ -64,7 +64,8 @@ class World:
     ) -> None:
         self.table = RequestTable(requests)
         limits = Limits(num_pages, context_limit, max_batch, **windows)
-        self.engine = Engine(parse(spec), limits, self.table, latency=latency, emit=emit, eos=eos)
+        policy = parse(spec) if isinstance(spec, str) else spec
+        self.engine = Engine(policy, limits, self.table, latency=latency, emit=emit, eos=eos)
         self.now = 0.0
         self.plan: Any = None  # a StepPlan; None where there is nothing to do
 

@@ -8,7 +8,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Self
 
-from ..admission import count_rows, head, keep_rows, leave, let_in, place, pop, push_front, take_next, unseat
+from ..admission import (
+    count_rows,
+    is_held,
+    keep_rows,
+    leave,
+    let_in,
+    place,
+    pop_at,
+    push_front,
+    queued,
+    take_next,
+    unseat,
+)
 from ..errors import PolicyError
 from ..hooks import (
     begin_row,
@@ -26,11 +38,12 @@ from ..hooks import (
     step_over,
 )
 from ..jit import rule
-from ..part import Answers, Choice, OnDevice, Policy, Preset, Range, Scheduler
+from ..part import QUESTIONS, Answers, Choice, OnDevice, Policy, Preset, Range, Scheduler
 from ..prefix import PrefixMemory
-from ..records import columns_of
+from ..records import I8, Record, columns_of
 from ..rows.chunked import CHUNKED, ChunkColumns, leap_chunked, prefills
 from ..state import (
+    ASK_AGAIN,
     DECODE_STEP,
     IDLE,
     NEXT,
@@ -44,13 +57,23 @@ from ..state import (
     Fixed,
     PolicyState,
     Replica,
+    running_slots,
     step_slots,
 )
 from ..windows import in_sight, most_in_sight
 from .ar import Autoregressive
 from .canvas import BY_LAW, Canvas
 
-BudgetState = PolicyState[Any, ChunkColumns, object]
+
+class Allowance(Record):
+    """What a discipline allows a decision."""
+
+    most_admitted: I8  # requests
+    most_prompt_tokens: I8  # besides those that running requests with whole prompts may want
+
+
+BudgetState = PolicyState[Any, ChunkColumns, Allowance]
+UNLIMITED = 2**31
 
 
 DRAFTERS = ("ngram", "eagle", "draft_model")
@@ -86,6 +109,7 @@ class TokenBudget(Scheduler):
     idles_finished = True
     frees_windows = True
     hashes_all = True
+    open_to = frozenset(QUESTIONS)
     columns = columns_of(ChunkColumns)
 
     def __post_init__(self) -> None:
@@ -133,7 +157,11 @@ class TokenBudget(Scheduler):
         return replace(self, max_num_batched_tokens=tokens)
 
     def numbers(self, policy: Policy) -> dict[str, int]:
-        return {"max_num_batched_tokens": self.most_tokens, "late": True}
+        asks = bool(policy.discipline.questions)
+        return {"max_num_batched_tokens": self.most_tokens, "late": True, "asks": asks}
+
+    def record(self, policy: Policy) -> dict[str, int]:
+        return {"most_admitted": UNLIMITED, "most_prompt_tokens": UNLIMITED}
 
     def check(self, policy: Policy) -> None:
         if not policy.granularity.under_budget:
@@ -211,7 +239,10 @@ def start_again(replica: Replica, policy: BudgetState, slot: int) -> None:
 
 @rule
 def decide_budget(replica: Replica, policy: BudgetState) -> int:
-    """Run the step decided ahead, or decide; then decide ahead if configured."""
+    """Run the step decided ahead, or decide; then decide ahead if configured.
+
+    A discipline is asked in Python before each decision: of two in a row, the first is kept as decided ahead.
+    """
     counters, fields = replica.counters, policy.fields
     kind = take_next(replica)
     while True:  # `_fill` stands here once: each call of it is compiled for itself
@@ -221,10 +252,14 @@ def decide_budget(replica: Replica, policy: BudgetState) -> int:
                 begin_row(replica, policy, slot)
             if not fields.async_scheduling:
                 return kind
+        asks_again = not ahead and fields.asks and fields.async_scheduling
         target = ROWS
-        if ahead:
+        if ahead or asks_again:
             target = NEXT
         decision = _fill(replica, policy, target)
+        if asks_again and decision != NOTHING:
+            counters.next_kind = decision
+            return ASK_AGAIN
         if ahead:
             counters.next_kind = decision
             keep_rows(replica)
@@ -236,8 +271,9 @@ def decide_budget(replica: Replica, policy: BudgetState) -> int:
 @rule
 def _fill(replica: Replica, policy: BudgetState, target: int) -> int:
     """Choose a step's rows and tokens within the budget: running requests, then waiting ones."""
-    counters, fixed, fields = replica.counters, replica.fixed, policy.fields
-    budget = int(fields.max_num_batched_tokens) - int(fields.slots)
+    counters, fixed, fields, allowance = replica.counters, replica.fixed, policy.fields, policy.record
+    budget = min(int(fields.max_num_batched_tokens), _allowed(replica, policy)) - int(fields.slots)
+    most_running = min(int(fixed.max_batch), int(counters.num_running + allowance.most_admitted))
     limit = int(fields.long_prefill_token_threshold)  # of a row
     if limit == 0 or counters.num_running + counters.num_waiting == 1:
         limit = budget
@@ -251,6 +287,8 @@ def _fill(replica: Replica, policy: BudgetState, target: int) -> int:
         slot = replica.lists[RUNNING, i]
         i += 1
         sequence, columns = replica.sequences[slot], policy.columns[slot]
+        if columns.rests:
+            continue
         of_prompt = prefills(columns, policy.fields)
         before = int(columns.computed) + int(columns.unsure)
         n = min(next_tokens(replica, policy, slot), limit, budget, fixed.context_limit - before - sampled)
@@ -282,8 +320,12 @@ def _fill(replica: Replica, policy: BudgetState, target: int) -> int:
         replica.lists[target, num] = slot
         num += 1
     num_ran = num
-    while not some_preempted and counters.num_waiting > 0 and budget > 0 and counters.num_running < fixed.max_batch:
-        request, slot = head(replica)
+    num_held = 0  # at the front of the queue
+    while not some_preempted and counters.num_waiting > num_held and budget > 0 and counters.num_running < most_running:
+        if is_held(replica, num_held):
+            num_held += 1
+            continue
+        request, slot = queued(replica, num_held)
         num_known = max(1, int(replica.asked.input_length[request]))
         if slot >= 0:  # all that it had when preempted
             num_known = int(policy.columns[slot].goal)
@@ -304,7 +346,7 @@ def _fill(replica: Replica, policy: BudgetState, target: int) -> int:
         window_pages = in_sight(fixed, cached, pages * fixed.page)
         if pages + window_pages > free or _pages_of_known(fixed, fields, num_known, cached) > free:
             break
-        pop(replica)
+        pop_at(replica, num_held)
         new = slot < 0
         # A next token is computed from the last known one; a canvas begins after it.
         slot = place(replica, request, slot, num_known + fixed.block * fields.canvases, pages)
@@ -320,6 +362,7 @@ def _fill(replica: Replica, policy: BudgetState, target: int) -> int:
         let_in(replica, slot)
         columns.wanted = n
         columns.drafts = 0
+        columns.rests = False
         budget -= n + fields.slots
         replica.lists[target, num] = slot
         num += 1
@@ -329,6 +372,21 @@ def _fill(replica: Replica, policy: BudgetState, target: int) -> int:
     if decodes == 0:
         return PREFILL_STEP
     return DECODE_STEP
+
+
+@rule
+def _allowed(replica: Replica, policy: BudgetState) -> int:
+    """Tokens of a step by its discipline."""
+    fields, tokens = policy.fields, int(policy.record.most_prompt_tokens)
+    row = 1 + int(fields.drafts)
+    if fields.canvases:
+        row = int(replica.fixed.block)
+    if tokens < UNLIMITED:
+        for slot in running_slots(replica):
+            columns = policy.columns[slot]
+            if not columns.rests and not prefills(columns, fields):
+                tokens += row
+    return tokens
 
 
 @rule

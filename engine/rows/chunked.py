@@ -25,6 +25,7 @@ class ChunkColumns(Record):
     drafts: I4  # ... that are drafts
     unsure: I4  # positions in flight that may be taken back: drafts, or a canvas
     sampled: Bool  # its last row was sampled: a token and its drafts come next
+    rests: Bool  # the discipline leaves it out of the next decision
 
 
 ChunkState = PolicyState[Any, ChunkColumns, object]

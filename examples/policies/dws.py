@@ -1,4 +1,7 @@
-"""Shortest remaining blocks first, with ageing (DWS, arXiv 2610.00499): a scheduler in plain Python."""
+"""Shortest remaining blocks first, with ageing (DWS, arXiv 2610.00499): a discipline in plain Python.
+
+dsim replay mine.jsonl --policy vllm-ar --policy vllm-ar,discipline=examples/policies/dws.py:POLICY
+"""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -6,17 +9,16 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 
-from dsim.policy import Continuous, Policy, Preset, Range, View
+from dsim.policy import Continuous, Discipline, Policy, Preset, Range, View
 
 
 @dataclass(frozen=True)
-class ShortestFirst(Continuous):
-    """LMDeploy's scheduler, whose queue is in the order of the blocks that each answer is expected to take.
+class ShortestFirst(Discipline):
+    """The queue is in the order of the blocks that each answer is expected to take.
 
     A request that has waited for `patience` stands as high as one that is a block shorter, so that none starves.
     """
 
-    num_loops: Annotated[int | None, Range(1, 16), "steps that a batch is frozen for"] = 1
     patience: Annotated[float, Range(0.05, 60), "s of waiting that weigh as much as a block"] = 2.0
     size: Annotated[int, Range(1, 64), "tokens of a block, as lengths are counted"] = 32
 
@@ -27,7 +29,7 @@ class ShortestFirst(Continuous):
 
 
 POLICY = Preset(
-    Policy("dws", ShortestFirst()),
+    Policy("dws", Continuous(num_loops=1), discipline=ShortestFirst()),
     main="patience",
     summary="shortest remaining blocks first, with ageing",
     space={"patience": [0.2, 1.0, 5.0, 25.0]},

@@ -11,7 +11,7 @@ from dsim.engine.allowed_code import allowed
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import PolicyError
 from dsim.engine.journal import RequestTable
-from dsim.engine.part import Policy
+from dsim.engine.part import Discipline, Policy
 from dsim.engine.policies.lmdeploy import Continuous
 from dsim.engine.policy import parse
 from dsim.engine.replay import replay
@@ -28,10 +28,8 @@ ONE = Limits(64, 4096, 1)
 
 
 @dataclass(frozen=True)
-class Asked(Continuous):
-    """A scheduler that a test answers for."""
-
-    num_loops: int | None = 1
+class Asked(Discipline):
+    """A discipline that a test answers for."""
 
     def order(self, view: View) -> Any:
         return ANSWER[0](view.waiting(), view.now)
@@ -48,7 +46,7 @@ def test_a_scheduler_sees_all_that_is_known_of_a_request_that_waits() -> None:
         return np.arange(len(waiting.index))
 
     ANSWER[0] = looks
-    engine = Engine(Policy("asked", Asked()), ONE, RequestTable(2))
+    engine = Engine(Policy("asked", Continuous(num_loops=1), discipline=Asked()), ONE, RequestTable(2))
     engine.submit(Request(0, 1.0, 30, 40, 64, priority=3, slo_class="chat"))
     engine.submit(Request(1, 2.5, 20, 40, estimate=70, deadline=9.0))
     engine.schedule(4.0)
@@ -80,7 +78,7 @@ def test_the_shortest_waits_least_until_the_long_one_has_waited_long_enough() ->
 def test_priorities_and_deadlines_of_a_trace_reach_the_scheduler_and_its_journal_replays() -> None:
     wishes = {"priority": [0, 2, None, -1, 1], "deadline": [None, 3.0, 90.0, 50.0, 4.0]}
     trace = replace(toy_trace([0.0] * 5, [8] * 5, [8] * 5), extras=wishes)
-    policy = Policy("asked", replace(Asked(), max_batch=1))
+    policy = Policy("asked", Continuous(num_loops=1, max_batch=1), discipline=Asked())
     for name, order in (("priority", [3, 0, 2, 4, 1]), ("deadline", [1, 4, 3, 2, 0])):
         ANSWER[0] = lambda waiting, now, name=name: np.argsort(getattr(waiting, name), kind="stable")
         profile, journal = toy_profile(), Collector()
@@ -102,7 +100,7 @@ def test_priorities_and_deadlines_of_a_trace_reach_the_scheduler_and_its_journal
 )
 def test_an_order_that_is_none_is_one_line_with_both(answer: list[Any], says: str) -> None:
     ANSWER[0] = lambda waiting, now: answer
-    engine = Engine(Policy("asked", Asked()), ONE, RequestTable(2))
+    engine = Engine(Policy("asked", Continuous(num_loops=1), discipline=Asked()), ONE, RequestTable(2))
     for i in range(2):
         engine.submit(Request(i, 0.0, 8, 8))
     with pytest.raises(PolicyError) as caught:

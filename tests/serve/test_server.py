@@ -431,18 +431,18 @@ def test_openais_own_client_gets_what_the_journal_says(twin: Callable[..., Behin
 ORDERED = """
 from dataclasses import dataclass
 import numpy as np
-from dsim.engine.part import Policy
+from dsim.engine.part import Discipline, Policy
 from dsim.engine.policies.lmdeploy import Continuous
 from dsim.engine.policy import parse
 from dsim.engine.view import class_of
 
 @dataclass(frozen=True)
-class Ordered(Continuous):
+class Ordered(Discipline):
     def order(self, view):
         waiting = view.waiting()
         return np.lexsort((waiting.deadline, waiting.slo_class == class_of("batch"), waiting.priority))
 
-POLICY = Policy("ordered", Ordered(num_loops=1), parse("lmdeploy-bd32:4").granularity)
+POLICY = Policy("ordered", Continuous(num_loops=1), parse("lmdeploy-bd32:4").granularity, discipline=Ordered())
 """
 
 

@@ -1,0 +1,92 @@
+"""Asking a discipline: its answers about one decision, checked."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .draw import Draws
+from .errors import PolicyError, cut
+from .part import Policy
+from .unmasking import array_of
+from .view import View
+
+HELD = 3  # column of Replica.queue
+EMPTY_STEP = 1e-3  # s between decisions that let nothing run, as in vLLM (v1/engine/core.py:1693 of 0.33.0)
+MOST_WITHHELD = 60.0  # s of them in a row
+
+
+class Decision(NamedTuple):
+    """Answers about one decision; None: not a question of the discipline."""
+
+    order: npt.NDArray[np.int64] | None = None
+    holds: npt.NDArray[np.bool_] | None = None
+    most_admitted: int | None = None
+    most_prompt_tokens: int | None = None
+    rests: npt.NDArray[np.bool_] | None = None
+    steps: npt.NDArray[np.int64] | None = None
+    steps_now: npt.NDArray[np.int64] | None = None
+
+
+KINDS: dict[str, tuple[type, str]] = {
+    "order": (np.int64, "waiting"),
+    "holds": (np.bool_, "waiting"),
+    "rests": (np.bool_, "running"),
+    "steps": (np.int64, "waiting"),
+    "steps_now": (np.int64, "running"),
+}
+
+
+def ask(policy: Policy, view: View) -> Decision:
+    """The discipline's answers; PolicyError for an impossible one. `order` is asked if two requests wait."""
+    discipline = policy.discipline
+    sizes = {"waiting": view.num_waiting, "running": view.num_running}
+    answers: dict[str, Any] = {}
+    for name in discipline.questions:
+        source = f"policy {policy.name}: {type(discipline).__name__}.{name}"
+        if name not in KINDS:
+            number = getattr(discipline, name)(view)
+            if not isinstance(number, int | np.integer) or number < 0:
+                raise PolicyError(f"{source} returned {cut(number)}, expected a whole number of at least 0")
+            answers[name] = int(number)
+            continue
+        kind, rows = KINDS[name]
+        if sizes[rows] <= (name == "order"):
+            continue
+        answers[name] = array_of(getattr(discipline, name)(view), source, kind, (sizes[rows],))
+        if name == "order" and not np.array_equal(np.sort(answers[name]), np.arange(sizes[rows])):
+            raise PolicyError(
+                f"{source} returned {cut(answers[name].tolist())}, expected 0 to {sizes[rows] - 1}, each once"
+            )
+        if name in ("steps", "steps_now") and answers[name].min() < 1:
+            raise PolicyError(f"{source} returned {answers[name].min()}, expected at least 1")
+    return Decision(**answers)
+
+
+class Caps:
+    """Most denoising steps of canvases, which a discipline's decision sets from its step on.
+
+    ahead: decisions are made a step ahead.
+    """
+
+    def __init__(self, ahead: bool) -> None:
+        self._ahead = ahead
+        self._step: list[tuple[int, int]] = []  # request and steps, of the step that begins
+        self._next: list[tuple[int, int]] = []
+        self._limits: dict[int, int] = {}  # request -> its own, by the law and the trace
+
+    def decided(self, decision: Decision, waiting: npt.NDArray[np.int32], running: npt.NDArray[np.int32]) -> None:
+        """Note a decision about these requests, [waiting] and [running]."""
+        caps = []
+        for requests, steps in ((waiting, decision.steps), (running, decision.steps_now)):
+            if steps is not None:
+                caps += zip(requests.tolist(), steps.tolist(), strict=True)
+        self._step, self._next = self._next, caps
+        if not self._ahead:
+            self._step = caps
+
+    def apply(self, draws: Draws) -> None:
+        """Limit the draws of the step that begins."""
+        for request, steps in self._step:
+            most = draws.requests["most"]
+            most[request] = min(self._limits.setdefault(request, int(most[request])), steps)
