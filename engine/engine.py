@@ -160,7 +160,7 @@ class Engine:
         self._own: Any = PolicyState(
             fields=like._own.fields if like else numbers_of(policy),
             columns=self._columns(0),
-            record=_record_of(policy),
+            record=record_of(policy),
             cost=like._own.cost if like else (latency or _FREE).arrays(),
             cache=policy.memory.cache(limits.num_pages, prefixes),
             thresholds=np.array(thresholds),
@@ -450,7 +450,7 @@ class Engine:
         """Ask the discipline about the coming decision."""
         arrays, places, policy = self._arrays, self._places(), self.policy
         running = arrays.lists[RUNNING, : self.num_running]
-        answers = ask(policy, self._view())
+        answers = ask(policy, self._view()._replace(num_rows=0))
         if answers.holds is not None:
             arrays.queue[places, HELD] = answers.holds
         if answers.rests is not None:
@@ -773,7 +773,7 @@ class Engine:
         return PolicyError(f"policy {self.policy.name}: replica {self.replica} at {time:.6g} s: {reason}")
 
 
-def _record_of(policy: Policy) -> Any:
+def record_of(policy: Policy) -> Any:
     """One `policy.record` array."""
     fields: dict[str, Any] = {}
     for component in policy.parts():

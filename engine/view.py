@@ -67,6 +67,18 @@ class View(NamedTuple):
         return _one(requests_at(replica, replica.sequences["request"][slots], slots), i, "running")
 
 
+class Snapshot(View):
+    """A view of a serving engine, for plain Python: `engine` has functions for `waiting` and `running`."""
+
+    __slots__ = ()
+
+    def waiting(self, i: int | None = None) -> RequestView:
+        return _one(self.engine[0](), i, "waiting")
+
+    def running(self, i: int | None = None) -> RequestView:
+        return _one(self.engine[1](), i, "running")
+
+
 def _one(requests: RequestView, i: int | None, kind: str) -> RequestView:
     if i is None:
         return requests

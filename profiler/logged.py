@@ -54,6 +54,7 @@ class StepLine:
     waiting: int | None = None
     running: int | None = None
     pages: int | None = None
+    discipline: Any = None  # answers of a policy in the engine
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,9 @@ class RequestLine:
     hash_ids: Any = None
     block_size: Any = None
     diffusion_max_steps: RowTokens | None = None
+    estimated_length: Any = None
+    deadline: Any = None
+    slo_class: Any = None
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,7 @@ class LoggedSteps:
     phase: npt.NDArray[np.uint8]
     tokens: Ints
     emitted: Ints
+    discipline: tuple[Any, ...]  # per step: answers of a policy in the engine, or None
 
     def __len__(self) -> int:
         return len(self.number)
@@ -170,6 +175,7 @@ class Requests:
         self._canvases: list[tuple[int, int, bool, int]] = []
         self._starts: list[float] = []
         self._steps: list[tuple[int, ...]] = []
+        self._answers: list[Any] = []
         self._step_rows: list[tuple[int, int, int, int]] = []
         self._ends = [0]
         self._commits: list[tuple[int, int, int]] = []
@@ -192,6 +198,7 @@ class Requests:
             raise fault(place, "start", line.start, f"at least {self._starts[-1]:g}, that of the step before")
         self._starts.append(line.start)
         self._steps.append((line.step, index, line.waiting or 0, line.pages or 0))
+        self._answers.append(line.discipline)
         self._ends.append(self._ends[-1] + line.batch)
         columns = [getattr(line, name) for name in ("requests", *ROW_LISTS)]
         for name, column in zip(("requests", *ROW_LISTS), columns, strict=True):
@@ -289,7 +296,7 @@ class Requests:
         request, phase, tokens, emitted = np.array(self._step_rows, np.int64).reshape(-1, 4).T
         return LoggedSteps(
             number, line, np.array(self._starts), waiting, pages, np.array(self._ends), request,
-            phase.astype(np.uint8), tokens, emitted,
+            phase.astype(np.uint8), tokens, emitted, tuple(self._answers),
         )  # fmt: skip
 
     def commits(self) -> tuple[CommitLog, Ints]:

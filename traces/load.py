@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 # A step log's request lines; its first line identifies it.
-LOGGED = {key: key for key in ("id", "max_tokens", "hash_ids", "block_size", "diffusion_max_steps")}
+WISHED = ("estimated_length", "deadline", "slo_class")
+LOGGED = {key: key for key in ("id", "max_tokens", "hash_ids", "block_size", "diffusion_max_steps", *WISHED)}
 STEP_LOG = Format("steplog", "arrival", "input_length", "output_length", "s", LOGGED)
 
 

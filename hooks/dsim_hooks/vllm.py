@@ -1,16 +1,29 @@
 """vLLM: a general plug-in around EngineCore and its scheduler (against 0.32.0, V1)."""
 
 import functools
+import logging
+import sys
 import time
 import weakref
 
 from . import log as steplog
 
-ASKED = ("diffusion_max_steps",)  # what a request may ask of a diffusion model
+MAX_STEPS = "diffusion_max_steps"
+STATED = (MAX_STEPS, "estimated_length", "deadline", "slo_class")  # extra arguments of a request
+WORKER = "vllm.v1.worker.worker_base"
+
+
+def policy_scheduler(vllm_config, **kwargs):
+    """vLLM's --scheduler-cls: its own scheduler under a dsim policy (README.md)."""
+    from .vllm_policy import scheduler_of
+
+    hook_worker()
+    return scheduler_of(vllm_config, **kwargs)
 
 
 def register():
     """Called in each process of vLLM; one with an EngineCore opens a log."""
+    hook_worker()
     if steplog.log_path() is None:
         return
     with steplog.harmless("everything"):
@@ -25,6 +38,38 @@ def register():
         steplog.hook_class(EngineCore, "__init__", _build)
         steplog.hook_class(EngineCore, "add_request", _add)
         EngineCore._dsim_hooked = True
+
+
+def hook_worker():
+    """Where this process has vLLM's workers, apply the caps that a policy puts on running canvases."""
+    if WORKER in sys.modules and not hasattr(sys.modules[WORKER], "_dsim_hooked"):
+        steplog.hook_class(sys.modules[WORKER].WorkerWrapperBase, "execute_model", _execute)
+        sys.modules[WORKER]._dsim_hooked = True
+
+
+def _execute(wrapper, original, output, *args, **kwargs):
+    if caps := getattr(output, "dsim_caps", None):
+        try:
+            cap_canvases(wrapper.worker.model_runner, caps)
+        except Exception:
+            _cannot_cap()
+    return original(wrapper, output, *args, **kwargs)
+
+
+def cap_canvases(runner, caps):
+    """From this step on, end canvases that have had so many steps. caps: request -> steps."""
+    slots, states = runner.req_states.req_id_to_index, runner.model_state.diffusion_states
+    for name, steps in caps.items():
+        if (slot := slots.get(name)) is not None:
+            states.max_steps[slot].fill_(min(steps, states.max_denoising_steps))
+            if steps > 1:  # it will look at the step before, also if it was admitted for one
+                states.single_step_slots.discard(slot)
+
+
+@functools.cache
+def _cannot_cap():
+    """Say it once."""
+    logging.getLogger("vllm.dsim").exception("dsim: running canvases keep the steps they were admitted with")
 
 
 def _build(engine, original, vllm_config, *args, **kwargs):
@@ -71,6 +116,8 @@ class Hooks:
         self._scheduler = scheduler = engine.scheduler
         self._diffusion = is_diffusion(config.model_config)
         first, self._pages_a_block = header(config, scheduler)
+        if hasattr(scheduler, "dsim"):  # by policy_scheduler
+            first["settings"] |= scheduler.dsim.names
         self.log = steplog.StepLog(steplog.log_path(), first)
         self._plans = {}  # id of a scheduler's output -> (when, rows, state, events)
         self._end = None  # of the last step, if work was left
@@ -88,7 +135,7 @@ class Hooks:
             None if params is None else params.max_tokens,
             request.arrival_time,
             None if arrival is None else self.log.at(arrival),
-            **{name: extra[name] for name in ASKED if name in extra},
+            **{name: extra[name] for name in STATED if name in extra},
         )
 
     def schedule(self, *args, **kwargs):
@@ -170,7 +217,22 @@ class Hooks:
             # A canvas's last pass discards its logits.
             sampled += (0 if phase == "flush" else logits) - 1
         extra = {"prefill_tokens": prompts, "sum_q_kv": pairs, "head_rows": heads, "sampled_rows": sampled, **state}
+        if "discipline" in state:
+            extra["discipline"] = self._numbered(state["discipline"])
         return names, phases, tokens, keys, emitted, extra, ended
+
+    def _numbered(self, answers):
+        """A discipline's answers, with the log's numbers for requests."""
+
+        def number(value):
+            if isinstance(value, tuple):
+                return number(value[0]), value[1]
+            return self.log.entry(value).number
+
+        return {
+            name: [number(row) for row in value] if isinstance(value, list) else value
+            for name, value in answers.items()
+        }
 
     def _state(self):
         scheduler = self._scheduler
@@ -179,6 +241,7 @@ class Hooks:
                 "waiting": lambda: len(scheduler.waiting),
                 "running": lambda: len(scheduler.running),
                 "pages": self._pages,
+                "discipline": lambda: scheduler.dsim.answers() if hasattr(scheduler, "dsim") else None,
             }
         )
 
