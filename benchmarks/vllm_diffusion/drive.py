@@ -130,10 +130,19 @@ def open_engine(options, clock):
     return engine
 
 
-def serve(engine, clock, run, lines, eos, pages=None):
-    """Send a trace's requests at their times."""
+def request_of(line, eos):
+    """A trace's line as vLLM's prompt and parameters."""
+    from dsim_hooks.vllm import STATED
     from vllm import SamplingParams
 
+    stated = {key: line[key] for key in STATED if key in line}
+    params = SamplingParams(max_tokens=line["output_length"], ignore_eos=not eos, extra_args=stated or None)
+    tokens = [t for one in line["hash_ids"] for t in random.Random(str(one)).choices(range(3, 259), k=16)]
+    return {"prompt_token_ids": tokens[: line["input_length"]]}, params
+
+
+def serve(engine, clock, run, lines, eos, pages=None):
+    """Send a trace's requests at their times."""
     core = engine.engine_core.engine_core
     zero, coming = clock.perf_counter(), deque(enumerate(lines))
 
@@ -154,13 +163,7 @@ def serve(engine, clock, run, lines, eos, pages=None):
             sent = due()
             clock.set(sent)
             number, line = coming.popleft()
-            steps = line.get("diffusion_max_steps")
-            params = SamplingParams(
-                max_tokens=line["output_length"], ignore_eos=not eos,
-                extra_args={"diffusion_max_steps": steps} if steps else None,
-            )  # fmt: skip
-            tokens = [t for one in line["hash_ids"] for t in random.Random(str(one)).choices(range(3, 259), k=16)]
-            engine.add_request(f"{run}.{number}", {"prompt_token_ids": tokens[: line["input_length"]]}, params)
+            engine.add_request(f"{run}.{number}", *request_of(line, eos), sent)
             clock.set(None)
             clock.skip_to(sent)  # two clocks measure the front end's work: the next step must not begin before it
         with clock.standing():
