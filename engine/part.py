@@ -334,7 +334,6 @@ class Policy:
     unmasking: Any = field(default_factory=lambda: import_module(".unmasking", __package__).Unmasking())
     memory: PagedMemory = field(default_factory=PagedMemory)
     discipline: Discipline = field(default_factory=Discipline)
-    discipline_code: str = ""  # `path/to/file.py:NAME` that a SPEC takes it from; empty: the policy's own
     implementation: str = ""  # code that runs it, for costs in profiles; empty: any
     checked: bool = False  # its rules from outside stay in Python, where they are checked
 
