@@ -49,7 +49,7 @@ from .numba_parts import JIT, NumbaError, save, saved
 from .part import QUESTIONS, Wrapping
 from .prefix import find_ahead, make_room, pin
 from .route import least_loaded
-from .state import NOTHING, PREFILL_STEP, AnyPolicy, PolicyState, Replica, step_slots
+from .state import ASK_AGAIN, NOTHING, PREFILL_STEP, AnyPolicy, PolicyState, Replica, step_slots
 from .view import FORMS, OF_A_VIEW, engine_form, wrapping
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ FINISHED = 2  # requests finished, at clock
 JOURNAL_FULL = 3  # no room for the step in flight
 NO_SLOTS = 4  # a decision could admit more requests than there are slots
 PAUSED = 5  # the given number of steps is done, at clock
+ASKS = 6  # the discipline is to be asked, at clock
 STALLED = 7  # steps or a row make no progress, at clock
 NO_QUEUE = 9  # a queue has no room
 REASONS = 16  # above all of them
@@ -103,9 +104,9 @@ def plan(replica: Replica, policy: AnyPolicy, kind: int, now: float) -> None:
 
 @rule
 def schedule(replica: Replica, policy: AnyPolicy, now: float) -> int:
-    """Decide and plan the next step: NOTHING, PREFILL_STEP or DECODE_STEP."""
+    """Decide and plan the next step: NOTHING, PREFILL_STEP, DECODE_STEP or ASK_AGAIN."""
     kind = choose_rows(replica, policy)
-    if kind != NOTHING:
+    if kind != NOTHING and kind != ASK_AGAIN:
         plan(replica, policy, kind, now)
     return kind
 
@@ -181,7 +182,13 @@ def run(
             enter(replica, now)
             if counters.num_free < min(counters.num_waiting, replica.fixed.max_batch):
                 return NO_SLOTS
-            if schedule(replica, policy, now) == NOTHING:
+            if counters.num_waiting >= counters.ask_from and not counters.is_asked:
+                return ASKS
+            counters.is_asked = False
+            kind = schedule(replica, policy, now)
+            if kind == ASK_AGAIN:
+                return ASKS
+            if kind == NOTHING:
                 if counters.num_waiting > 0 or counters.num_running > 0 or not comes_by(replica, horizon):
                     return IDLE_NOW
                 counters.clock = replica.inbox.times[counters.entered]

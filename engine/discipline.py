@@ -7,13 +7,23 @@ import numpy.typing as npt
 
 from .draw import Draws
 from .errors import PolicyError, cut
-from .part import Policy
+from .part import Discipline, Policy
+from .state import NEVER
 from .unmasking import array_of
 from .view import View
 
 HELD = 3  # column of Replica.queue
 EMPTY_STEP = 1e-3  # s between decisions that let nothing run, as in vLLM (v1/engine/core.py:1693 of 0.33.0)
 MOST_WITHHELD = 60.0  # s of them in a row
+
+
+def ask_from(discipline: Discipline) -> int:
+    """Waiting requests from which its answers matter."""
+    if not discipline.questions:
+        return NEVER
+    if discipline.questions <= {"order"}:
+        return 2
+    return int(discipline.questions <= {"order", "holds", "most_admitted", "steps"})
 
 
 class Decision(NamedTuple):
@@ -71,22 +81,26 @@ class Caps:
 
     def __init__(self, ahead: bool) -> None:
         self._ahead = ahead
-        self._step: list[tuple[int, int]] = []  # request and steps, of the step that begins
+        self._admitted: list[tuple[int, int]] = []  # request that waits, and steps
+        self._step: list[tuple[int, int]] = []  # ... of the step that begins
         self._next: list[tuple[int, int]] = []
         self._limits: dict[int, int] = {}  # request -> its own, by the law and the trace
 
     def decided(self, decision: Decision, waiting: npt.NDArray[np.int32], running: npt.NDArray[np.int32]) -> None:
         """Note a decision about these requests, [waiting] and [running]."""
-        caps = []
-        for requests, steps in ((waiting, decision.steps), (running, decision.steps_now)):
-            if steps is not None:
-                caps += zip(requests.tolist(), steps.tolist(), strict=True)
+        self._admitted, caps = _pairs(waiting, decision.steps), _pairs(running, decision.steps_now)
         self._step, self._next = self._next, caps
         if not self._ahead:
             self._step = caps
 
     def apply(self, draws: Draws) -> None:
-        """Limit the draws of the step that begins."""
-        for request, steps in self._step:
+        """Limit the draws of requests that wait, and of the step that begins."""
+        for request, steps in (*self._admitted, *self._step):
             most = draws.requests["most"]
             most[request] = min(self._limits.setdefault(request, int(most[request])), steps)
+
+
+def _pairs(requests: npt.NDArray[np.int32], steps: npt.NDArray[np.int64] | None) -> list[tuple[int, int]]:
+    if steps is None:
+        return []
+    return list(zip(requests.tolist(), steps.tolist(), strict=True))

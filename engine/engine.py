@@ -3,14 +3,14 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from . import core
 from .admission import withdraw
-from .discipline import EMPTY_STEP, HELD, MOST_WITHHELD, Caps, ask
+from .discipline import EMPTY_STEP, HELD, MOST_WITHHELD, Caps, ask, ask_from
 from .draw import Draws, Masks
 from .errors import DsimError, PolicyError, cut
 from .histogram import NO_COUNTS, CountHistogram, TimeHistogram
@@ -68,6 +68,13 @@ _FREE = LatencyModel(((0.0, 0.0),), 0.0)
 NO_ENTRIES: npt.NDArray[np.int64] = np.zeros(0, np.int64)
 
 
+class _Withheld(NamedTuple):
+    """When a discipline let nothing run."""
+
+    since: float  # s
+    num_steps: int  # by then
+
+
 @dataclass(frozen=True)
 class Limits:
     num_pages: int  # of KV, in the pool
@@ -119,9 +126,8 @@ class Engine:
         self.num_pages, self.page_size = limits.num_pages, policy.memory.page_size
         self.emit = emit
         self._given_threshold = policy.unmasking.given
-        self._asks = bool(policy.discipline.questions)
         self._caps = Caps(policy.batching.hides_host)
-        self.asks_python = policy.granularity.given or self._asks or self._given_threshold or policy.unmasking.chooses
+        self.asks_python = policy.granularity.given or self._given_threshold or policy.unmasking.chooses
         self._prefixes = prefixes
         assert not (limits.window and policy.memory.shares_pages), "shared pages are of all layers"
         num_pages, window_pool = limits.num_pages, 0
@@ -152,6 +158,7 @@ class Engine:
         for name, value in values.items():
             fixed[name] = value
         self._arrays: Any = new_replica(fixed, table.rows, table.asked, table.arrival)
+        self._arrays.counters["ask_from"] = ask_from(policy.discipline)
         self._moved: Callable[[tuple[Any, Any]], None] = lambda state: None
         self._shares_bins = False
         thresholds = [np.nan]
@@ -170,7 +177,7 @@ class Engine:
         self._host = TimeHistogram(NO_COUNTS)  # latency minus device time, where measured
         self._absent_pages = 0  # held for requests that left or are expected
         self.blocked = False  # requests wait for such pages, and nothing runs until then
-        self._withheld = -1.0  # since when the discipline lets nothing run (s); negative: it does
+        self._withheld: _Withheld | None = None
         self._grow(16)
 
     # ---- for drivers and routers -----------------------------------------------------------------------------
@@ -401,12 +408,11 @@ class Engine:
     @property
     def withheld(self) -> bool:
         """Whether requests wait and the discipline, asked again a moment later, may let one run."""
-        return self._withheld >= 0.0
+        return self._withheld is not None
 
     def _schedule(self, now: float) -> int:
         kind = self._choose_and_plan(now)
-        if self._asks:
-            self._note_withheld(kind, now)
+        self._note_withheld(kind == NOTHING)
         if kind != NOTHING and self._given_threshold:
             self._counters["threshold"] = self._threshold_now()
         return kind
@@ -414,14 +420,16 @@ class Engine:
     def _choose_and_plan(self, now: float) -> int:
         core = self.core
         self._counters["clock"] = float(now)
-        if not (self._asks or self.policy.granularity.given):
-            return int(core.schedule(*self.state, float(now)))
         kind = ASK_AGAIN
         while kind == ASK_AGAIN:
-            if self._asks:
-                self._ask()
-            kind = int(core.choose_rows(*self.state))
-        if kind == DECODE_STEP and self.policy.granularity.given:
+            self._ask()
+            if self.policy.granularity.given:
+                kind = int(core.choose_rows(*self.state))
+            else:
+                kind = int(core.schedule(*self.state, float(now)))
+        if not self.policy.granularity.given:
+            return kind
+        if kind == DECODE_STEP:
             self._select_rows()
         if kind != NOTHING:
             core.plan(*self.state, kind, float(now))
@@ -447,7 +455,9 @@ class Engine:
         return places
 
     def _ask(self) -> None:
-        """Ask the discipline about the coming decision."""
+        """Ask the discipline about the coming decision, if its answers matter."""
+        if self.num_waiting < self._counters["ask_from"]:
+            return
         arrays, places, policy = self._arrays, self._places(), self.policy
         running = arrays.lists[RUNNING, : self.num_running]
         answers = ask(policy, self._view()._replace(num_rows=0))
@@ -620,14 +630,15 @@ class Engine:
             reason = run(*self.state, draws, cost, journal, now, horizon, STEPS_A_CALL, until_finish)
             if reason == core.IN_FLIGHT:
                 return float(counters["now"] + counters["latency"])
+            goes_on = self.goes_on(reason, recorder, draws)
             now = float(counters["clock"])
-            if not self.goes_on(reason, recorder):
+            if not goes_on or (self.withheld and now >= horizon):
                 return now
 
-    def goes_on(self, reason: int, recorder: StepRecorder | None) -> bool:
-        """Handle why compiled code returned (`core`); True if it can be called again at once.
+    def goes_on(self, reason: int, recorder: StepRecorder | None, draws: Any) -> bool:
+        """Handle why compiled code returned (`core`); True if it can be called again at `clock`.
 
-        PolicyError if the policy's answer is impossible or steps make no progress.
+        draws: as in `run`. PolicyError if the policy's answer is impossible or steps make no progress.
         """
         if reason == core.JOURNAL_FULL:
             assert recorder is not None
@@ -637,9 +648,17 @@ class Engine:
             self._make_slots()
         elif reason == core.NO_QUEUE:
             self._make_queue()
+        elif reason == core.ASKS:
+            self._ask()
+            self._counters["is_asked"] = True
+            self._caps.apply(draws)
         elif reason == core.IDLE_NOW:
-            self._check_idle()
-            return False
+            self._note_withheld(True)
+            if not self.withheld:
+                self._check_idle()
+                return False
+            assert self._withheld is not None
+            self._counters["clock"] += max(EMPTY_STEP, (self.clock - self._withheld.since) / 100)  # an error of 1 %
         else:
             self._check_progress()
             return False
@@ -667,12 +686,7 @@ class Engine:
                 if counters["num_free"] < min(int(counters["num_waiting"]), int(self._fixed.max_batch)):
                     return core.NO_SLOTS
                 if self._schedule(now) == NOTHING:
-                    if not self.withheld:
-                        return core.IDLE_NOW
-                    counters["clock"] = now + EMPTY_STEP
-                    if not now + EMPTY_STEP < horizon:
-                        return core.PAUSED
-                    continue
+                    return core.IDLE_NOW
                 self._caps.apply(draws)
                 if self.policy.unmasking.chooses:
                     self._unmask(draws)
@@ -755,18 +769,16 @@ class Engine:
             kind = type(self.policy.batching).__name__
             raise self._stall(f"{kind} runs nothing, and {self.num_running} run and {self.num_waiting} wait")
 
-    def _note_withheld(self, kind: int, now: float) -> None:
-        waits = (self.num_waiting or self.num_running) and not self._absent_pages
-        if kind != NOTHING or not waits:
-            self._withheld = -1.0
-        elif not self.withheld:
-            self._withheld = now
-        elif now - self._withheld > MOST_WITHHELD:
-            kind_of = type(self.policy.discipline).__name__
-            raise self._stall(
-                f"{kind_of} lets nothing run for {MOST_WITHHELD:g} s, and {self.num_running} run and "
-                f"{self.num_waiting} wait"
-            )
+    def _note_withheld(self, runs_nothing: bool) -> None:
+        waits = (self.num_waiting or self.num_running) and self.num_waiting >= self._counters["ask_from"]
+        if not (runs_nothing and waits) or self._absent_pages:
+            self._withheld = None
+        elif self._withheld is None or self._withheld.num_steps < self.num_steps:
+            self._withheld = _Withheld(self.clock, self.num_steps)
+        elif self.clock - self._withheld.since > MOST_WITHHELD:
+            waiting = f"{self.num_running} run and {self.num_waiting} wait"
+            kind = type(self.policy.discipline).__name__
+            raise self._stall(f"{kind} lets nothing run for {MOST_WITHHELD:g} s, and {waiting}")
 
     def _stall(self, reason: str) -> PolicyError:
         time = self._counters["clock"]

@@ -159,8 +159,8 @@ class Scheduler(Part):
 class Discipline(Part):
     """What a scheduler leaves open: first come, first served, unless a subclass has some of these methods.
 
-    Each is plain Python and asked before each decision, which a scheduler that hides its host makes a step ahead. All
-    answers of a decision refer to the same view.
+    Each is plain Python and asked before each decision that it may change, which a scheduler that hides its host makes
+    a step ahead. All answers of a decision refer to the same view.
     """
 
     def order(self, view: "View") -> npt.NDArray[np.int64]:
@@ -334,7 +334,6 @@ class Policy:
     unmasking: Any = field(default_factory=lambda: import_module(".unmasking", __package__).Unmasking())
     memory: PagedMemory = field(default_factory=PagedMemory)
     discipline: Discipline = field(default_factory=Discipline)
-    discipline_code: str = ""  # `path/to/file.py:NAME` that a SPEC takes it from; empty: the policy's own
     implementation: str = ""  # code that runs it, for costs in profiles; empty: any
     checked: bool = False  # its rules from outside stay in Python, where they are checked
 

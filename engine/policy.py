@@ -35,41 +35,21 @@ def _presets() -> Iterator[tuple[str, Preset]]:
 
 PRESETS: dict[str, Preset] = dict(_presets())
 
+DISCIPLINE = "discipline"
+CODE = re.compile(rf"(^|,{DISCIPLINE}=)([^,]*\.py)(?=:)")  # a file in a SPEC
+
 MAX_NUMBER = 2**31 - 1  # of a field; the engine's arrays hold no more
 
 
 def parse(spec: str, allow_code: AllowedCode = NO_CODE) -> Policy:
     """The policy of a SPEC, `name[:value][,field=value...]`, or of a path ending in .toml.
 
-    A name is a preset's, or `path/to/file.py:NAME` of a Preset or Policy. `discipline=path/to/file.py:NAME` takes the
-    discipline of such a Preset or Policy, or a Discipline. CodeError if that file is not in `allow_code`; PolicyError
-    lists what is known for an unknown name, field or value.
+    A name is a preset's, or `path/to/file.py:NAME` of a Preset or Policy; `discipline=path/to/file.py:NAME` puts a
+    discipline on it. CodeError if such a file is not in `allow_code`; PolicyError lists what is known for an unknown
+    name, field or value.
     """
     preset = preset_of(name_of(spec), spec, allow_code)
-    settings = _settings(spec, preset)
-    policy = preset.policy
-    if "discipline" in settings:
-        policy = with_discipline(policy, settings.pop("discipline"), spec, allow_code)
-    return _with_settings(policy, spec, settings)
-
-
-def with_discipline(policy: Policy, name: Any, spec: str, allow_code: AllowedCode = NO_CODE) -> Policy:
-    """The policy under the discipline that `path/to/file.py:NAME` holds."""
-    asker = f"policy {_said(spec)}"
-    check_names_object(str(name), asker, "discipline", "POLICY")
-    if not isinstance(name, str) or not is_file(name):
-        raise PolicyError(f"{asker}: discipline is {quoted(str(name))}, expected path/to/file.py:NAME")
-    value = from_file(name, (Preset, Policy, Discipline), "policies and disciplines", asker, allow_code)
-    if isinstance(value, Preset):
-        value = value.policy
-    if isinstance(value, Policy):
-        value = value.discipline
-    if not isinstance(value, Discipline) or not value.questions:
-        raise PolicyError(f"{asker}: {name} is a {type(value).__name__}, expected a discipline that answers a question")
-    try:
-        return replace(policy, discipline=value, discipline_code=name)
-    except PolicyError as error:
-        raise PolicyError(f"{asker}: {str(error).removeprefix(f'{policy.name}: ')}") from None
+    return _with_settings(preset.policy, spec, _settings(spec, preset))
 
 
 def named_fields(spec: str, allow_code: AllowedCode = NO_CODE) -> set[str]:
@@ -95,6 +75,7 @@ def _settings(spec: str, preset: Preset) -> dict[str, Any]:
             pair = f"{cut(settings[key])} and {cut(value)}"
             raise PolicyError(f"policy {_said(spec)}: {cut(key)} is given twice, as {pair}")
         settings[key] = value
+    settings.pop(DISCIPLINE, None)  # of the name
     return settings
 
 
@@ -111,45 +92,31 @@ def every_step(limits: Mapping[str, int], granularity: Granularity, eviction: Ev
 
 
 def name_of(spec: str) -> str:
+    """What a SPEC's fields change: a preset's name or file, and the discipline put on it."""
     if spec.endswith(".toml"):
         return _named_in_toml(spec)[0]
-    return _name_and_value(spec.split(",")[0])[0]
+    head, *items = spec.split(",")
+    disciplines = [item for item in items if item.startswith(f"{DISCIPLINE}=")]
+    return ",".join([_name_and_value(head)[0], *disciplines[:1]])
 
 
 def files_of(spec: str) -> list[str]:
     """The code files of a SPEC's policy and discipline, also of one in a TOML file."""
-    if spec.endswith(".toml"):
-        name, settings = _named_in_toml(spec)
-        spec = f"{name},{DISCIPLINE}{settings.get('discipline', '')}"
-    return named_files(spec)
+    return named_files(name_of(spec))
 
 
 def named_files(spec: str) -> list[str]:
     """The code files in a SPEC itself; a TOML file's word is not the user's."""
-    names = [item.removeprefix(DISCIPLINE) for item in _code_items(spec)]
-    return [name.rpartition(".py:")[0] + ".py" for name in names]
+    if spec.endswith(".toml"):
+        return []
+    return [path for _, path in CODE.findall(spec)]
 
 
 def with_files(spec: str, resolve: Callable[[str], str]) -> str:
     """The SPEC with its code files' paths replaced by `resolve(path)`."""
-    items = spec.split(",")
-    for item in _code_items(spec):
-        start = DISCIPLINE if item.startswith(DISCIPLINE) else ""
-        path, _, name = item.removeprefix(start).rpartition(".py:")
-        items[items.index(item)] = f"{start}{resolve(path + '.py')}:{name}"
-    return ",".join(items)
-
-
-DISCIPLINE = "discipline="
-
-
-def _code_items(spec: str) -> list[str]:
-    """Items of a SPEC that name code: the first, and a discipline."""
     if spec.endswith(".toml"):
-        return []
-    first, *items = spec.split(",")
-    code = [first, *(item for item in items if item.startswith(DISCIPLINE))]
-    return [item for item in code if is_file(item)]
+        return spec
+    return CODE.sub(lambda match: match[1] + resolve(match[2]), spec)
 
 
 def _name_and_value(head: str) -> tuple[str, str | None]:
@@ -167,11 +134,8 @@ def _said(spec: str) -> str:
 
 
 def settings_of(policy: Policy) -> dict[str, Any]:
-    """All fields by name, as `parse` takes them, and a discipline's code if a SPEC named it."""
-    values = {f.name: getattr(getattr(policy, axis), f.name) for axis in AXES for f in fields(getattr(policy, axis))}
-    if policy.discipline_code:
-        values["discipline"] = policy.discipline_code
-    return values
+    """All fields by name, as `parse` takes them."""
+    return {f.name: getattr(getattr(policy, axis), f.name) for axis in AXES for f in fields(getattr(policy, axis))}
 
 
 def to_toml(policy: Policy, preset: str, allow_code: AllowedCode = NO_CODE) -> str:
@@ -187,14 +151,18 @@ def to_toml(policy: Policy, preset: str, allow_code: AllowedCode = NO_CODE) -> s
 
 
 def preset_of(name: str, spec: str = "", allow_code: AllowedCode = NO_CODE) -> Preset:
-    """A preset by name; PolicyError lists the known ones, CodeError refuses a file not in `allow_code`.
+    """A preset by name, with a discipline if `name_of` gave one.
 
-    Only this function loads a policy's code.
+    PolicyError lists the known ones, CodeError refuses a file not in `allow_code`. Only this function loads a policy's
+    code.
     """
     spec = spec or name
+    asker = f"policy {_said(spec)}"
+    name, under, discipline = name.partition(f",{DISCIPLINE}=")
+    if under:
+        return _under(preset_of(name, spec, allow_code), discipline, asker, allow_code)
     if name in PRESETS:
         return PRESETS[name]
-    asker = f"policy {_said(spec)}"
     if is_file(name):
         value = from_file(name, (Preset, Policy), "policies", asker, allow_code)
         if isinstance(value, Policy):
@@ -205,6 +173,26 @@ def preset_of(name: str, spec: str = "", allow_code: AllowedCode = NO_CODE) -> P
     check_names_object(name, asker, "policy", "POLICY")
     raise PolicyError(
         f"{asker}: no preset is named {quoted(name)}{_hint(name, PRESETS)}; there are {', '.join(PRESETS)}"
+    )
+
+
+def _under(preset: Preset, name: str, asker: str, allow_code: AllowedCode) -> Preset:
+    """A preset under the discipline of a file's Preset, Policy or Discipline, which brings its search space."""
+    check_names_object(name, asker, "discipline", "POLICY")
+    if not is_file(name):
+        raise PolicyError(f"{asker}: {DISCIPLINE} is {quoted(name)}, expected path/to/file.py:NAME")
+    value = from_file(name, (Preset, Policy, Discipline), "policies and disciplines", asker, allow_code)
+    space: Mapping[str, Any] = {}
+    if isinstance(value, Preset):
+        value, space = value.policy, value.space or {}
+    if isinstance(value, Policy):
+        value = value.discipline
+    if not isinstance(value, Discipline) or not value.questions:
+        raise PolicyError(f"{asker}: {name} is a {type(value).__name__}, expected a discipline that answers a question")
+    names = {f.name for f in fields(value)}
+    space = {field: choices for field, choices in space.items() if field in names}
+    return replace(
+        preset, policy=replace(preset.policy, discipline=value), space={**(preset.space or {}), **space} or None
     )
 
 
@@ -222,6 +210,8 @@ def _named_in_toml(path: str) -> tuple[str, dict[str, Any]]:
         raise PolicyError(f"{path}: cannot be read as TOML: {cut(e)}") from None
     table.pop("replicas", None)  # results/world.py reads it
     name = table.pop("policy", None)
+    if DISCIPLINE in table:
+        name = f"{name},{DISCIPLINE}={table.pop(DISCIPLINE)}"
     if not isinstance(name, str):
         raise PolicyError(f'{path}: `policy` is {quoted(name)}, expected a preset\'s name such as "optimus"')
     return name, table

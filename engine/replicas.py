@@ -114,7 +114,10 @@ class Replicas:
                 return False  # by `core._serve` as place 0, where no replica need be
             engine = self.engines[place]
             assert engine is not None
-            if not engine.goes_on(reason, recorder) or self.num_taken >= limit:
+            goes_on = engine.goes_on(reason, recorder, draws)
+            if engine.withheld:
+                self.due[place] = engine.clock
+            if not goes_on or self.num_taken >= limit:
                 return False
 
     def add_bins(self, totals: StepTotals) -> None:

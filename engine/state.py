@@ -19,6 +19,7 @@ COMPLETED, REJECTED, UNFINISHED, CANCELLED = 0, 1, 2, 3  # status; places in jou
 EMIT_BLOCK, EMIT_STEP, EMIT_END = 0, 1, 2  # when clients get tokens; places in EMIT
 NOTHING, PREFILL_STEP, DECODE_STEP, ASK_AGAIN = 0, 1, 2, 3  # what runs next, or the discipline is asked for one more
 AT_BLOCK, IGNORED = 0, 1  # where an EOS ends a request; places in unmasking.EOS
+NEVER = 2**62  # more requests than can wait
 NO, UNTIL_A_REQUEST, WHATEVER = 0, 1, 2  # how long a decision stays the same (hooks.steady)
 # A row's part in a step; step.Phase.
 PREFILL, DENOISE, FLUSH, IDLE, FULL, PACK, REUSE, REFRESH_RESPONSE, REFRESH_PROMPT, PARTIAL = range(10)
@@ -82,6 +83,8 @@ class Counters(Record):
     clock: F8  # s, reached
     fruitless: I8  # since the last commit or completion: steps without prefill or with preemption
     stalled: Bool  # steps or a row will never make progress
+    ask_from: I8  # waiting requests from which a decision asks the discipline
+    is_asked: Bool  # about the coming decision
     # The step in flight.
     kind: I8
     now: F8
@@ -315,6 +318,7 @@ def new_replica(fixed: Any, requests: Any, asked: Asked, arrival: Any) -> Replic
     """A replica without sequences; fixed: one REPLICA in an array."""
     counters = np.zeros(1, COUNTERS)
     counters["num_group"] = -1
+    counters["ask_from"] = NEVER
     counters["step_min"] = counters["gap_min"] = np.inf
     counters["step_max"] = counters["gap_max"] = -np.inf
     width = int(fixed["width"][0])

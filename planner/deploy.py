@@ -10,20 +10,22 @@ from typing import Any
 
 from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.part import Preset
-from ..engine.policy import name_of, named_fields, parse, preset_of, settings_of
+from ..engine.policy import files_of, name_of, named_fields, parse, preset_of, settings_of, with_files
 from ..files.read import read_toml
 from ..profiler.hardware import product_of
 from ..profiler.models import CHECKPOINTS
 from ..profiler.precision import BITS, Precision
 from ..profiler.profile import Device, Profile
 from ..report.table import counted
-from .candidate import beyond_tested, spelt
+from .candidate import beyond_tested, spelt, with_fields
 
 IN_FILE, IN_JSON = "config:", "json:"  # flag prefixes: a key of the engine's file, or of a JSON object
 CONFIG = "dllm.yaml"
 UNROUTED = "random"  # router of the written files: a Kubernetes Service draws a replica for each connection
 CLOSE = 0.04  # relative, of weights' bytes
 LAUNCH_FILES = ("launch.sh", "kubernetes.yaml")
+# Of a clone of dsim, into the engine's environment or image.
+PIP = "pip install . ./hooks"
 # Published checkpoints, by model and weights (precisions-and-cards.md 1.2).
 QUANTISED = {
     ("DiffusionGemma-26B-A4B", "fp8"): "RedHatAI/diffusiongemma-26B-A4B-it-FP8-dynamic",
@@ -46,6 +48,7 @@ class Engine:
     context: str  # flag of a request's most tokens
     keys: str  # arguments for keys and values of 8 bits
     share: float  # of `memory`, by default; 0: chosen by the engine
+    discipline: str = ""  # arguments before the JSON that names a policy's discipline; empty: it takes none
     attention: str = ""  # for heads of 512 where FlashAttention 4 does not run (precisions-and-cards.md 3.2)
     defaults: Mapping[str, Any] = field(default_factory=dict)  # the release's, where a preset has others
     config: str = ""  # flag of CONFIG
@@ -64,6 +67,8 @@ def not_served(preset: Preset, profile: Profile) -> str:
     engine, device = ENGINES.get(preset.engine), profile.device
     if engine is not None and device.compute_capability.startswith("gfx"):
         return f"no image of {engine} for AMD's {device.name} is known"
+    if engine is not None and preset.policy.discipline.questions and not engine.discipline:
+        return f"{engine} takes no discipline from outside"
     # gemma4_renoise.py:95 of 0.5.23
     if preset.engine == "sglang" and profile.family == "canvas" and weights_of(profile) != "bf16":
         return f"SGLang 0.5.23 refuses a quantised DiffusionGemma, and {profile.name} has {weights_of(profile)} weights"
@@ -106,14 +111,22 @@ class Deployment:
     product: str  # a node's label of the GPU; empty: unknown
     spare: int
     untested: tuple[str, ...]  # settings beyond what the engine is tested with
+    code: Mapping[str, str]  # a discipline's file, by name
 
     @property
     def shell(self) -> str:
         return shlex.join([*self.command, self.port_flag, "8000"])
 
     @property
-    def config_file(self) -> str:
-        return "".join(f"{name}: {spelt(value)}\n" for name, value in self.config.items())
+    def start(self) -> tuple[str, ...]:
+        """Lines for a shell: what a discipline needs first, and the command."""
+        return (*[PIP] * bool(self.code), self.shell)
+
+    @property
+    def beside(self) -> dict[str, str]:
+        """Files in the folder that the engine starts in."""
+        config = "".join(f"{name}: {spelt(value)}\n" for name, value in self.config.items())
+        return {**({CONFIG: config} if config else {}), **self.code}
 
     def files(self) -> dict[str, str]:
         """By name: script, manifest, and the engine's file, if any."""
@@ -121,15 +134,13 @@ class Deployment:
 
         command = [*self.command, *self.everywhere.split(), self.port_flag, "8000"]
         words = shlex.join([*self.command, self.port_flag])
-        values = {**vars(self), "head": self._head(), "words": words, "config": self.config_file, "command": command}
+        values = {**vars(self), "head": self._head(), "words": words, "beside": self.beside, "command": command}
         loader = jinja2.FileSystemLoader(Path(__file__).with_name("deploy_templates"))
         environment = jinja2.Environment(loader=loader, trim_blocks=True, keep_trailing_newline=True)
         environment.undefined = jinja2.StrictUndefined
         environment.filters["json"] = json.dumps
         texts = {name: environment.get_template(name).render(values) for name in LAUNCH_FILES}
-        if self.config:
-            texts[CONFIG] = self.config_file
-        return texts
+        return {**texts, **self.beside}
 
     def _head(self) -> str:
         fleet = f"{counted(self.replicas, 'replica')} of {counted(self.gpus, 'GPU')}"
@@ -138,6 +149,7 @@ class Deployment:
             lines.append(f"spare replicas: {self.spare}; the SLOs are met without them")
         lines += [*self.untested, *(f"{flag}: {reason}" for flag, reason in self.differs.items())]
         lines += [f"no flag sets: {text}" for text in self.unset]
+        lines += [f"first, in the engine's environment or image, from a clone of dsim: {PIP}"] * bool(self.code)
         # One line each: these files are executed, and model names may hold line breaks.
         return "\n".join(f"# {' '.join(line.split())}" for line in lines)
 
@@ -185,6 +197,10 @@ def deployment_of(
         flags.write(engine.attention, "the engine's recipe, for heads of 512 on this GPU")
     if flags.config:
         flags.write(f"{engine.config} {CONFIG}", "the algorithm's settings, as replayed")
+    code = {}
+    if preset.policy.discipline.questions:
+        flags.add_discipline(spec, allow_code)
+        code = {Path(path).name: Path(path).read_text(encoding="utf-8") for path in files_of(spec)}
     if flags.drafts_by_model:
         flags.unset.append("the draft model: `model` of --speculative-config")
     return Deployment(
@@ -203,6 +219,7 @@ def deployment_of(
         product=product_of(device.name),
         spare=spare,
         untested=beyond_tested(spec, allow_code),
+        code=code,
     )
 
 
@@ -252,9 +269,19 @@ class _Flags:
             self.words += [option, json.dumps(values)]
             self.differs[f"{option} {json.dumps(values)}"] = "as replayed; not the release's"
         for name, usual in settings_of(preset.policy).items():
-            if name not in preset.flags and settings[name] != usual:
+            if name not in {*preset.flags, *vars(preset.policy.discipline)} and settings[name] != usual:
                 self.unset.append(f"{name}={spelt(settings[name])}")
         self.drafts_by_model = "drafter" in preset.flags and settings["drafter"] != "ngram"
+
+    def add_discipline(self, spec: str, allow_code: AllowedCode) -> None:
+        """The discipline's file, which lies beside the engine, and its fields."""
+        fields = vars(parse(spec, allow_code).discipline)
+        usual = vars(self._preset.policy.discipline)
+        changed = {name: value for name, value in fields.items() if value != usual[name]}
+        policy = with_fields(with_files(name_of(spec), lambda path: f"./{Path(path).name}"), changed)
+        words = self._engine.discipline.split()
+        self.words += [*words, json.dumps({"dsim_policy": policy})]
+        self.differs[" ".join(words[:2])] = "the policy's own order, limits and caps, inside the engine"
 
     def _reason(self, name: str, default: Any) -> str:
         if name == "gpus":

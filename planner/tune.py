@@ -24,6 +24,7 @@ from ..sim.scalers import FIXED
 from .backend import Pool
 from .candidate import Candidate, nearest_first, policy_toml
 from .contents import asked_of, digest
+from .deploy import deployment_of
 from .memo import FILES as STORE_FILES
 from .memo import STORE, StoreFolder
 from .objective import OBJECTIVES, Evaluator, Part, ReplayOutcome
@@ -81,6 +82,7 @@ class Tuned(Result):
     implementations: tuple[str, ...]  # that price the compared settings
     doubted: tuple[str, ...]  # of the recommendation's steps, by its profile
     run: str  # the command that replays the recommendation
+    launch: tuple[str, ...]  # lines for a shell that start a replica of it; empty: no released engine is known to
     policy_toml: str = field(default="", metadata=NOT_STORED)  # the recommendation's file for `--policy`
     compared: tuple[World, ...] = field(default=(), metadata=NOT_STORED)  # recommended, winner, default
 
@@ -188,6 +190,9 @@ def tune(
     value, value_today = (search.outcomes[candidate].value for candidate in (winner, default))
     fleet = recommended.world
     replicas = ["--replicas", str(fleet.replicas)] if fleet.replicas > 1 else []
+    spec, profile = fleet.policy, compared[0].base_profile()
+    longest = int((requests.input_length + requests.limit).max())
+    deployment = deployment_of(spec, profile, fleet.replicas, allow_code=fleet.allow_code, context=longest)
     tuned = Tuned(
         objective=objective,
         unit=OBJECTIVES[objective],
@@ -205,6 +210,7 @@ def tune(
         doubted=doubts_of(compared[0], requests),
         implementations=tuple(setting.base_profile().implementation for setting in compared),
         run=shlex.join(["dsim", "replay", world.trace, "--policy", fleet.policy, *replicas, *traffic_words]),
+        launch=deployment.start if deployment else (),
         policy_toml=policy_toml(fleet.policy, fleet.replicas, fleet.allow_code),
         compared=tuple(compared),
     )

@@ -383,7 +383,7 @@ def _deploy(planned: "Planned") -> list[Block]:
     if launch is None:
         return [*blocks, _loud("No released engine is known to run this policy: the file is for dsim's own engine.")]
     size = f"{launch.weights} weights, {counted(launch.gpus, 'GPU')} a replica; {counted(launch.replicas, 'replica')}"
-    blocks += [_loud(f"{launch.engine} ({launch.image}), {size}, {launch.spare} of them spare:"), Code((launch.shell,))]
+    blocks += [_loud(f"{launch.engine} ({launch.image}), {size}, {launch.spare} of them spare:"), Code(launch.start)]
     if launch.config:
         fields = tuple(f"{name}: {value}" for name, value in launch.config.items())
         blocks += [_loud("  with a file dllm.yaml of"), Code(fields, indent="    ")]

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..results.metrics import LATENCIES, METRICS, Metric, led_by, path
 from .chart import COLOURS, INK, LINES, Chart, colour, logarithmic
-from .page import Figure, Number, Page, Row, Section, Table, Words, estimate, numbers, priced_apart, table
+from .page import Block, Code, Figure, Number, Page, Row, Section, Table, Words, estimate, numbers, priced_apart, table
 from .run import front_end
 from .table import counted, number, percent, plus_minus
 
@@ -67,11 +67,17 @@ def tune_page(tuned: "Tuned") -> Page:
         numbers=_numbers_of(tuned, tuned.recommended),
         chart=Figure("history", "Trials", about, _history(tuned)),
         facts=tuple((name, value) for name, value in facts.items() if value),
-        sections=(Section("Confirmed", (roles, _confirmed(tuned), Words((f"Run it: {tuned.run}",)))),),
+        sections=(Section("Confirmed", (roles, _confirmed(tuned), Words((f"Run it: {tuned.run}",)), *_launch(tuned))),),
         notes=tuned.notes,
         command=setup.command,
         version=setup.dsim,
     )
+
+
+def _launch(tuned: "Tuned") -> list[Block]:
+    if not tuned.launch:
+        return []
+    return [Words(("Start a replica of it:",)), Code(tuned.launch)]
 
 
 def _found(tuned: "Tuned") -> str:

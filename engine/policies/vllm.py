@@ -157,8 +157,7 @@ class TokenBudget(Scheduler):
         return replace(self, max_num_batched_tokens=tokens)
 
     def numbers(self, policy: Policy) -> dict[str, int]:
-        asks = bool(policy.discipline.questions)
-        return {"max_num_batched_tokens": self.most_tokens, "late": True, "asks": asks}
+        return {"max_num_batched_tokens": self.most_tokens, "late": True}
 
     def record(self, policy: Policy) -> dict[str, int]:
         return {"most_admitted": UNLIMITED, "most_prompt_tokens": UNLIMITED}
@@ -252,7 +251,7 @@ def decide_budget(replica: Replica, policy: BudgetState) -> int:
                 begin_row(replica, policy, slot)
             if not fields.async_scheduling:
                 return kind
-        asks_again = not ahead and fields.asks and fields.async_scheduling
+        asks_again = not ahead and fields.async_scheduling and counters.num_waiting >= counters.ask_from
         target = ROWS
         if ahead or asks_again:
             target = NEXT

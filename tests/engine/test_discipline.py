@@ -57,7 +57,7 @@ def test_a_decision_ahead_is_asked_for_itself_with_what_is_known_by_then() -> No
 
     w = asked(World(under(AHEAD, most_admitted=one)), (2, 4), (2, 4), (2, 4))
     assert steps(w, 3) == ["prefill 0P2/2", "decode 0D1/3 1P2/2", "decode 0D1/4 1D1/3 2P2/2"]
-    assert views == [(0.0, 3, 0), (0.0, 2, 1), (1.0, 1, 2), (2.0, 0, 3)]
+    assert views == [(0.0, 3, 0), (0.0, 2, 1), (1.0, 1, 2)]  # it is not asked where nobody waits
 
 
 @pytest.mark.parametrize("spec", [SYNC, AHEAD])
@@ -115,11 +115,11 @@ def test_denoising_steps_are_capped_at_admission_or_as_they_run() -> None:
     assert forwards(crowded) == [2 * (2 + 1) + ahead, 2 * (2 + 1) + ahead, free[2]]
 
 
-def test_a_discipline_that_lets_nothing_run_is_asked_again_each_millisecond_and_not_for_ever() -> None:
+def test_a_discipline_that_lets_nothing_run_is_asked_again_soon_and_not_for_ever() -> None:
     policy = under(SYNC, holds=lambda view: view.waiting().age < 0.25)
     trace = toy_trace([0.0, 10.0], [2, 2], [2, 2])
     waited = simulate(trace, Setting(policy, toy_profile())).table["scheduled"] - trace.arrival
-    assert ((waited > 0.2499) & (waited < 0.2511)).all()
+    assert ((waited > 0.2499) & (waited < 0.2536)).all()
     never = under(SYNC, most_admitted=lambda view: 0)
     with pytest.raises(PolicyError, match="Answers lets nothing run for 60 s, and 0 run and 2 wait"):
         simulate(trace, Setting(never, toy_profile()))

@@ -43,6 +43,26 @@ def test_a_policy_of_no_known_engine_has_no_command(tmp_path: Path) -> None:
     assert deployment_of(f"{file}:POLICY", SDAR, allow_code=allowed([str(file)])) is None
 
 
+def test_a_discipline_goes_with_the_command_and_its_file_with_the_folder(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "policies" / "dws.py"
+    code = allowed([str(example)])
+    spec = f"vllm-ar:64,discipline={example}:POLICY,patience=0.5"
+    found = deployed(spec, QWEN, 2, allow_code=code)
+    assert found.start[0] == "pip install . ./hooks"
+    assert found.start[1] == (
+        "vllm serve Qwen/Qwen3-8B --max-num-seqs 64 --gpu-memory-utilization 0.9 --scheduler-cls "
+        "dsim_hooks.vllm.policy_scheduler --additional-config "
+        """'{"dsim_policy": "vllm-ar,discipline=./dws.py:POLICY,patience=0.5"}' --port 8000"""
+    )
+    files = found.files()
+    assert files["dws.py"] == example.read_text()
+    config, *_ = yaml.safe_load_all(files["kubernetes.yaml"])
+    assert config["data"] == {"dws.py": example.read_text()}
+    assert "patience" not in " ".join(found.unset)
+    named = f"lmdeploy-bd32,discipline={example}:POLICY"
+    assert deployment_of(named, SDAR, allow_code=code) is None
+
+
 def test_a_command_is_whole_and_has_only_what_differs_from_the_defaults() -> None:
     found = deployed("vllm-diffusion,max_num_seqs=24", VLLM, 4, context=6300)
     assert found.shell == (
