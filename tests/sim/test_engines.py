@@ -45,8 +45,8 @@ PAGED = replace(PROFILE, memory=replace(PROFILE.memory, window_bytes_per_token=3
 SPECS = (
     "vllm-ar,page_size=8",
     "vllm-ar,page_size=1,async_scheduling=false,long_prefill_token_threshold=5",
-    "vllm-ar-spec:3,page_size=4",
-    "vllm-ar-spec:2,page_size=3,async_scheduling=false,acceptance=0.9",
+    "vllm-ar,drafter=dflash,num_speculative_tokens=3,page_size=4",
+    "vllm-ar,drafter=eagle,num_speculative_tokens=2,page_size=3,async_scheduling=false,acceptance=0.9",
     "vllm-diffusion,canvas_length=4,page_size=3",
     "vllm-diffusion,canvas_length=4,page_size=8,async_scheduling=false,long_prefill_token_threshold=5",
     "sglang-fdfo,block_length=4,page_size=4",
