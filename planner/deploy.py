@@ -22,6 +22,8 @@ from .candidate import beyond_tested, spelt
 IN_FILE, IN_JSON = "config:", "json:"  # flag prefixes: a key of the engine's file, or of a JSON object
 CONFIG = "dllm.yaml"
 UNROUTED = "random"  # router of the written files: a Kubernetes Service draws a replica for each connection
+DRAFTS = "--speculative-config"
+DRAFT_MODEL = "DRAFT_MODEL"
 CLOSE = 0.04  # relative, of weights' bytes
 LAUNCH_FILES = ("launch.sh", "kubernetes.yaml")
 # Published checkpoints, by model and weights (precisions-and-cards.md 1.2).
@@ -186,7 +188,7 @@ def deployment_of(
     if flags.config:
         flags.write(f"{engine.config} {CONFIG}", "the algorithm's settings, as replayed")
     if flags.drafts_by_model:
-        flags.unset.append("the draft model: `model` of --speculative-config")
+        flags.unset.append(f"the drafter's checkpoint: replace {DRAFT_MODEL} by its name or path")
     return Deployment(
         engine=str(engine),
         image=engine.image,
@@ -226,7 +228,8 @@ class _Flags:
 
     def add_settings(self, spec: str, allow_code: AllowedCode, gpus: int) -> None:
         """A SPEC's fields, but those that the release has by default."""
-        preset, settings = self._preset, {**settings_of(parse(spec, allow_code)), "gpus": gpus}
+        policy, preset = parse(spec, allow_code), self._preset
+        settings = {**settings_of(policy), "gpus": gpus}
         objects: dict[str, dict[str, Any]] = {}  # by flag, in JSON
         for name, flag in preset.flags.items():
             value, default = settings.get(name), self._defaults.get(name)
@@ -239,7 +242,7 @@ class _Flags:
                 self.config[flag.removeprefix(IN_FILE)] = value
             elif flag.startswith(IN_JSON):
                 option, _, key = flag.removeprefix(IN_JSON).partition(".")
-                if value != default or option == "--speculative-config":
+                if value != default and option != DRAFTS:
                     objects.setdefault(option, {})[key] = value
             elif value != default or not self._engine.defaults_known:
                 if isinstance(value, bool):
@@ -248,13 +251,16 @@ class _Flags:
                 else:
                     words = f"{flag} {value}"
                 self.write(words, self._reason(name, default))
+        if drafts := (policy.width - 1) * (policy.commits_by == "acceptance"):
+            self.drafts_by_model = settings["drafter"] != "ngram"
+            named = {"model": DRAFT_MODEL} if self.drafts_by_model else {}
+            objects[DRAFTS] = {"method": settings["drafter"], **named, "num_speculative_tokens": drafts}
         for option, values in objects.items():
             self.words += [option, json.dumps(values)]
             self.differs[f"{option} {json.dumps(values)}"] = "as replayed; not the release's"
         for name, usual in settings_of(preset.policy).items():
             if name not in preset.flags and settings[name] != usual:
                 self.unset.append(f"{name}={spelt(settings[name])}")
-        self.drafts_by_model = "drafter" in preset.flags and settings["drafter"] != "ngram"
 
     def _reason(self, name: str, default: Any) -> str:
         if name == "gpus":
