@@ -407,7 +407,7 @@ class Tokens(Autoregressive):
     num_speculative_tokens: Annotated[
         int | None,
         Range(0, 63),
-        "drafts per step; none: as many as acceptance has values, if several, else 15 of dflash, 7 of dspark, 3",
+        "drafts per step; none: as many as acceptance has values, if several, else 15 (dflash), 7 (dspark) or 3",
     ] = None
     acceptance: Annotated[
         tuple[float, ...],

@@ -159,7 +159,7 @@ def test_an_engine_keeps_its_accounts_at_every_step(
     assert t["num_computed"].sum() == totals.tokens
     assert totals.tokens + totals.prefill_tokens == sum(p.features.tokens for p in d.plans)
     # Looking ahead, a limit is seen coming, but where drafts that are accepted bring it nearer, and behind a canvas.
-    if not eos and name_of(spec) == "vllm-ar":
+    if not eos and name_of(spec) == "vllm-ar" and policy.width == 1:
         idle = [r for p in d.plans for r in p.requests[p.phases == Phase.IDLE].tolist()]
         assert (trace.output_length[idle] == 0).all()
 
