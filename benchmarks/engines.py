@@ -114,7 +114,7 @@ BATCHES = {
 # tok/s by clients (6.4).
 STREAMS = {
     "ar": (QWEN, {1: 149.0, 64: 5794.0}),
-    "vllm-ar-spec:3,acceptance=0.5": (DRAFTS, {1: 272.0, 64: 6414.0}),
+    "vllm-ar,drafter=eagle,acceptance=0.5": (DRAFTS, {1: 272.0, 64: 6414.0}),
 }
 # tok/s by clients: gsm8k, prompts of 64 tokens, never cached (6.2).
 EDITED = {1: 592.0, 16: 2451.0, 128: 3412.0}

@@ -91,6 +91,7 @@ class StepRow(Record):
     evicted_sampled: I4
     window_q_kv: I8  # as sum_q_kv and sum_kv, in layers with a window; 0: none
     window_kv: I8
+    draft_tokens: I4  # positions of the draft forward behind it; 0: none
     threshold: F8  # of a decode step that chose it; NaN: did not
 
 
@@ -312,6 +313,7 @@ def record_step(replica: Replica, policy: AnyPolicy, journal: Journal) -> bool:
     step.evicted_sampled = counters.sampled_rows - counters.left_sampled if counters.evicting else 0
     step.window_q_kv = counters.window_q_kv
     step.window_kv = counters.window_kv
+    step.draft_tokens = counters.draft_tokens
     step.threshold = np.nan if step.prefill else policy.thresholds[counters.threshold]
     filled.steps += 1
     filled.rows += counters.num_rows

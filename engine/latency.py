@@ -29,6 +29,11 @@ TERMS = {
     "sample": "bytes",
     "walk": "bytes",
     "window_walk": "bytes",
+    "draft_step": "bytes",
+    "draft_token": "products",
+    "draft_context": "products",
+    "draft_kv_read": "bytes",
+    "draft_serial": "bytes",
     "eviction": "bytes",
     "launch": "host",
     "host_step": "host",
@@ -55,6 +60,7 @@ class Features(NamedTuple):
     num_forwards: int = 1  # a long prompt's chunks
     window_q_kv: int = 0  # sum_q_kv in a layer with a window; 0: none
     window_kv: int = 0  # sum_kv in such a layer
+    draft_tokens: int = 0  # positions of the draft forward behind it; 0: none
 
     @property
     def continues(self) -> bool:
@@ -152,6 +158,15 @@ def _walk(cost: "LatencyModel", step: Counters) -> float:
 
 
 @rule
+def _drafting(cost: "LatencyModel", step: Counters) -> float:
+    """A block drafter's time behind a step (s)."""
+    if step.draft_tokens == 0:
+        return 0.0
+    forward = max(cost.draft_step, cost.draft_token * step.draft_tokens) + cost.draft_kv_read * step.sum_kv
+    return forward + cost.draft_context * step.tokens + cost.draft_serial * (step.draft_tokens / step.batch)
+
+
+@rule
 def seconds(knots: Knots, cost: "LatencyModel", step: Counters) -> float:
     """A step's latency by its features (s): LatencyModel's formula."""
     n, tokens, pairs, keys = step.num_forwards, step.tokens, step.sum_q_kv, step.sum_kv
@@ -181,7 +196,7 @@ def seconds(knots: Knots, cost: "LatencyModel", step: Counters) -> float:
     if share > 0.0:
         layers = share * _layers(knots, cost, n, early_tokens, early_pairs, early_keys) + (1.0 - share) * layers
     device = layers + _windows(cost, step)
-    device += _walk(cost, step)
+    device += _walk(cost, step) + _drafting(cost, step)
     device = device + cost.sequence * sequences + cost.head * head + cost.sample * sampled
     if step.continues:
         latency = max(launch, device)
@@ -224,6 +239,11 @@ class LatencyModel:
     A pair beyond a key's first DENSE_FROM queries counts as `dense`. Queries per key are the step's mean, sum_q_kv /
     sum_kv: exact for equal rows, too slow if few rows have many.
 
+    A step whose drafts a block drafter makes also takes
+
+        max(draft_step, draft_token * draft_tokens) + draft_context * tokens + draft_kv_read * sum_kv
+            + draft_serial * draft_tokens / batch
+
     With `walk_rows`, attention takes at least the mean row's keys per started `walk_rows` rows (`window_walk_rows` in
     layers with a window): a kernel block walks one row's keys, so few rows leave the device idle.
 
@@ -257,6 +277,11 @@ class LatencyModel:
     window_walk: float = 0.0  # ... in layers with a window, and window_walk_rows rows
     walk_rows: int = 0  # rows that attention walks at once; 0: no such floor
     window_walk_rows: int = 0  # ... in layers with a window; 0: walk_rows
+    draft_step: float = 0.0  # s per draft forward, at least
+    draft_token: float = 0.0  # s per position of a draft forward
+    draft_context: float = 0.0  # s per token whose keys and values the drafter takes from the model
+    draft_kv_read: float = 0.0  # s per visible key, all layers of the drafter
+    draft_serial: float = 0.0  # s per position of a row's block, one after the other
 
     def exposed(self) -> "LatencyModel":
         """The model without hidden host time."""

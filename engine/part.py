@@ -1,6 +1,7 @@
 """A policy and its parts: what each part declares, and which of the engine's questions it answers."""
 
 import dataclasses
+import sys
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -235,6 +236,7 @@ class Granularity(Part):
     whole_block = False  # every position, every step
     sized_by_block = ""  # field that is at most the block length
     needs_latency = False  # chooses by steps' cost
+    drafts_blocks = False  # a drafter with keys and values of its own runs beside it
     obs = False  # windows may reach into the next block
     under_budget = False  # a token budget can schedule it
     on_a_grid = True  # blocks begin at multiples of their length
@@ -244,6 +246,15 @@ class Granularity(Part):
     def num_columns(self) -> int:
         """Columns of a window: a block, or two with `obs`."""
         return self.block_length * (2 if self.obs else 1)
+
+    @property
+    def idle(self) -> frozenset[str]:
+        """Fields without effect beside the values of the others."""
+        return frozenset()
+
+    def most_rows(self, policy: "Policy") -> int:
+        """Most running sequences that its forwards have room for."""
+        return sys.maxsize
 
     def select(self, view: "View", rows: Rows) -> npt.NDArray[np.bool_]:
         """Positions that each row computes, [rows, width] bool; plain NumPy, once a step."""

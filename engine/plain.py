@@ -89,7 +89,7 @@ def bounds_of(kind: type) -> Mapping[str, tuple[Range | Choice, bool]]:
 def words_of(kind: Any) -> str:
     """The kind of a policy's field, in words."""
     if typing.get_origin(kind) is tuple:
-        return "whole numbers such as 2/8/32"
+        return {int: "whole numbers such as 2/8/32", float: "numbers such as 0.6/0.4"}[typing.get_args(kind)[0]]
     return FIELD_WORDS.get(kind, "a number or none")
 
 

@@ -259,9 +259,12 @@ def _convert(spec: str, owner: type, name: str, value: Any) -> Any:
 
 def _converted(kind: Any, value: Any) -> Any:
     if typing.get_origin(kind) is tuple:
+        item = typing.get_args(kind)[0]
         if isinstance(value, str):
             value = value.split("/")
-        return tuple(min(int(v), MAX_NUMBER) for v in value)
+        if isinstance(value, int | float):
+            value = [value]
+        return tuple(plain(item(v), item) for v in value)
     if isinstance(value, str):
         if kind is bool:
             return {"true": True, "false": False}[value.lower()]

@@ -73,6 +73,7 @@ class Counters(Record):
     num_freed: I8
     num_done: I8
     next_kind: I8  # decided ahead
+    next_draft_tokens: I8  # ... draft_tokens
     loops_left: I8  # steps of the frozen group
     pages_held: I8
     expected_tokens: I8  # to prefill or expected to be returned, of unfinished requests
@@ -105,6 +106,7 @@ class Counters(Record):
     num_forwards: I8
     window_q_kv: I8
     window_kv: I8
+    draft_tokens: I8  # positions of the draft forward behind it; 0: none
     continues: Bool
     evicting: Bool
     # A first layer that computes more than the others, or 0.

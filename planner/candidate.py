@@ -57,12 +57,13 @@ def changed_fields(spec: str, allow_code: AllowedCode = NO_CODE) -> dict[str, st
     preset = name_of(spec)
     preset_values = settings_of(preset_of(preset, spec, allow_code).policy)
     try:
-        values = settings_of(parse(spec, allow_code))
+        policy = parse(spec, allow_code)
     except PolicyError:
         if spec.split(",")[0] != preset:  # a TOML file, or an invalid main field
             raise
         pairs = (item.partition("=") for item in spec.split(",")[1:])
         return {name: value for name, _, value in pairs}
+    values = {name: value for name, value in settings_of(policy).items() if name not in policy.granularity.idle}
     return {name: spelt(value) for name, value in values.items() if value != preset_values[name]}
 
 

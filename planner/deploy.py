@@ -22,6 +22,8 @@ from .candidate import beyond_tested, spelt, with_fields
 IN_FILE, IN_JSON = "config:", "json:"  # flag prefixes: a key of the engine's file, or of a JSON object
 CONFIG = "dllm.yaml"
 UNROUTED = "random"  # router of the written files: a Kubernetes Service draws a replica for each connection
+DRAFTS = "--speculative-config"
+DRAFT_MODEL = "DRAFT_MODEL"
 CLOSE = 0.04  # relative, of weights' bytes
 LAUNCH_FILES = ("launch.sh", "kubernetes.yaml")
 # Of a clone of dsim, into the engine's environment or image.
@@ -202,7 +204,7 @@ def deployment_of(
         flags.add_discipline(spec, allow_code)
         code = {Path(path).name: Path(path).read_text(encoding="utf-8") for path in files_of(spec)}
     if flags.drafts_by_model:
-        flags.unset.append("the draft model: `model` of --speculative-config")
+        flags.unset.append(f"the drafter's checkpoint: replace {DRAFT_MODEL} by its name or path")
     return Deployment(
         engine=str(engine),
         image=engine.image,
@@ -243,7 +245,8 @@ class _Flags:
 
     def add_settings(self, spec: str, allow_code: AllowedCode, gpus: int) -> None:
         """A SPEC's fields, but those that the release has by default."""
-        preset, settings = self._preset, {**settings_of(parse(spec, allow_code)), "gpus": gpus}
+        policy, preset = parse(spec, allow_code), self._preset
+        settings = {**settings_of(policy), "gpus": gpus}
         objects: dict[str, dict[str, Any]] = {}  # by flag, in JSON
         for name, flag in preset.flags.items():
             value, default = settings.get(name), self._defaults.get(name)
@@ -256,7 +259,7 @@ class _Flags:
                 self.config[flag.removeprefix(IN_FILE)] = value
             elif flag.startswith(IN_JSON):
                 option, _, key = flag.removeprefix(IN_JSON).partition(".")
-                if value != default or option == "--speculative-config":
+                if value != default and option != DRAFTS:
                     objects.setdefault(option, {})[key] = value
             elif value != default or not self._engine.defaults_known:
                 if isinstance(value, bool):
@@ -265,13 +268,16 @@ class _Flags:
                 else:
                     words = f"{flag} {value}"
                 self.write(words, self._reason(name, default))
+        if drafts := (policy.width - 1) * (policy.commits_by == "acceptance"):
+            self.drafts_by_model = settings["drafter"] != "ngram"
+            named = {"model": DRAFT_MODEL} if self.drafts_by_model else {}
+            objects[DRAFTS] = {"method": settings["drafter"], **named, "num_speculative_tokens": drafts}
         for option, values in objects.items():
             self.words += [option, json.dumps(values)]
             self.differs[f"{option} {json.dumps(values)}"] = "as replayed; not the release's"
         for name, usual in settings_of(preset.policy).items():
             if name not in {*preset.flags, *vars(preset.policy.discipline)} and settings[name] != usual:
                 self.unset.append(f"{name}={spelt(settings[name])}")
-        self.drafts_by_model = "drafter" in preset.flags and settings["drafter"] != "ngram"
 
     def add_discipline(self, spec: str, allow_code: AllowedCode) -> None:
         """The discipline's file, which lies beside the engine, and its fields."""

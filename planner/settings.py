@@ -63,7 +63,7 @@ def settings_to_try(
     free = {
         name: [values[name], *(v for v in choices if spelt(v) != spelt(values[name]))]
         for name, choices in space.items()
-        if preset.engine and name in preset.flags and name in preset.policy.neutral - fixed
+        if preset.engine and name in preset.flags and name in preset.policy.neutral - fixed - policy.granularity.idle
     }
     changed = changed_fields(spec, allow_code)
     specs = [base]

@@ -112,7 +112,8 @@ def _default(world: World, check: Check, also: Sequence[str]) -> dict[str, tuple
 
 
 def _own_space(preset: Preset, profile: Profile, workload: str | None) -> dict[str, Any]:
-    space = dict(preset.space or {})
+    idle = preset.policy.granularity.idle
+    space = {name: choices for name, choices in (preset.space or {}).items() if name not in idle}
     if space.pop(FITTED, False):
         space |= fitted_at(profile, workload)
     return space

@@ -45,7 +45,10 @@ def default_said(profile: Profile) -> str:
 def drafted(acceptances: Sequence[float]) -> str:
     """Describe an autoregressive workload by its drafts' conditional acceptance."""
     drafts = acceptances[1:]
-    return f"{len(drafts)} drafts, each accepted with probability {drafts[0]:g}" if drafts else "a token at a time"
+    if not drafts:
+        return "a token at a time"
+    chances = "/".join(f"{chance:.3g}" for chance in dict.fromkeys(drafts))
+    return f"{len(drafts)} drafts, each accepted with probability {chances}"
 
 
 def unpriced(profile: Profile, policies: Iterable[Policy]) -> list[str]:

@@ -117,6 +117,8 @@ class MemoryModel:
     fixed_num_pages: Positive | None = None  # overrides the computed number
     window_bytes_per_token: int = 0  # of windowed layers; kv_bytes_per_token has the others
     workspace_bytes: int = 0  # per row of the maximum batch: the sampler's tensors without logits
+    draft_weight_bytes: int = 0  # of a block drafter, without what it shares
+    draft_bytes_per_token: int = 0  # its keys and values
 
     def num_pages(self, page: int, max_batch: int, max_prefill_tokens: int) -> int:
         """KV pages of `page` tokens for sequences; one more is kept for dummy rows."""
@@ -155,6 +157,17 @@ class MemoryModel:
         if logit_rows is None:
             return (max_prefill_tokens + 2 * max_batch) * self.vocab * 2
         return logit_rows * self.vocab * 4
+
+    def with_drafter(self) -> "MemoryModel":
+        """The memory beside a block drafter, whose keys and values lie on the same pages."""
+        per_token = self.kv_bytes_per_token + self.draft_bytes_per_token
+        num_pages = self.fixed_num_pages
+        if num_pages is not None:
+            num_pages = max(1, num_pages * self.kv_bytes_per_token // per_token)
+        return replace(
+            self, weight_bytes=self.weight_bytes + self.draft_weight_bytes, kv_bytes_per_token=per_token,
+            fixed_num_pages=num_pages,
+        )  # fmt: skip
 
     def usual_rows(self, usual: int) -> int:
         """`usual`, or fewer rows if their workspace exceeds half of the memory after weights."""

@@ -54,6 +54,7 @@ GRAPH_HOST_REQUEST = 10e-6  # s per row
 # bf16 logits written and read once, then float32 passes: cast, temperature, softmax, argmax, gather.
 SAMPLE_BYTES = 28  # per logit
 MAX_TOKENS = 65536
+DRAFT_LAYERS = 5  # of z-lab's DFlash drafters, as wide as their models, whose embedding and LM head they use
 UNCERTAINTY, MOE_UNCERTAINTY = 0.3, 0.5
 MAX_PREFILL_TOKENS = 4096  # LMDeploy's default
 
@@ -106,6 +107,9 @@ def roofline(
     if kind == "full-sequence":
         bandwidth = tp * gpu.bandwidth * gpu.bandwidth_efficiency
         latency = replace(latency, cache_overhead=cache_overhead(model, bandwidth, launched=not graphs))
+    memory = memory_model(gpu, model, tp, precision)
+    if kind == "autoregressive":
+        latency, memory = with_drafter(gpu, model, tp, precision, latency, memory)
     commits = yields or published_commits(model.name)
     mode = "captured graphs" if graphs else "eager LMDeploy"
     gpus = gpu.name if tp == 1 else f"{tp} x {gpu.name}"
@@ -120,7 +124,7 @@ def roofline(
         model=model,
         latency=latency,
         fit=Fit((1, MAX_TOKENS), None, None, MOE_UNCERTAINTY if model.experts else UNCERTAINTY),
-        memory=memory_model(gpu, model, tp, precision),
+        memory=memory,
         commits=commits,
         canvas_laws=CANVAS_LAWS if kind == "canvas" else editing_laws(model.name),
         implementations=scripts(model) if kind == "full-sequence" and not graphs else (),
@@ -162,6 +166,33 @@ def latency_model(gpu: Gpu, model: ModelShape, tp: int, graphs: bool, precision:
         eviction=2 * eager_launch(model) / model.layers,
     )
     return rounded(latency)
+
+
+def with_drafter(
+    gpu: Gpu, model: ModelShape, tp: int, precision: Precision, latency: LatencyModel, memory: MemoryModel
+) -> tuple[LatencyModel, MemoryModel]:
+    """With what a block drafter of DRAFT_LAYERS dense layers takes: an assumption, as is its lack of a serial head.
+
+    It takes the model's states of as many layers, joined by a matrix, to keys and values of each token.
+    """
+    drafter = replace(model, layers=min(DRAFT_LAYERS, model.layers), experts=None, windowed=None)
+    peak, bandwidth = tp * gpu.peak * gpu.matmul_efficiency, tp * gpu.bandwidth * gpu.bandwidth_efficiency
+    fixed, per_token = all_reduce(gpu, drafter, tp)
+    joined, keys = drafter.layers * model.hidden**2, KEYS[precision.keys] / BYTES
+    projected = drafter.layers * 2 * model.hidden * model.kv_heads * model.head_dim
+    latency = replace(
+        latency,
+        draft_step=weight_read(gpu, drafter, tp, 1) + fixed,
+        draft_token=compute_slope(gpu, drafter, tp) + head_flops(model) / peak + per_token,
+        draft_context=2 * (joined + projected) / peak,
+        draft_kv_read=keys * _kv_bytes(drafter, tp) / bandwidth,
+    )
+    memory = replace(
+        memory,
+        draft_weight_bytes=BYTES * (layer_params(drafter) + joined),
+        draft_bytes_per_token=round(keys * _kv_bytes(drafter, tp)),
+    )
+    return rounded(latency), memory
 
 
 def memory_grid(model: ModelShape, end: int) -> list[int]:

@@ -45,8 +45,8 @@ class Setting:
 
     @cached_property
     def limits(self) -> Limits:
-        profile, memory = self.profile, self.profile.memory
-        limits = limits_on(self.policy, memory, profile.device, profile.model)
+        profile, memory = self.profile, self.memory
+        limits = limits_on(self.policy, profile.memory, profile.device, profile.model)
         windowed = profile.model.windowed
         if windowed is None or not memory.window_bytes_per_token or not self.policy.frees_windows:
             return limits
@@ -179,6 +179,7 @@ def limits_on(policy: Policy, memory: MemoryModel, device: Device, model: Any) -
     if max_batch is None:
         usual = batching.batch_on(device, default_max_batch(device.compute_capability), policy.block_length)
         max_batch = memory.usual_rows(usual)
+    max_batch = min(max_batch, policy.granularity.most_rows(policy))
     num_pages, budget = policy.memory.num_pages, batching.max_prefill_tokens
     if num_pages is None:
         # Shrink a prefill whose logits leave no room for pages.
@@ -190,9 +191,11 @@ def limits_on(policy: Policy, memory: MemoryModel, device: Device, model: Any) -
 def memory_of(policy: Policy, memory: MemoryModel) -> MemoryModel:
     """The memory as the policy uses it.
 
-    No sampling workspace without canvases. A policy that treats all layers alike also keeps every token in layers with
-    a window.
+    No sampling workspace without canvases; with a block drafter its weights, keys and values. A policy that treats all
+    layers alike also keeps every token in layers with a window.
     """
+    if policy.granularity.drafts_blocks:
+        memory = memory.with_drafter()
     if policy.rows.commits == "tokens":
         memory = replace(memory, workspace_bytes=0)
     if not policy.frees_windows:

@@ -11,6 +11,7 @@ import pytest
 
 from dsim.engine.policies import SHIPPED
 from dsim.engine.policy import PRESETS, settings_of
+from dsim.planner.candidate import spelt
 from dsim.sim.routers import longest_prefix as router
 
 from .worlds import ENGINE_PRESETS
@@ -54,9 +55,7 @@ def test_a_preset_has_the_fields_and_the_values_that_its_table_says() -> None:
     for preset, field, said in rows:
         settings = settings_of(PRESETS[preset].policy)
         assert field in settings, (preset, field)
-        value = settings[field]
-        shown = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-        assert said == shown, (preset, field)
+        assert said == spelt(settings[field]), (preset, field)
 
 
 def test_every_setting_of_an_engine_s_scheduler_is_in_a_table() -> None:
@@ -66,7 +65,7 @@ def test_every_setting_of_an_engine_s_scheduler_is_in_a_table() -> None:
         told = {field for preset, field in on_page if preset in presets}
         for preset in set(ENGINE_PRESETS) & presets.keys():
             assert set(PRESETS[preset].policy.batching.__dataclass_fields__) <= told, preset
-    for preset in ("vllm-ar-spec", "vllm-diffusion", "sglang-gemma"):
+    for preset in ("vllm-ar", "vllm-diffusion", "sglang-gemma"):
         for field in PRESETS[preset].policy.granularity.__dataclass_fields__:
             assert (preset, field) in on_page
 

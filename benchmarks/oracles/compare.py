@@ -17,9 +17,10 @@ A recording (one JSON object):
     seed, family                      of the scenario
     error                             why the oracle gave up; nothing else then
     ended                             why the engine itself ended, if it did: it is compared up to there
-    steps                             [{start, rows, held, preempted, prefill}]: rows [[request, tokens, ...]] in the
-                                      engine's order, held pages and preempted requests of all that was decided up to
-                                      `start`; a key that the oracle leaves out is not compared
+    steps                             [{start, rows, held, preempted, prefill, drafts}]: rows [[request, tokens, ...]]
+                                      in the engine's order, held pages and preempted requests of all decided up to
+                                      `start`, whether a draft forward follows; a key that the oracle leaves out is
+                                      not compared
     tokens                            [[request, time, tokens]] as they leave
 
 Every step takes 1. Order of rows matters unless the recording has "any_order": true.
@@ -127,7 +128,7 @@ def play(scenario: dict[str, Any]) -> dict[str, Any]:
         steps.append(
             {
                 "start": now, "prefill": plan.prefill, "rows": [list(row) for row in zip(*columns, strict=True)],
-                "held": plan.pages, "preempted": list(plan.preempted),
+                "held": plan.pages, "preempted": list(plan.preempted), "drafts": plan.features.draft_tokens > 0,
             }
         )  # fmt: skip
         engine.commit(StepOutcome(1.0, device.commits(plan)), now + 1)
@@ -144,7 +145,7 @@ def difference(theirs: dict[str, Any], ours: dict[str, Any]) -> str | None:
         if "error" in recording:
             return f"{name}: {recording['error']}"
     for number, (a, b) in enumerate(zip(theirs["steps"], ours["steps"], strict=False)):
-        for key in ("start", "prefill", "rows", "preempted", "held"):
+        for key in ("start", "prefill", "rows", "preempted", "held", "drafts"):
             if key not in a:
                 continue
             x, y = a[key], b[key]

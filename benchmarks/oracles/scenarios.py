@@ -80,12 +80,21 @@ def least_pages(scenario: Scenario) -> int:
 # ---- vLLM ----------------------------------------------------------------------------------------------------------
 
 
+# Of families of `vllm-ar` with drafts: the words of their variations, numbers of drafts, and drafters.
+DRAFTS = {
+    "vllm-ar-drafts": ("drafts, ", (1, 2, 3, 5), ("ngram", "eagle", "draft_model")),
+    "vllm-ar-blocks": ("block drafts, ", (1, 3, 7, 15), ("dflash", "dspark")),
+}
+
+
 def vllm(family: str, seed: int) -> Scenario:
-    """For `vllm-ar`, `vllm-ar-spec` or `vllm-diffusion`; drafts follow 0.33 (`vllm_033`)."""
+    """For `vllm-ar`, alone or with a family of DRAFTS, or `vllm-diffusion`; drafts follow 0.33 (`vllm_033`)."""
     r = Random(f"{family}-{seed}")
     page, count = 16, r.choice([3, 6, 12, 20])
     canvas = r.choice([16, 32, 48]) if family == "vllm-diffusion" else 0
-    drafts = r.choice([1, 2, 3, 5]) if family == "vllm-ar-spec" else 0
+    label, numbers, drafters = DRAFTS.get(family, ("", (0,), ("none",)))
+    preset = "vllm-ar" if family in DRAFTS else family
+    drafts = r.choice(numbers)
     seqs = r.choice([1, 2, 3, 4, 8])
     budget = canvas * seqs + r.choice([0, 0, 16, 64, 200]) if canvas else r.choice([8, 16, 32, 64, 128, 300])
     if canvas and r.random() < 0.3:  # the budget cuts canvases
@@ -128,19 +137,26 @@ def vllm(family: str, seed: int) -> Scenario:
     }  # fmt: skip
     own = {"canvas_length": canvas} if canvas else {}
     if drafts:
-        own = {"num_speculative_tokens": drafts, "drafter": r.choice(["ngram", "eagle", "draft_model"])}
-        if seed >= AT_LIMITS and own["drafter"] == "draft_model":  # 0.33 refuses a budget without room beside each row
-            settings["max_num_batched_tokens"] = max(budget, seqs + 1)
+        own = {"num_speculative_tokens": drafts, "drafter": r.choice(drafters)}
+        # 0.33 refuses a budget without room beside each row, or for the positions of one row's draft forward; with one
+        # too small for a token, its drafts and the row's slot it waits forever.
+        if seed >= AT_LIMITS and own["drafter"] == "draft_model":
+            settings["max_num_batched_tokens"] = max(budget, seqs + 1, drafts + 2)
+        if own["drafter"] in ("dflash", "dspark"):
+            settings["max_num_batched_tokens"] = max(budget, drafts + 2)
     fields = {**settings, **own, "page_size": page, "prefix_caching": caching}
     settings |= {"scheduler_reserve_full_isl": True, "watermark": 0.0, "prefill_schedule_interval": 1}
     scenario: Scenario = {
         "engine": "vllm", "family": family, "seed": seed,
-        "variation": f"{'asynchronous' if asynchronous else 'synchronous'}, {'caching' if caching else 'no caching'}",
-        "policy": ",".join([family, *(f"{name}={str(value).lower()}" for name, value in fields.items())]),
+        "variation": f"{label}{'asynchronous' if asynchronous else 'synchronous'}, "
+        f"{'caching' if caching else 'no caching'}",
+        "policy": ",".join([preset, *(f"{name}={str(value).lower()}" for name, value in fields.items())]),
         "settings": {**settings, **own, "max_model_len": context, "prefix_cache_retention_interval": 0},
         "limits": {"num_pages": 0, "context_limit": context, "max_batch": seqs, **windows},
         "eos": eos, "page_size": page, "caching": caching, "requests": requests,
     }  # fmt: skip
+    policy = parse(scenario["policy"])
+    scenario["limits"]["max_batch"] = min(seqs, policy.granularity.most_rows(policy))
     scenario["limits"]["num_pages"] = pages_for(scenario, r)
     return scenario
 
@@ -300,7 +316,8 @@ def sglang_published(family: str, seed: int) -> Scenario:
 
 FAMILIES: dict[str, Callable[[str, int], Scenario]] = {
     "vllm-ar": vllm, "vllm-diffusion": vllm, "vllm-ar-0.33": vllm_033,
-    "vllm-ar-spec-0.33": vllm_033, "vllm-diffusion-0.33": vllm_033, "lmdeploy-0.18": lmdeploy,
+    "vllm-ar-drafts-0.33": vllm_033, "vllm-ar-blocks-0.33": vllm_033, "vllm-diffusion-0.33": vllm_033,
+    "lmdeploy-0.18": lmdeploy,
     "sglang-fdfo": sglang, "sglang-sync": sglang, "sglang-joint": sglang, "sglang-gemma": sglang,
     "sglang-published": sglang_published,
 }  # fmt: skip

@@ -42,6 +42,7 @@ MODEL = {
 }  # fmt: skip
 EOS, OUTPUT = 0, 10**9  # answers' token ids begin at OUTPUT, as compare.py's
 MOST_STEPS = 20_000
+BLOCKS = ("dflash", "dspark")  # drafters of whole blocks, since 0.33 as here
 
 
 class Patched:
@@ -77,6 +78,8 @@ def scheduler_of(scenario, folder):
     if drafts:
         speculative = config_of_drafts(drafts, settings.get("drafter", "ngram"))
         object.__setattr__(config, "speculative_config", speculative)
+        if speculative.method in BLOCKS:
+            config._set_max_num_scheduled_tokens()  # with its cap of rows
     if canvas:
         object.__setattr__(config, "diffusion_config", SimpleNamespace(canvas_length=canvas))
         object.__setattr__(config, "model_config", Patched(model, is_diffusion=True))
@@ -97,19 +100,22 @@ def scheduler_of(scenario, folder):
     blocks = KVCacheConfig(
         num_blocks, [], groups, prefix_cache_retention_interval=settings["prefix_cache_retention_interval"]
     )
-    return kind(
+    scheduler = kind(
         vllm_config=config, kv_cache_config=blocks, structured_output_manager=grammar, block_size=page, log_stats=False,
     )  # fmt: skip
+    scheduler.can_skip_drafts = settings.get("drafter") in BLOCKS  # as on a GPU, with the second model runner
+    return scheduler
 
 
 def config_of_drafts(count, method):
     """What the scheduler reads of a SpeculativeConfig."""
-    eagle = method == "eagle"
+    eagle, blocks = method == "eagle", method in BLOCKS
     return SimpleNamespace(
-        method=method, num_speculative_tokens=count, parallel_drafting=False, disable_eagle_block_drop=False,
+        method=method, num_speculative_tokens=count, parallel_drafting=blocks, disable_eagle_block_drop=False,
         num_speculative_tokens_per_batch_size=None, max_num_new_slots_for_drafting=int(method == "draft_model"),
-        draft_model_config=SimpleNamespace(hf_config=None), use_eagle=lambda: eagle, use_dflash=lambda: False,
-        use_eagle_block_drop=lambda: eagle, use_dspark=lambda: False, uses_extract_hidden_states=lambda: False,
+        draft_model_config=SimpleNamespace(hf_config=None), use_eagle=lambda: eagle or blocks,
+        use_dflash=lambda: method == "dflash", use_dspark=lambda: method == "dspark",
+        use_eagle_block_drop=lambda: eagle, uses_extract_hidden_states=lambda: False,
         needs_eagle_block_drop=lambda: eagle, disable_lookahead_block_hashes=False,
         use_multi_module_mtp=lambda: False,
         uses_draft_model=lambda: method == "draft_model", uses_draft_kv_cache=lambda: method != "ngram",
@@ -216,6 +222,8 @@ def record(scenario, folder):
                 end = free_at = start + 1.0
                 rows = [[int(name), n] for name, n in output.num_scheduled_tokens.items()]
                 steps.append({"start": start, "rows": rows})
+                if scheduler.can_skip_drafts:
+                    steps[-1]["drafts"] = not output.skip_drafts
                 held.setdefault(start, 0)
             queue.appendleft((output, chunks, end))
             if looks_ahead and len(queue) < 2 and (executed or scheduler.has_requests()):

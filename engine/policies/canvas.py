@@ -44,7 +44,8 @@ class Canvas(Granularity):
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
         # A step decided ahead needs room for the next canvas.
         scratch = self.canvas_length * policy.batching.hides_host
-        return {"drafts": 0, "canvases": True, "scratch": scratch, "look_ahead": 0, "hash_ahead": 0, "slots": 0}
+        none = dict.fromkeys(("drafts", "look_ahead", "hash_ahead", "slots", "queries"), 0)
+        return {**none, "canvases": True, "scratch": scratch}
 
     def answers(self, policy: Policy) -> Answers:
         return {leap: leap_canvases}

@@ -6,6 +6,7 @@ forward (production-dllm-serving.md 2.3; vllm/v1/core/sched/scheduler.py of 0.32
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Annotated, Any, Self
 
 from ..admission import (
@@ -41,7 +42,7 @@ from ..jit import rule
 from ..part import QUESTIONS, Answers, Choice, OnDevice, Policy, Preset, Range, Scheduler
 from ..prefix import PrefixMemory
 from ..records import I8, Record, columns_of
-from ..rows.chunked import CHUNKED, ChunkColumns, leap_chunked, prefills
+from ..rows.chunked import CHUNKED, ChunkColumns, draft_tokens, leap_chunked, prefills
 from ..state import (
     ASK_AGAIN,
     DECODE_STEP,
@@ -76,7 +77,10 @@ BudgetState = PolicyState[Any, ChunkColumns, Allowance]
 UNLIMITED = 2**31
 
 
-DRAFTERS = ("ngram", "eagle", "draft_model")
+DRAFTERS = ("none", "ngram", "eagle", "draft_model", "dflash", "dspark")
+BLOCK_DRAFTERS = ("dflash", "dspark")  # a forward of their own drafts a block
+# Drafts of published checkpoints: blocks of 16 with their anchor (z-lab's DFlash), and of 7 (DSpark).
+USUAL_DRAFTS = {"none": 0, "ngram": 3, "eagle": 3, "draft_model": 3, "dflash": 15, "dspark": 7}
 SOURCE = "vLLM 0.32.0 and 0.33.0 (production-dllm-serving.md 2.3)"
 LARGE, LARGEST = 70 * 2**30, 160 * 2**30  # bytes
 USUAL_TOKENS = 8192  # of a step, on a large GPU
@@ -247,6 +251,7 @@ def decide_budget(replica: Replica, policy: BudgetState) -> int:
     while True:  # `_fill` stands here once: each call of it is compiled for itself
         ahead = kind != NOTHING
         if ahead:
+            counters.draft_tokens = counters.next_draft_tokens
             for slot in step_slots(replica):
                 begin_row(replica, policy, slot)
             if not fields.async_scheduling:
@@ -256,6 +261,7 @@ def decide_budget(replica: Replica, policy: BudgetState) -> int:
         if ahead or asks_again:
             target = NEXT
         decision = _fill(replica, policy, target)
+        counters.next_draft_tokens = draft_tokens(replica, policy, target)
         if asks_again and decision != NOTHING:
             counters.next_kind = decision
             return ASK_AGAIN
@@ -452,50 +458,105 @@ def end_budget(replica: Replica, policy: BudgetState) -> None:
 class Tokens(Autoregressive):
     """The next token, and drafts of further ones verified in the same forward."""
 
-    num_speculative_tokens: Annotated[int, Range(0, 63), "drafts per step, from a proposer that costs nothing"] = 0
     drafter: Annotated[
-        str, Choice(DRAFTERS), "source of the drafts; the last two also write keys and values for them"
-    ] = "eagle"
-    acceptance: Annotated[float, Range(0, 1), "probability that a draft is accepted if all before it are"] = 0.7
+        str, Choice(DRAFTERS), "source of the drafts; dflash and dspark draft a block in a forward of their own"
+    ] = "none"
+    num_speculative_tokens: Annotated[
+        int | None,
+        Range(0, 63),
+        "drafts per step; none: as many as acceptance has values, if several, else 15 (dflash), 7 (dspark) or 3",
+    ] = None
+    acceptance: Annotated[
+        tuple[float, ...],
+        "shares of steps that accept the first draft, the first two ...; one value: the probability that a draft is "
+        "accepted if all before it are",
+    ] = (0.7,)
 
     rows = CHUNKED
     under_budget = True
+    neutral = frozenset(("drafter", "num_speculative_tokens", "acceptance"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shares = self.acceptance
+        if not shares or not all(0 <= after <= before <= 1 for before, after in pairwise((1.0, *shares))):
+            raise PolicyError(f"acceptance is {'/'.join(map(str, shares))}, expected shares of 0 to 1 that never rise")
+        if 1 < len(shares) < self.num_drafts:
+            raise PolicyError(
+                f"acceptance has {len(shares)} values, expected one, or num_speculative_tokens, {self.num_drafts}"
+            )
+
+    @property
+    def num_drafts(self) -> int:
+        usual = USUAL_DRAFTS[self.drafter]
+        if usual == 0 or self.num_speculative_tokens is not None:
+            return min(usual, 1) * (self.num_speculative_tokens or 0)
+        return usual if len(self.acceptance) == 1 else len(self.acceptance)
+
+    @property
+    def drafts_blocks(self) -> bool:
+        return self.num_drafts > 0 and self.drafter in BLOCK_DRAFTERS
+
+    @property
+    def look_ahead(self) -> int:
+        """Tokens behind a row that its drafter writes keys and values for (vllm/config/vllm.py:625 of 0.33.0)."""
+        if self.drafter == "ngram":
+            return 0
+        return self.num_drafts + (self.drafts_blocks and self.drafter == "dflash")  # with the anchor
+
+    @property
+    def idle(self) -> frozenset[str]:
+        return self.neutral - {"drafter"} if self.drafter == "none" else frozenset()
 
     @property
     def num_columns(self) -> int:
-        return 1 + self.num_speculative_tokens
+        return 1 + self.num_drafts
 
     def check(self, policy: Policy) -> None:
         super().check(policy)
         if not isinstance(policy.batching, TokenBudget):
             kind = type(policy.batching).__name__
             raise PolicyError(f"{policy.name}: batching is {kind}, expected TokenBudget for chunks of prompts")
+        if self.drafts_blocks and policy.batching.most_tokens <= self.look_ahead:
+            raise PolicyError(
+                f"{policy.name}: max_num_batched_tokens is {policy.batching.most_tokens}, expected more than a row's "
+                f"{self.look_ahead} positions of a draft forward"
+            )
+
+    def most_rows(self, policy: Policy) -> int:
+        """A draft forward has no more positions than a step (vllm/config/vllm.py:2379 of 0.33.0)."""
+        if not self.drafts_blocks:
+            return super().most_rows(policy)
+        return policy.batching.most_tokens // self.look_ahead
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
-        drafts = self.num_speculative_tokens
+        drafts = self.num_drafts
         return {
             "drafts": drafts,
             "canvases": False,
             # If decided ahead, room in case all drafts are accepted.
             "scratch": drafts * policy.batching.hides_host,
-            "look_ahead": drafts * (self.drafter != "ngram"),
+            "look_ahead": self.look_ahead,
             "hash_ahead": int(drafts > 0 and self.drafter == "eagle"),  # since 0.33
             "slots": int(drafts > 0 and self.drafter == "draft_model"),  # extra budget tokens a row
+            "queries": self.look_ahead * self.drafts_blocks,  # a row's positions of a draft forward
         }
 
     @property
     def acceptances(self) -> tuple[float, ...]:  # type: ignore[override]
-        return (1.0, *(self.acceptance,) * self.num_speculative_tokens)
+        shares = (1.0, *self.acceptance[: self.num_drafts])
+        if len(self.acceptance) == 1:
+            return (1.0, *self.acceptance * self.num_drafts)
+        return (1.0, *(after / before if before else 0.0 for before, after in pairwise(shares)))
 
     def answers(self, policy: Policy) -> Answers:
-        if self.num_speculative_tokens > 0:  # drafts are drawn
+        if self.num_drafts > 0:  # drafts are drawn
             return {}
         return {leap: leap_chunked, paged_ahead: paged_ahead_of_tokens}
 
 
 PAGES = PrefixMemory(page_size=16)
 _DIFFUSION = TokenBudget(max_num_seqs=8)
-_AR = Policy("vllm-ar", batching=TokenBudget(), granularity=Tokens(), memory=PAGES)
 
 # vLLM's flags of fields (vllm/engine/arg_utils.py).
 FLAGS = {
@@ -524,20 +585,11 @@ SPACE = {
 
 PRESETS = {
     "vllm-ar": Preset(
-        _AR,
+        Policy("vllm-ar", batching=TokenBudget(), granularity=Tokens(), memory=PAGES),
         "max_num_seqs",
-        "vLLM 0.32 and 0.33, autoregressive: chunked prefill mixed with decoding, decided a step ahead",
+        "vLLM 0.32 and 0.33, autoregressive: chunked prefill mixed with decoding, decided a step ahead; drafts as 0.33",
         SOURCE,
-        SPACE,
-        engine="vllm",
-        flags=FLAGS,
-    ),
-    "vllm-ar-spec": Preset(
-        replace(_AR, name="vllm-ar-spec", granularity=Tokens(num_speculative_tokens=3)),
-        "num_speculative_tokens",
-        "vLLM 0.33 with speculative decoding: drafts of the next tokens, verified in one forward",
-        SOURCE,
-        SPACE,
+        {**SPACE, "num_speculative_tokens": ["none", 0, 3, 5, 7]},
         engine="vllm",
         flags={**FLAGS, **DRAFTS},
     ),

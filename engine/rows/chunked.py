@@ -9,7 +9,7 @@ from ..hooks import begin_row, commit_rows, draw_rows, next_tokens, plan_prompts
 from ..jit import rule
 from ..latency import Cost
 from ..records import I4, Bool, Record
-from ..state import DENOISE, EMIT_END, IDLE, PREFILL, ROWS, RUNNING, AnyPolicy, PolicyState, Replica, step_slots
+from ..state import DENOISE, EMIT_END, IDLE, NEXT, PREFILL, ROWS, RUNNING, AnyPolicy, PolicyState, Replica, step_slots
 from .kind import Kind
 from .leap import take_tokens
 from .step import add_row, no_rows, note_row, set_features
@@ -46,6 +46,26 @@ def next_of_chunked(replica: Replica, policy: ChunkState, slot: int) -> int:
         return 0
     remaining = int(columns.goal) - int(columns.computed)
     return remaining if prefills(columns, policy.fields) else remaining + policy.fields.drafts
+
+
+@rule
+def draft_tokens(replica: Replica, policy: ChunkState, target: int) -> int:
+    """Positions of the draft forward behind a decided step; 0 where no row can verify its drafts.
+
+    None can behind a prompt's chunk that is not the last, or behind a request's last token (vLLM's `_drafts_unused`).
+    """
+    counters, queries = replica.counters, int(policy.fields.queries)
+    num = int(counters.num_rows)
+    if target == NEXT:
+        num = int(counters.num_next)
+    for i in range(num * (queries > 0)):
+        slot = replica.lists[target, i]
+        sequence, columns = replica.sequences[slot], policy.columns[slot]
+        is_last = sequence.prompt + max(1, int(sequence.end) - int(sequence.prompt)) <= columns.goal + 1
+        samples = columns.computed + columns.unsure + columns.wanted >= columns.goal
+        if samples and not (is_last and knows_limit(replica, sequence)):
+            return num * queries
+    return 0
 
 
 @rule

@@ -276,6 +276,9 @@ class DeviceTime:
         return pair[0].elapsed_time(pair[1]) / 1e3
 
 
+# vLLM's methods of drafting by dsim's drafters.
+DRAFTERS = {name: name for name in ("ngram", "eagle", "draft_model", "dflash", "dspark")}
+DRAFTERS |= {"eagle3": "eagle", "mtp": "eagle"}
 SETTINGS = (
     "max_num_seqs",
     "max_num_batched_tokens",
@@ -310,10 +313,24 @@ def header(config, engine_scheduler):
                     **{name: functools.partial(getattr, scheduler, name, None) for name in SETTINGS},
                     "prefix_caching": lambda: bool(cache.enable_prefix_caching),
                     "dtype": lambda: str(model.dtype).replace("torch.", ""),
+                    **drafting(getattr(config, "speculative_config", None)),
                 }
             ),
         }
     ), pages_a_block
+
+
+def drafting(speculative):
+    """What reads the settings of a SpeculativeConfig, or of none."""
+    if speculative is None:
+        return {}
+    return {
+        "speculative_method": lambda: speculative.method,
+        "drafter": lambda: DRAFTERS.get(speculative.method),
+        "num_speculative_tokens": lambda: speculative.num_speculative_tokens,
+        "draft_architecture": lambda: speculative.draft_model_config.hf_config.architectures[0],
+        "adaptive_verification": lambda: bool(speculative.enable_adaptive_verification),
+    }
 
 
 def is_diffusion(model):

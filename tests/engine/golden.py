@@ -50,13 +50,13 @@ VARIANTS = (
     "sparse-dllm,max_batch=4,denoising_steps=5", "vanilla:3",
     "dllm-cache,prompt_refresh=5,response_refresh=3,max_batch=2", "maskkv:16,logits=all", "dllm-serve,look_ahead=true",
     "dllm-serve,max_batch=4",
-    "dllm-serve,denoising_steps=12,block_length=16",
+    "dllm-serve,denoising_steps=12,block_length=16", "vllm-ar,drafter=eagle", "vllm-ar,drafter=dflash",
 )  # fmt: skip
 
 
 # Production engines, of which fewer cells are kept: pages that are too few for all, and who ends at an EOS.
 ENGINES = {
-    "lmdeploy-0.18": ",num_pages=11", "vllm-ar": ",num_pages=40", "vllm-ar-spec": ",num_pages=40",
+    "lmdeploy-0.18": ",num_pages=11", "vllm-ar": ",num_pages=40", "vllm-ar,drafter=eagle": ",num_pages=40",
     "vllm-diffusion": ",num_pages=60", "sglang-fdfo": ",num_pages=20", "sglang-sync": ",num_pages=20",
     "sglang-joint": ",num_pages=20", "sglang-gemma": ",num_pages=5",
 }  # fmt: skip
@@ -108,10 +108,10 @@ def chosen_worlds(spec: str) -> list[tuple[str, str, dict[str, Any]]]:
     `emit`, and of loop and memory.
     """
     every = list(worlds(spec))
-    if spec in VARIANTS:
-        return every[::7]
     if spec in ENGINES:
         return every
+    if spec in VARIANTS:
+        return every[::7]
     first = list(PRESETS).index(spec)
     return [every[(i % 3) * 10 + ((i + first) % 5) * 2 + (i // 3) % 2] for i in range(6)]
 
@@ -166,7 +166,7 @@ def run(spec: str, how: dict[str, Any], **latency_changes: Any) -> tuple[RunReco
 # Of requests, of steps, 0 or NaN here, and of totals: added after the hashes were taken. The end is the journal's.
 YOUNGER = {
     "max_tokens", "limited", "canvas_length", "estimate", "priority", "deadline",
-    "window_q_kv", "window_kv", "threshold", "end", "prefix_queries", "prefix_hits",
+    "window_q_kv", "window_kv", "draft_tokens", "threshold", "end", "prefix_queries", "prefix_hits",
 }  # fmt: skip
 
 

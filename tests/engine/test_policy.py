@@ -106,6 +106,10 @@ def test_a_policy_describes_itself_in_plain_values() -> None:
         ("vllm-diffusion,max_num_batched_tokens=255", "is 255, expected at least the canvas length 256"),
         ("vllm-diffusion,long_prefill_token_threshold=100", "is 100, expected 0 or at least the canvas length 256"),
         ("vllm-ar,enable_chunked_prefill=false,long_prefill_token_threshold=5", "enable_chunked_prefill is false: exp"),
+        ("vllm-ar,acceptance=0.5/0.6", "acceptance is 0.5/0.6, expected shares of 0 to 1 that never rise"),
+        ("vllm-ar,acceptance=high", "acceptance is 'high', expected numbers such as 0.6/0.4"),
+        ("vllm-ar,drafter=dflash,num_speculative_tokens=3,acceptance=0.5/0.4", "acceptance has 2 values, expected one"),
+        ("vllm-ar,drafter=dflash,max_num_batched_tokens=16", "is 16, expected more than a row's 16 positions"),
         ("vllm-ar,max_num_seqs=9000", "max_num_seqs is 9000, expected at most max_num_batched_tokens, 8192"),
         (
             "vllm-diffusion,strategy=low_confidence_dynamic",

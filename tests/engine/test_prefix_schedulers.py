@@ -115,8 +115,9 @@ def test_only_committed_tokens_of_canvases_are_found() -> None:
 
 def test_eagle_shares_a_page_only_if_the_next_token_is_equal_too() -> None:
     names = prefixes(1, [*range(9)], [*range(8), 9], [*range(9)], named=[9, 9, 9])
-    for drafter, second in (("eagle", "1P5/9"), ("ngram", "1P3/11")):
-        spec = f"vllm-ar-spec:2,page_size=4,prefix_caching=true,async_scheduling=false,drafter={drafter}"
+    drafted = "vllm-ar,num_speculative_tokens=2,page_size=4,prefix_caching=true,async_scheduling=false"
+    for drafter, second in (("eagle", "1P5/9"), ("dflash", "1P3/11"), ("ngram", "1P3/11")):
+        spec = f"{drafted},drafter={drafter}"
         w = asked(world(names, spec=spec), (9, 1))
         assert step(w) == "prefill 0P9/9"
         w.submit(1, 9, 1)
@@ -134,7 +135,7 @@ def test_eagle_shares_a_page_only_if_the_next_token_is_equal_too() -> None:
         "sglang-fdfo,block_length=4,page_size=8,num_pages=40",
         "lmdeploy-0.18:4,page_size=8,max_batch=4,num_pages=30,max_prefill_tokens=64",
         "vllm-diffusion,canvas_length=4,page_size=8,max_num_seqs=4,max_num_batched_tokens=64,num_pages=30",
-        "vllm-ar-spec,page_size=8,max_num_seqs=4,max_num_batched_tokens=64,num_pages=26",
+        "vllm-ar,drafter=eagle,page_size=8,max_num_seqs=4,max_num_batched_tokens=64,num_pages=26",
     ],
 )
 def test_every_scheduler_keeps_account_and_serves_all_and_its_journal_replays(spec: str) -> None:

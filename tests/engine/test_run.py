@@ -23,7 +23,7 @@ SPECS = (
     "focus:1,num_pages=11", pytest.param("vanilla", marks=pytest.mark.slow),
     pytest.param("maskkv", marks=pytest.mark.slow),
     pytest.param("dllm-serve,look_ahead=true,num_pages=6", marks=pytest.mark.slow),
-    "lmdeploy-0.18,num_pages=11", "vllm-ar-spec,num_pages=40", "vllm-diffusion,num_pages=60", "sglang-gemma",
+    "lmdeploy-0.18,num_pages=11", "vllm-ar,drafter=eagle,num_pages=40", "vllm-diffusion,num_pages=60", "sglang-gemma",
 )  # fmt: skip
 PREEMPTING = (",num_pages=11", ",num_pages=40", ",num_pages=60")
 

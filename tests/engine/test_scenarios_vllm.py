@@ -63,9 +63,8 @@ def test_a_request_preempted_while_its_last_step_is_in_flight_ends_with_that_ste
 
 def test_drafts_end_at_the_context_limit_and_a_token_without_room_for_them_is_not_padded() -> None:
     # With its drafts a token is more than a step's budget: where they have room, vLLM would wait forever.
-    w = asked(
-        World("vllm-ar-spec:7,page_size=4,max_num_batched_tokens=6,max_num_seqs=2" + SYNC, context_limit=8), (2, 6)
-    )
+    spec = "vllm-ar:2,drafter=eagle,num_speculative_tokens=7,page_size=4,max_num_batched_tokens=6"
+    w = asked(World(spec + SYNC, context_limit=8), (2, 6))
     assert w.step_tokens() == "prefill 0P2/2"
     w.submit(1, 1, 2)
     assert w.step_tokens({0: [0, 1], 1: [0]}) == "decode 0D5/7 1P1/1"

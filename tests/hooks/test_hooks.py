@@ -15,7 +15,7 @@ import pytest
 
 import dsim
 from dsim.profiler.models import model
-from dsim.profiler.steplog import StepLog, read_log
+from dsim.profiler.steplog import StepLog, policy_of, read_log
 
 torch = pytest.importorskip("torch")
 
@@ -240,6 +240,12 @@ def test_vllms_steps_are_its_schedulers(hook: Hook, tmp_path: Path, monkeypatch:
         cache_config=Bag(block_size=16, num_gpu_blocks=100, enable_prefix_caching=False),
         scheduler_config=Bag(max_num_seqs=4, max_num_batched_tokens=64),
         parallel_config=Bag(tensor_parallel_size=1),
+        speculative_config=Bag(
+            method="dflash",
+            num_speculative_tokens=7,
+            enable_adaptive_verification=False,
+            draft_model_config=Bag(hf_config=Bag(architectures=["DFlashDraftModel"])),
+        ),
     )
     engine = EngineCore(config)
 
@@ -267,6 +273,12 @@ def test_vllms_steps_are_its_schedulers(hook: Hook, tmp_path: Path, monkeypatch:
     assert [s["sum_q_kv"] for s in steps] == [15, 16, 7]
     assert [s["prefill_tokens"] for s in steps] == [5, 4, 0]
     assert (log.header.preset, log.header.model.name, log.header.settings["max_num_seqs"]) == ("vllm-ar", "tiny", 4)
+    spec, others = policy_of(log.header)
+    assert (
+        spec == "vllm-ar,max_num_seqs=4,max_num_batched_tokens=64,drafter=dflash,num_speculative_tokens=7,num_pages=99"
+    )
+    drafting = {name: log.header.settings[name] for name in others if "draft" in name or "verif" in name}
+    assert drafting == {"draft_architecture": "DFlashDraftModel", "adaptive_verification": False}
     r = log.requests
     assert r.num_tokens.tolist() == r.output_length.tolist() == [3, 1]
     assert (r.finish >= r.last_emission).all()

@@ -174,7 +174,7 @@ def test_with_an_infinite_link_decode_plans_are_those_of_a_server_with_cached_pr
 
 SPECS = [
     *(f"{name},page_size=32" for name in BLOCK_PRESETS if name != "delayed-cache-plus"),
-    *("sglang-fdfo", "lmdeploy-0.18", "vllm-ar", "vllm-ar-spec,async_scheduling=false"),
+    *("sglang-fdfo", "lmdeploy-0.18", "vllm-ar", "vllm-ar,drafter=eagle,async_scheduling=false"),
     *(f"{name},canvas_length=4,page_size=8" for name in ("sglang-gemma", "vllm-diffusion")),
 ]
 
