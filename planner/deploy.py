@@ -10,19 +10,19 @@ from typing import Any
 
 from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.part import Preset
+from ..engine.policies.sglang import JointThresholdInDel
 from ..engine.policy import name_of, named_fields, parse, preset_of, settings_of
 from ..files.read import read_toml
 from ..profiler.hardware import product_of
 from ..profiler.models import CHECKPOINTS
-from ..profiler.precision import BITS, Precision
-from ..profiler.profile import Device, Profile
+from ..profiler.profile import Device, Profile, weights_of
 from ..report.table import counted
+from ..sim.setting import refused
 from .candidate import beyond_tested, spelt
 
 IN_FILE, IN_JSON = "config:", "json:"  # flag prefixes: a key of the engine's file, or of a JSON object
 CONFIG = "dllm.yaml"
 UNROUTED = "random"  # router of the written files: a Kubernetes Service draws a replica for each connection
-CLOSE = 0.04  # relative, of weights' bytes
 LAUNCH_FILES = ("launch.sh", "kubernetes.yaml")
 # Published checkpoints, by model and weights (precisions-and-cards.md 1.2).
 QUANTISED = {
@@ -64,10 +64,10 @@ def not_served(preset: Preset, profile: Profile) -> str:
     engine, device = ENGINES.get(preset.engine), profile.device
     if engine is not None and device.compute_capability.startswith("gfx"):
         return f"no image of {engine} for AMD's {device.name} is known"
-    # gemma4_renoise.py:95 of 0.5.23
-    if preset.engine == "sglang" and profile.family == "canvas" and weights_of(profile) != "bf16":
-        return f"SGLang 0.5.23 refuses a quantised DiffusionGemma, and {profile.name} has {weights_of(profile)} weights"
-    return ""
+    shifts = isinstance(preset.policy.unmasking, JointThresholdInDel)
+    if shifts and (profile.model.experts is None or profile.model.experts.by_block is None):
+        return f"{engine} serves {preset.policy.name} only with tokens to delete and insert, as LLaDA2.2 has them"
+    return refused(preset.policy, profile)
 
 
 def engine_of_preset(preset: Preset) -> str:
@@ -262,14 +262,6 @@ class _Flags:
         if not self._engine.defaults_known:
             return "as replayed; this release's default was not read"
         return f"as replayed; default {spelt(default)}"
-
-
-def weights_of(profile: Profile) -> str:
-    """By the profile's bytes: a name of BITS, or bytes a parameter."""
-    model, size = profile.model, profile.memory.weight_bytes
-    distance = {name: abs(size / Precision(name).weight_bytes(model) - 1) for name in BITS}
-    nearest = min(distance, key=lambda name: distance[name])
-    return nearest if distance[nearest] < CLOSE else f"{size / model.total_params:.2g} bytes a parameter"
 
 
 def _share(profile: Profile, memory_of: str) -> float:

@@ -13,7 +13,8 @@ from ..engine.journal import RequestTable
 from ..engine.policy import Policy
 from ..engine.prefix import Prefixes
 from ..profiler.hardware import default_max_batch
-from ..profiler.profile import Device, MemoryModel, Profile, of_family
+from ..profiler.precision import BITS
+from ..profiler.profile import Device, MemoryModel, Profile, of_family, weights_of
 from ..traces import Trace
 from ..traces.trace import Ints
 from .step_model import StepModel
@@ -35,7 +36,10 @@ class Setting:
             object.__setattr__(self, "policy", replace(self.policy, batching=batching))
 
     def check(self) -> Self:
-        """Self; ProfileError if the profile lacks what decides commits."""
+        """Self; ProfileError if the profile lacks what decides commits, or its checkpoint is refused."""
+        reason = refused(self.policy, self.profile)
+        if reason:
+            raise ProfileError(f"{cut(self.policy.name)}: {reason}")
         _ = self.commits
         return self
 
@@ -170,6 +174,23 @@ class Setting:
         name = self.workload or profile.commits[0].workload
         fitted = {m.threshold for m in profile.commits if m.workload == name}
         return min(fitted, key=lambda near: (round(abs(near - threshold), 9), -near), default=threshold)
+
+
+def refused(policy: Policy, profile: Profile) -> str:
+    """Why a profile's checkpoint does not run so, or not on the policy's engine; empty: it does."""
+    model = profile.model
+    if model.experts is not None and model.experts.by_block is not None and policy.family == "block-diffusion":
+        block = model.experts.by_block.block_length
+        if policy.block_length != block:
+            return f"block_length is {policy.block_length}, expected {block}: {model.name} routes experts by such blocks"
+    if policy.implementation == "sglang" and profile.family == policy.family == "canvas":
+        weights = weights_of(profile)
+        if weights in BITS and weights != "bf16":  # gemma4_renoise.py:95 of 0.5.23
+            return (
+                f"SGLang 0.5.23 refuses a quantised DiffusionGemma, and {profile.name} has {weights} weights: expected "
+                "bf16 weights, or vLLM (vllm-diffusion)"
+            )
+    return ""
 
 
 def limits_on(policy: Policy, memory: MemoryModel, device: Device, model: Any) -> Limits:

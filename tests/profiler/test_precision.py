@@ -7,10 +7,11 @@ import pytest
 
 from dsim.engine.errors import ProfileError
 from dsim.engine.policy import PRESETS
-from dsim.planner.deploy import deployment_of, not_served, weights_of
+from dsim.planner.deploy import deployment_of, not_served
 from dsim.profiler.hardware import gpu
 from dsim.profiler.models import model
 from dsim.profiler.precision import BITS, Precision, precision_of
+from dsim.profiler.profile import weights_of
 from dsim.profiler.roofline import compute_slope, roofline, weight_read
 
 GEMMA, LLADA = model("DiffusionGemma-26B-A4B"), model("LLaDA2.1-mini")
