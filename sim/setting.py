@@ -182,14 +182,11 @@ def refused(policy: Policy, profile: Profile) -> str:
     if model.experts is not None and model.experts.by_block is not None and policy.family == "block-diffusion":
         block = model.experts.by_block.block_length
         if policy.block_length != block:
-            return f"block_length is {policy.block_length}, expected {block}: {model.name} routes experts by such blocks"
-    if policy.implementation == "sglang" and profile.family == policy.family == "canvas":
-        weights = weights_of(profile)
-        if weights in BITS and weights != "bf16":  # gemma4_renoise.py:95 of 0.5.23
-            return (
-                f"SGLang 0.5.23 refuses a quantised DiffusionGemma, and {profile.name} has {weights} weights: expected "
-                "bf16 weights, or vLLM (vllm-diffusion)"
-            )
+            return f"block_length is {policy.block_length}, expected {block}, by which {model.name} routes experts"
+    reason = policy.batching.refuses_quantised(profile.family)
+    weights = weights_of(profile)
+    if reason and weights in BITS and weights != "bf16":
+        return f"{profile.name} has {weights} weights, and {reason}"
     return ""
 
 

@@ -163,6 +163,11 @@ class Rounds(Scheduler):
     def shares_prefixes(self, policy: Policy) -> bool:
         return policy.granularity.on_a_grid  # SGLang serves DiffusionGemma without its radix cache
 
+    def refuses_quantised(self, family: str) -> str:
+        # gemma4_renoise.py:95
+        reason = "SGLang 0.5.23 refuses a quantised DiffusionGemma: expected bf16 weights, or vllm-diffusion"
+        return reason * (family == "canvas")
+
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
         grid = policy.granularity.on_a_grid
         late = grid and policy.unmasking.strategy != "law"
