@@ -294,7 +294,8 @@ def _experts(config: FileObject, values: Mapping[str, int]) -> Experts | None:
     keys = config.values
     if not keys.get(config.first(*KEYS["experts.num"])):
         return None
-    experts = Experts(**{name: value_of(config, f"experts.{name}") or 0 for name in EXPERTS})
+    sizes: dict[str, Any] = {name: value_of(config, f"experts.{name}") or 0 for name in EXPERTS}
+    experts = Experts(**sizes)
     if experts.top_k > experts.num:
         raise config.error("num_experts_per_tok", experts.top_k, f"at most {experts.num} experts")
     if keys.get("expert_capacity") and "LLaDA2" in _architecture(keys):  # SGLang's dllm/config.py
