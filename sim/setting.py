@@ -13,8 +13,7 @@ from ..engine.journal import RequestTable
 from ..engine.policy import Policy
 from ..engine.prefix import Prefixes
 from ..profiler.hardware import default_max_batch
-from ..profiler.precision import BITS
-from ..profiler.profile import Device, MemoryModel, Profile, of_family, weights_of
+from ..profiler.profile import CLOSE, Device, MemoryModel, Profile, of_family, weights_of
 from ..traces import Trace
 from ..traces.trace import Ints
 from .step_model import StepModel
@@ -184,9 +183,8 @@ def refused(policy: Policy, profile: Profile) -> str:
         if policy.block_length != block:
             return f"block_length is {policy.block_length}, expected {block}, by which {model.name} routes experts"
     reason = policy.batching.refuses_quantised(profile.family)
-    weights = weights_of(profile)
-    if reason and weights in BITS and weights != "bf16":
-        return f"{profile.name} has {weights} weights, and {reason}"
+    if reason and profile.memory.weight_bytes < (1 - CLOSE) * model.weight_bytes:
+        return f"{profile.name} has weights of {weights_of(profile)}, and {reason}"
     return ""
 
 

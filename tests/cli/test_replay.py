@@ -126,7 +126,7 @@ def test_what_the_engine_refuses_is_one_line(trace: str) -> None:
     ran = dsim("replay", trace, "--profile", "h100-diffusiongemma-fp8", "--policy", "sglang-gemma")
     assert (ran.code, ran.err) == (
         2,
-        "Error: sglang-gemma: h100-diffusiongemma-fp8 has fp8 weights, and SGLang 0.5.23 refuses a quantised "
+        "Error: sglang-gemma: h100-diffusiongemma-fp8 has weights of fp8, and SGLang 0.5.23 refuses a quantised "
         "DiffusionGemma: expected bf16 weights, or vllm-diffusion\n",
     )
 

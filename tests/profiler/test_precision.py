@@ -98,6 +98,9 @@ def test_a_launch_has_the_checkpoint_and_the_keys_and_sglang_refuses_the_canvase
     assert "nvidia/diffusiongemma-26B-A4B-it-NVFP4" in found.shell
     assert "--kv-cache-dtype fp8" in found.shell
     assert "refuses a quantised DiffusionGemma" in not_served(PRESETS["sglang-gemma"], profile)
-    with pytest.raises(ProfileError, match=r"^sglang-gemma:8: .* has nvfp4 weights, and SGLang .* vllm-diffusion$"):
+    with pytest.raises(ProfileError, match=r"^sglang-gemma:8: .* has weights of nvfp4, and SGLang .* vllm-diffusion$"):
         Setting(parse("sglang-gemma:8"), profile).check()
-    assert not_served(PRESETS["sglang-gemma"], replace(profile, memory=roofline(gpu("H200"), GEMMA).memory)) == ""
+    whole = roofline(gpu("H200"), GEMMA)
+    mixed = replace(whole, memory=replace(whole.memory, weight_bytes=28 * 10**9))  # experts of 8 bits
+    assert "has weights of 1.1 bytes a parameter, and SGLang" in not_served(PRESETS["sglang-gemma"], mixed)
+    assert not_served(PRESETS["sglang-gemma"], whole) == ""
