@@ -151,6 +151,10 @@ class Scheduler(Part):
         """Whether it can reuse other requests' pages (prefix.py)."""
         return False
 
+    def refuses_quantised(self, family: str) -> str:
+        """Why its engine refuses a quantised checkpoint of a profile's family; empty: it does not."""
+        return ""
+
     def fits(self, policy: "Policy", length: int) -> bool:
         """Whether it could ever run a request of this length, output in whole blocks."""
         return True

@@ -10,13 +10,14 @@ from typing import Any
 
 from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.part import Preset
+from ..engine.policies.sglang import JointThresholdInDel
 from ..engine.policy import files_of, name_of, named_fields, parse, preset_of, settings_of, with_files
 from ..files.read import read_toml
 from ..profiler.hardware import product_of
 from ..profiler.models import CHECKPOINTS
-from ..profiler.precision import BITS, Precision
-from ..profiler.profile import Device, Profile
+from ..profiler.profile import Device, Profile, weights_of
 from ..report.table import counted
+from ..sim.setting import refused
 from .candidate import beyond_tested, spelt, with_fields
 
 IN_FILE, IN_JSON = "config:", "json:"  # flag prefixes: a key of the engine's file, or of a JSON object
@@ -24,7 +25,6 @@ CONFIG = "dllm.yaml"
 UNROUTED = "random"  # router of the written files: a Kubernetes Service draws a replica for each connection
 DRAFTS = "--speculative-config"
 DRAFT_MODEL = "DRAFT_MODEL"
-CLOSE = 0.04  # relative, of weights' bytes
 LAUNCH_FILES = ("launch.sh", "kubernetes.yaml")
 # Of a clone of dsim, into the engine's environment or image.
 PIP = "pip install . ./hooks"
@@ -71,10 +71,10 @@ def not_served(preset: Preset, profile: Profile) -> str:
         return f"no image of {engine} for AMD's {device.name} is known"
     if engine is not None and preset.policy.discipline.questions and not engine.discipline:
         return f"{engine} takes no discipline from outside"
-    # gemma4_renoise.py:95 of 0.5.23
-    if preset.engine == "sglang" and profile.family == "canvas" and weights_of(profile) != "bf16":
-        return f"SGLang 0.5.23 refuses a quantised DiffusionGemma, and {profile.name} has {weights_of(profile)} weights"
-    return ""
+    shifts = isinstance(preset.policy.unmasking, JointThresholdInDel)
+    if shifts and (profile.model.experts is None or profile.model.experts.by_block is None):
+        return f"{engine} serves {preset.policy.name} only with tokens to delete and insert, as LLaDA2.2 has them"
+    return refused(preset.policy, profile)
 
 
 def engine_of_preset(preset: Preset) -> str:
@@ -295,14 +295,6 @@ class _Flags:
         if not self._engine.defaults_known:
             return "as replayed; this release's default was not read"
         return f"as replayed; default {spelt(default)}"
-
-
-def weights_of(profile: Profile) -> str:
-    """By the profile's bytes: a name of BITS, or bytes a parameter."""
-    model, size = profile.model, profile.memory.weight_bytes
-    distance = {name: abs(size / Precision(name).weight_bytes(model) - 1) for name in BITS}
-    nearest = min(distance, key=lambda name: distance[name])
-    return nearest if distance[nearest] < CLOSE else f"{size / model.total_params:.2g} bytes a parameter"
 
 
 def _share(profile: Profile, memory_of: str) -> float:

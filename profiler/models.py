@@ -1,7 +1,8 @@
 """Shapes of models, and their parameters, FLOPs and bytes.
 
 models.json has the known ones, from public config.json: `others` are checkpoints of the same dimensions.
-LLaDA2.0-flash's feed-forward widths are secondary, and match its card's total. A dense feed-forward of 2,112 next to
+LLaDA2.0-flash's feed-forward widths are secondary, and match its card's total. LLaDA2.2-mini's are inferred from
+LLaDA2.1-mini's, and match the 30.28 GiB that coder543/minnow loads. A dense feed-forward of 2,112 next to
 experts of 704, in Gemma 4, counts as three shared experts: 25.2 B parameters, 3.8 B active (production-dllm-serving.md
 1.1).
 """
@@ -22,6 +23,14 @@ BYTES = 2  # of a parameter or a KV element, in bf16
 
 
 @dataclass(frozen=True)
+class BlockRouting:
+    """Tokens choose among the `experts` that their block of `block_length` tokens admits (LLaDA2.2)."""
+
+    experts: Positive
+    block_length: Positive
+
+
+@dataclass(frozen=True)
 class Experts:
     """`num` routed experts of width `ffn`, `top_k` a token, and `shared` ones for every token."""
 
@@ -30,6 +39,7 @@ class Experts:
     shared: int
     ffn: Positive
     dense_layers: int  # the first layers, with a dense feed-forward
+    by_block: BlockRouting | None = None  # None: each token chooses among all
 
 
 @dataclass(frozen=True)
@@ -164,10 +174,16 @@ def window_flops(m: ModelShape) -> int:
 
 
 def touched_experts(m: ModelShape, tokens: float) -> float:
-    """Expected share of routed experts that `tokens` reach, each picking top_k at random."""
+    """Expected share of routed experts that `tokens` reach, each picking top_k at random.
+
+    Routed by block, each block of tokens, the first one even if it is not full, reaches what it admits.
+    """
     if m.experts is None:
         return 0.0
-    return float(1.0 - (1.0 - m.experts.top_k / m.experts.num) ** tokens)
+    picks, times = m.experts.top_k, tokens
+    if m.experts.by_block is not None:
+        picks, times = m.experts.by_block.experts, max(1.0, tokens / m.experts.by_block.block_length)
+    return float(1.0 - (1.0 - picks / m.experts.num) ** times)
 
 
 def known_model(name: str) -> ModelShape | None:
@@ -189,6 +205,8 @@ def model(name: str) -> ModelShape:
         return read_shape(name)
     if (shape := known_model(name)) is not None:
         return shape
+    if _plain(name).startswith(UNPUBLISHED):
+        raise ProfileError(f"the dimensions of {cut(name)} are not published: expected its config.json")
     hint = did_you_mean(_plain(name), MODELS)
     raise ProfileError(
         f"no model is named {cut(name)}{hint}; the known ones are {', '.join(MODELS)}, and a Hugging Face config.json"
@@ -276,9 +294,13 @@ def _experts(config: FileObject, values: Mapping[str, int]) -> Experts | None:
     keys = config.values
     if not keys.get(config.first(*KEYS["experts.num"])):
         return None
-    experts = Experts(**{name: value_of(config, f"experts.{name}") or 0 for name in EXPERTS})
+    sizes: dict[str, Any] = {name: value_of(config, f"experts.{name}") or 0 for name in EXPERTS}
+    experts = Experts(**sizes)
     if experts.top_k > experts.num:
         raise config.error("num_experts_per_tok", experts.top_k, f"at most {experts.num} experts")
+    if keys.get("expert_capacity") and "LLaDA2" in _architecture(keys):  # SGLang's dllm/config.py
+        admitted = config.integer("expert_capacity", Range(experts.top_k, experts.num))
+        experts = replace(experts, by_block=BlockRouting(admitted, config.integer("block_size", Range(1, 1 << 16))))
     if keys.get("enable_moe_block"):  # a dense feed-forward beside the routed ones
         experts = replace(experts, shared=values["ffn"] // experts.ffn)
     step, mlp_layers, routing = 1, keys.get("mlp_only_layers") or [], keys.get("moe_layer_freq")
@@ -337,6 +359,9 @@ MODELS: dict[str, ModelShape] = {
 }
 # On Hugging Face. SDAR and LLaDA2 are trained for one block length, here 32.
 CHECKPOINTS: dict[str, str] = dict(zip(MODELS, (row["checkpoint"] for row in _ROWS), strict=True))
+# Models whose config.json was not read, with the model whose dimensions are assumed.
+INFERRED: dict[str, str] = {row["shape"]["name"]: row["inferred"] for row in _ROWS if "inferred" in row}
+UNPUBLISHED = ("llada-moe-v2",)
 _BY_NAME = {
     other.lower(): m for m, row in zip(MODELS.values(), _ROWS, strict=True) for other in (m.name, *row["others"])
 }

@@ -20,6 +20,7 @@ from ..files.schema import read_as, stored
 from ..files.write import check_file, json_text, write_whole
 from .hardware import default_max_batch
 from .models import ModelShape
+from .precision import BITS, Precision
 from .samples import KINDS_OF_STEPS
 
 SCHEMA = "dsim-profile"
@@ -37,6 +38,7 @@ ALIASES = {
     "h100-sdar": "h100-sdar-8b",
 }
 MIN_PAGES = 16
+CLOSE = 0.04  # relative, of weights' bytes
 HOST_TIMES = ("host_step", "host_request", "sequence")  # an engine's, on any GPU
 COSTS_OF = "costs_of"  # setting: the profiles whose host time an engine's data sheet takes
 
@@ -535,10 +537,23 @@ def shape_faults(shape: ModelShape) -> Iterator[Fault]:
         yield "model.experts.top_k", experts.top_k, f"at most num, {experts.num}"
     if experts is not None and experts.dense_layers > shape.layers:
         yield "model.experts.dense_layers", experts.dense_layers, f"at most layers, {shape.layers}"
+    if experts is not None and experts.by_block is not None:
+        admitted = experts.by_block.experts
+        if not experts.top_k <= admitted <= experts.num:
+            expected = f"from top_k, {experts.top_k}, to num, {experts.num}"
+            yield "model.experts.by_block.experts", admitted, expected
 
 
 def gb(num_bytes: float) -> str:
     return f"{num_bytes / 1e9:.3g} GB"
+
+
+def weights_of(profile: Profile) -> str:
+    """By the profile's bytes: a name of BITS, or bytes a parameter."""
+    model, size = profile.model, profile.memory.weight_bytes
+    distance = {name: abs(size / Precision(name).weight_bytes(model) - 1) for name in BITS}
+    nearest = min(distance, key=lambda name: distance[name])
+    return nearest if distance[nearest] < CLOSE else f"{size / model.total_params:.2g} bytes a parameter"
 
 
 def digits(value: float, num: int = 6) -> float:

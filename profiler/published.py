@@ -17,8 +17,18 @@ CANVAS_LAWS: tuple[CanvasLaw, ...] = tuple(read_as(CanvasLaw, FILE.name, "", row
 
 
 def editing_laws(model: str) -> tuple[CanvasLaw, ...]:
-    """Laws of forwards per block edited until no token changes (LLaDA2.1's report); empty for other models."""
-    return tuple(read_as(CanvasLaw, FILE.name, "", row) for row in _PUBLISHED["editing"].get(model, ()))
+    """Laws of forwards per block edited until no token changes; empty for other models.
+
+    LLaDA2.2's report has none: its models borrow those of LLaDA2.1's report, with SGLang's cap, which is one higher.
+    """
+    editing, near = _PUBLISHED["editing"], model.replace("LLaDA2.2", "LLaDA2.1")
+    own = tuple(read_as(CanvasLaw, FILE.name, "", row) for row in editing.get(model, ()))
+    if near == model:
+        return own
+    borrowed = (read_as(CanvasLaw, FILE.name, "", row) for row in editing.get(near, ()))
+    return own + tuple(
+        replace(law, most=law.most + 1, source=f"borrowed from {near}: {law.source}") for law in borrowed
+    )
 
 
 def published_commits(model: str) -> tuple[CommitModel, ...]:

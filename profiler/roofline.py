@@ -21,6 +21,7 @@ from .hardware import (
 )
 from .models import (
     BYTES,
+    INFERRED,
     MODELS,
     ModelShape,
     attention_flops,
@@ -102,6 +103,8 @@ def roofline(
     _check(gpu, model, tp, precision)
     kind = generates or family(model)
     shape = "dimensions in profiler/models.py" if MODELS.get(model.name) == model else "dimensions in config.json"
+    if model.name in INFERRED and MODELS[model.name] == model:
+        shape += f", inferred: those of {INFERRED[model.name]}"
     sheet = "data sheet figures and efficiencies in profiler/hardware.py" if GPUS.get(gpu.name) == gpu else gpu.source
     latency = latency_model(gpu, model, tp, graphs, precision)
     if kind == "full-sequence":

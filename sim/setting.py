@@ -13,7 +13,7 @@ from ..engine.journal import RequestTable
 from ..engine.policy import Policy
 from ..engine.prefix import Prefixes
 from ..profiler.hardware import default_max_batch
-from ..profiler.profile import Device, MemoryModel, Profile, of_family
+from ..profiler.profile import CLOSE, Device, MemoryModel, Profile, of_family, weights_of
 from ..traces import Trace
 from ..traces.trace import Ints
 from .step_model import StepModel
@@ -35,7 +35,10 @@ class Setting:
             object.__setattr__(self, "policy", replace(self.policy, batching=batching))
 
     def check(self) -> Self:
-        """Self; ProfileError if the profile lacks what decides commits."""
+        """Self; ProfileError if the profile lacks what decides commits, or its checkpoint is refused."""
+        reason = refused(self.policy, self.profile)
+        if reason:
+            raise ProfileError(f"{cut(self.policy.name)}: {reason}")
         _ = self.commits
         return self
 
@@ -170,6 +173,19 @@ class Setting:
         name = self.workload or profile.commits[0].workload
         fitted = {m.threshold for m in profile.commits if m.workload == name}
         return min(fitted, key=lambda near: (round(abs(near - threshold), 9), -near), default=threshold)
+
+
+def refused(policy: Policy, profile: Profile) -> str:
+    """Why a profile's checkpoint does not run so, or not on the policy's engine; empty: it does."""
+    model = profile.model
+    if model.experts is not None and model.experts.by_block is not None and policy.family == "block-diffusion":
+        block = model.experts.by_block.block_length
+        if policy.block_length != block:
+            return f"block_length is {policy.block_length}, expected {block}, by which {model.name} routes experts"
+    reason = policy.batching.refuses_quantised(profile.family)
+    if reason and profile.memory.weight_bytes < (1 - CLOSE) * model.weight_bytes:
+        return f"{profile.name} has weights of {weights_of(profile)}, and {reason}"
+    return ""
 
 
 def limits_on(policy: Policy, memory: MemoryModel, device: Device, model: Any) -> Limits:

@@ -35,6 +35,9 @@ def _unknown(setting: Setting) -> Iterator[str]:
         )
     if law is None:
         return
+    if law.source.startswith("borrowed from "):
+        source = law.source.partition(":")[0]
+        yield f"{policy.name}: forwards a block of {profile.model.name} are not published: {source}"
     counted = profile.counted_length(law.workload, law.canvas_length)
     if counted != law.canvas_length:
         times = max(1.0, law.canvas_length / counted)

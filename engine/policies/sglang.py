@@ -163,6 +163,11 @@ class Rounds(Scheduler):
     def shares_prefixes(self, policy: Policy) -> bool:
         return policy.granularity.on_a_grid  # SGLang serves DiffusionGemma without its radix cache
 
+    def refuses_quantised(self, family: str) -> str:
+        # gemma4_renoise.py:95
+        reason = "SGLang 0.5.23 refuses a quantised DiffusionGemma: expected bf16 weights, or vllm-diffusion"
+        return reason * (family == "canvas")
+
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
         grid = policy.granularity.on_a_grid
         late = grid and policy.unmasking.strategy != "law"
@@ -716,14 +721,26 @@ class JointThreshold(Unmasking):
     max_post_edit_steps: Annotated[int, Range(0, 4096), "most forwards of a block without masks"] = 16
 
     own_threshold: ClassVar[float | None] = 0.5
+    last_steps: ClassVar[int] = 1  # one that changes nothing
 
     def most_steps(self, block_length: int) -> int:
-        # One forward per mask, the edits, and a last one that changes nothing.
-        steps = block_length + self.max_post_edit_steps + 1
+        # One forward per mask, the edits, and the last ones.
+        steps = block_length + self.max_post_edit_steps + self.last_steps
         return min(steps, self.denoising_steps or steps)
 
     def numbers(self, policy: Policy) -> Mapping[str, bool | int | float]:
         return {"final": True}
+
+
+@dataclass(frozen=True)
+class JointThresholdInDel(JointThreshold):
+    """JointThreshold with deletions and insertions, which shift tokens within the block (LLaDA2.2).
+
+    The block keeps its length and is computed whole: edits cost forwards, not positions. A clean-up that changes
+    something needs one forward more, for the KV; it is among the law's forwards.
+    """
+
+    last_steps: ClassVar[int] = 2  # a clean-up, and one that stores its tokens
 
 
 _CONFIDENT = LowConfidence(threshold=0.95, strict=True)
@@ -772,6 +789,21 @@ PRESETS = {
         SPACE,
         engine="sglang",
         serve=SERVE.format("JointThreshold"),
+        flags={**IN_BLOCKS, **EDITS},
+    ),
+    "sglang-indel": Preset(
+        Policy(
+            "sglang-indel",
+            batching=Rounds(),
+            unmasking=JointThresholdInDel(threshold=0.5, strategy="law"),
+            memory=_PAGES,
+        ),
+        "max_running_requests",
+        "SGLang 0.5.23, JointThresholdInDel (LLaDA2.2): as sglang-joint, and tokens may be deleted and inserted",
+        SOURCE,
+        SPACE,
+        engine="sglang",
+        serve=SERVE.format("JointThresholdInDel"),
         flags={**IN_BLOCKS, **EDITS},
     ),
     "sglang-gemma": Preset(

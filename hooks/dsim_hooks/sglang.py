@@ -221,5 +221,10 @@ def engine():
 def preset_of(dllm):
     """dsim's preset, or None."""
     usual = "sglang-fdfo" if dllm.first_done_first_out_mode else "sglang-sync"
-    presets = {"LowConfidence": usual, "JointThreshold": "sglang-joint", "Gemma4Renoise": "sglang-gemma"}
+    presets = {
+        "LowConfidence": usual,
+        "JointThreshold": "sglang-joint",
+        "JointThresholdInDel": "sglang-indel",
+        "Gemma4Renoise": "sglang-gemma",
+    }
     return presets.get(dllm.algorithm)

@@ -41,7 +41,7 @@ CANVAS_LAWS = tuple(
 # number on average; a test solves again. Spreads are assumed.
 EDITING_SPREADS = 0.2, 0.3  # of requests and blocks: standard deviations of the logarithm
 # A third entry is another source: the released build on random text, where the data sheet alone would give 16 forwards
-# at 4.3 ms.
+# at 4.3 ms; LLaDA2.2-mini's own decoder, whose rules are those of SGLang's JointThresholdInDel.
 EDITING: dict[str, Any] = _PUBLISHED["editing"]
 
 
@@ -49,9 +49,10 @@ def editing_laws(model: str) -> tuple[CanvasLaw, ...]:
     """Laws of forwards per block edited until no token changes; empty for other models."""
     report = f"LLaDA2.1's report, {model}, speed mode: {{:g}} tokens a forward, which is {{:.2f}} forwards a block of "
     report += f"{BLOCK_LENGTH}; spreads between requests and blocks are assumed"
+    most = BLOCK_LENGTH + 17 + model.startswith("LLaDA2.2")
     return tuple(
         CanvasLaw(
-            workload, BLOCK_LENGTH, median, *EDITING_SPREADS, most=BLOCK_LENGTH + 17, engine="SGLang" if other else "",
+            workload, BLOCK_LENGTH, median, *EDITING_SPREADS, most=most, engine="SGLang" * ("SGLang" in "".join(other)),
             source=other[0] if other else report.format(tokens, BLOCK_LENGTH / tokens),
         )
         for workload, (tokens, median, *other) in EDITING.get(model, {}).items()

@@ -122,6 +122,15 @@ def test_a_policy_file_is_the_spec_it_says(trace: str, tmp_path: Path) -> None:
     assert by_file == by_spec
 
 
+def test_what_the_engine_refuses_is_one_line(trace: str) -> None:
+    ran = dsim("replay", trace, "--profile", "h100-diffusiongemma-fp8", "--policy", "sglang-gemma")
+    assert (ran.code, ran.err) == (
+        2,
+        "Error: sglang-gemma: h100-diffusiongemma-fp8 has weights of fp8, and SGLang 0.5.23 refuses a quantised "
+        "DiffusionGemma: expected bf16 weights, or vllm-diffusion\n",
+    )
+
+
 def test_bad_rows_are_skipped_and_counted_when_asked(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text(
         rows(5) + "{broken\n" + '{"timestamp": 1, "input_length": -4, "output_length": 1}\n'

@@ -58,7 +58,7 @@ VARIANTS = (
 ENGINES = {
     "lmdeploy-0.18": ",num_pages=11", "vllm-ar": ",num_pages=40", "vllm-ar,drafter=eagle": ",num_pages=40",
     "vllm-diffusion": ",num_pages=60", "sglang-fdfo": ",num_pages=20", "sglang-sync": ",num_pages=20",
-    "sglang-joint": ",num_pages=20", "sglang-gemma": ",num_pages=5",
+    "sglang-joint": ",num_pages=20", "sglang-indel": ",num_pages=20", "sglang-gemma": ",num_pages=5",
 }  # fmt: skip
 
 

@@ -122,6 +122,13 @@ def test_a_llada2_that_says_neither_turns_half_a_head_and_scales_its_experts(tmp
     assert (config.rotary, config.experts and config.experts.scale) == (8, 2.5)
 
 
+def test_experts_routed_by_block_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    rewrite(tmp_path, **LLADA2 | {"expert_capacity": 48})
+    with pytest.raises(ModelError, match="expert_capacity is 48, expected null"):
+        config_of(str(tmp_path))
+
+
 def test_every_family_is_held_against_an_independent_implementation() -> None:
     # The shipped model has the decoder's own arithmetic.
     assert {*FAMILIES} - {*CHECKPOINTS} == {"TinyBothWaysLM"}

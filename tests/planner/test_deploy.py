@@ -27,7 +27,7 @@ from dsim.sim.setting import Setting
 
 SERVED = [name for name, preset in PRESETS.items() if preset.engine]
 VLLM, FP8, SDAR = load("h200x2-diffusiongemma-vllm"), load("h100-diffusiongemma-fp8"), load("a100-sdar-8b")
-QWEN = load("h100-qwen3-8b-ar")
+QWEN, LLADA2_2 = load("h100-qwen3-8b-ar"), roofline(gpu("H100"), model("LLaDA2.2-mini"))
 
 
 def deployed(spec: str, profile: Any = SDAR, replicas: int = 1, **how: Any) -> Deployment:
@@ -153,6 +153,12 @@ def test_a_truth_is_one_flag_or_the_other_and_a_file_holds_what_has_none() -> No
     joint = deployed("sglang-joint,edit_threshold=0.2")
     assert joint.config == {"block_size": 32, "threshold": 0.5, "edit_threshold": 0.2, "max_post_edit_steps": 16}
     assert yaml.safe_load(joint.files()["dllm.yaml"]) == joint.config
+    indel = deployed("sglang-indel", LLADA2_2)
+    assert "inclusionAI/LLaDA2.2-mini --trust-remote-code --dllm-algorithm JointThresholdInDel" in indel.shell
+    assert indel.config == {**joint.config, "edit_threshold": 0.0}
+    earlier = roofline(gpu("H100"), model("LLaDA2.1-mini"))
+    with pytest.raises(DsimError, match=r"SGLang 0\.5\.23 serves sglang-indel only with tokens to delete and insert"):
+        candidates_of(World("azure-conv"), ["sglang-indel"], [earlier], lambda profile: None)
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -169,7 +175,8 @@ def test_every_option_is_one_of_the_engines_release(name: str) -> None:
     """benchmarks/launch.py reads the options in the releases; those of LMDeploy 0.11 were not read."""
     known = json.loads(Path(__file__).with_name("launch_options.json").read_text(encoding="utf-8"))
     engine = PRESETS[name].engine.partition("-")[0]
-    words = [*deployed(name).command, deployed(name).port_flag, *deployed(name).everywhere.split()]
+    launch = deployed(name, LLADA2_2 if name == "sglang-indel" else SDAR)
+    words = [*launch.command, launch.port_flag, *launch.everywhere.split()]
     assert [word for word in words if word.startswith("--") and word not in known[engine]["options"]] == []
     assert known[engine]["version"] == ENGINES[engine].version
 

@@ -45,7 +45,7 @@ def test_a_setting_that_the_memory_cannot_hold_is_not_tried() -> None:
     assert max(rows) == 32  # of 48 and 64 rows an H100 has no room for the logits
     check = searchable(FP8, None)
     with pytest.raises(DsimError, match="at most 37 rows"):
-        check(parse("sglang-gemma"))
+        check(parse("vllm-diffusion,max_num_seqs=64"))
     sglang = load("h200x2-diffusiongemma-sglang")
     [one], _ = candidates_of(World("azure-conv", slos=("ttft=4s",)), ["sglang-gemma"], [sglang], lambda p: None)
     assert (one.original, one.policy) == ("sglang-gemma", "sglang-gemma,max_running_requests=2")

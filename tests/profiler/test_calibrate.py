@@ -58,12 +58,22 @@ def test_solving_again_gives_the_stored_answer() -> None:
 
 @pytest.mark.parametrize("model", EDITING)
 def test_laws_of_editing_blocks_take_as_many_forwards_as_were_published(model: str) -> None:
-    for law in editing_laws(model):
-        tokens, *_ = EDITING[model][law.workload]
+    laws = {law.workload: law for law in editing_laws(model)}
+    for workload, (tokens, *_) in EDITING[model].items():
+        law = laws[workload]
         draws = LawDraws(law, 0, 1).arrays
         requests = np.exp(law.request_spread / law.canvas_spread * np.log(draws.factors[0]))
         steps = np.floor(law.median * np.outer(requests, draws.factors[0]) + 0.5).clip(law.least, law.most)
         assert steps.mean() == pytest.approx(32 / tokens, rel=1e-3)
+
+
+def test_llada2_2_borrows_the_laws_that_its_report_lacks_and_takes_one_forward_more_at_most() -> None:
+    mini, flash = editing_laws("LLaDA2.2-mini"), editing_laws("LLaDA2.2-flash")
+    assert [law.workload for law in mini[:2]] == ["chat", "gsm8k"]
+    assert not mini[0].source.startswith("borrowed")
+    assert all(law.source.startswith("borrowed from LLaDA2.1-mini: ") for law in mini[1:])
+    assert [law.median for law in flash] == [law.median for law in editing_laws("LLaDA2.1-flash")]
+    assert {law.most for law in mini + flash} == {50}
 
 
 def test_the_law_of_an_evaluation_has_the_published_distribution() -> None:

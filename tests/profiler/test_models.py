@@ -9,10 +9,12 @@ import pytest
 from dsim.engine.errors import ProfileError
 from dsim.live.shipped_configs import CONFIGS
 from dsim.profiler.models import (
+    BYTES,
     CHECKPOINTS,
     MODELS,
     architecture_of,
     embedding_params,
+    expert_params,
     family,
     layer_params,
     model,
@@ -37,6 +39,8 @@ COUNTS = {
     "LLaDA2.0-flash": (102.890, 101.602, 4.865, 6.152, 65_536),
     "LLaDA2.1-mini": (16.256, 15.612, 0.789, 1.433, 40_960),
     "LLaDA2.1-flash": (102.890, 101.602, 4.865, 6.152, 65_536),
+    "LLaDA2.2-mini": (16.256, 15.612, 0.789, 1.433, 40_960),
+    "LLaDA2.2-flash": (102.890, 101.602, 4.865, 6.152, 65_536),
     "Gemma4-26B-A4B": (25.233, 24.494, 3.084, 3.822, 20_480),
     "DiffusionGemma-26B-A4B": (25.233, 24.494, 3.084, 3.822, 20_480),  # 25.2 B, of them 3.8 B active, as its card says
     "LLaDA-8B": (8.016, 6.980, 6.980, 8.016, 524_288),
@@ -57,6 +61,47 @@ def test_one_token_touches_its_top_k_experts() -> None:
     assert touched_experts(m, 1) == pytest.approx(8 / 128)
     assert touched_experts(m, 2) == pytest.approx(1 - (120 / 128) ** 2)
     assert touched_experts(MODELS["SDAR-8B"], 100) == 0.0
+
+
+ROWS = (1, 2, 4, 8, 16, 32)  # of 32 tokens
+
+
+def test_rows_routed_by_block_reach_48_experts_each_and_at_16_rows_nearly_all() -> None:
+    by_block, by_token = MODELS["LLaDA2.2-mini"], MODELS["LLaDA2.1-mini"]
+    assert [round(256 * touched_experts(by_block, 32 * rows)) for rows in ROWS] == [48, 87, 144, 207, 247, 256]
+    assert [round(256 * touched_experts(by_token, 32 * rows)) for rows in ROWS] == [163, 222, 252, 256, 256, 256]
+    assert all(256 * touched_experts(by_block, 32 * rows) <= 48 * rows for rows in ROWS)
+    # A block that is not full may reach what its block admits.
+    assert [256 * touched_experts(by_block, tokens) for tokens in (1, 8, 31)] == [48] * 3
+
+
+@pytest.mark.parametrize(("size", "by_block", "by_token"), [("mini", 5.7, 19.5), ("flash", 37.4, 127.4)])
+def test_one_row_s_expert_bytes_fall_to_a_third(size: str, by_block: float, by_token: float) -> None:
+    shapes = MODELS[f"LLaDA2.2-{size}"], MODELS[f"LLaDA2.1-{size}"]
+    gigabytes = [BYTES * expert_params(m) * touched_experts(m, 32) / 1e9 for m in shapes]
+    assert gigabytes == pytest.approx([by_block, by_token], abs=0.05)
+    many = [touched_experts(m, 32 * 16) for m in shapes]
+    assert many[0] == pytest.approx(many[1], rel=0.04)
+
+
+def test_a_config_json_says_what_a_block_admits(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    llada2 = {**CONFIGS["llada2-mini"], "architectures": ["LLaDA2MoeModelLM"], "_name_or_path": "x/LLaDA2.2-mini"}
+    llada2 |= {"max_position_embeddings": 131_072, "block_size": 32, "use_qk_norm": True, "expert_capacity": 48}
+    path.write_text(json.dumps(llada2))
+    assert model(str(path)) == MODELS["LLaDA2.2-mini"]
+    for capacity in (7, 257):
+        path.write_text(json.dumps(llada2 | {"expert_capacity": capacity}))
+        with pytest.raises(ProfileError, match=f"expert_capacity is {capacity}, expected .*8.* 256"):
+            model(str(path))
+    path.write_text(json.dumps({**llada2, "block_size": None}))
+    with pytest.raises(ProfileError, match="block_size is null, expected"):
+        model(str(path))
+
+
+def test_a_model_of_unpublished_dimensions_is_named() -> None:
+    with pytest.raises(ProfileError, match="the dimensions of inclusionAI/LLaDA-MoE-v2-30B-A3B are not published: "):
+        model("inclusionAI/LLaDA-MoE-v2-30B-A3B")
 
 
 def test_an_unknown_model_lists_the_known_ones() -> None:

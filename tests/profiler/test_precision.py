@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 
 from dsim.engine.errors import ProfileError
-from dsim.engine.policy import PRESETS
-from dsim.planner.deploy import deployment_of, not_served, weights_of
+from dsim.engine.policy import PRESETS, parse
+from dsim.planner.deploy import deployment_of, not_served
 from dsim.profiler.hardware import gpu
 from dsim.profiler.models import model
 from dsim.profiler.precision import BITS, Precision, precision_of
+from dsim.profiler.profile import weights_of
 from dsim.profiler.roofline import compute_slope, roofline, weight_read
+from dsim.sim.setting import Setting
 
 GEMMA, LLADA = model("DiffusionGemma-26B-A4B"), model("LLaDA2.1-mini")
 
@@ -96,4 +98,9 @@ def test_a_launch_has_the_checkpoint_and_the_keys_and_sglang_refuses_the_canvase
     assert "nvidia/diffusiongemma-26B-A4B-it-NVFP4" in found.shell
     assert "--kv-cache-dtype fp8" in found.shell
     assert "refuses a quantised DiffusionGemma" in not_served(PRESETS["sglang-gemma"], profile)
-    assert not_served(PRESETS["sglang-gemma"], replace(profile, memory=roofline(gpu("H200"), GEMMA).memory)) == ""
+    with pytest.raises(ProfileError, match=r"^sglang-gemma:8: .* has weights of nvfp4, and SGLang .* vllm-diffusion$"):
+        Setting(parse("sglang-gemma:8"), profile).check()
+    whole = roofline(gpu("H200"), GEMMA)
+    mixed = replace(whole, memory=replace(whole.memory, weight_bytes=28 * 10**9))  # experts of 8 bits
+    assert "has weights of 1.1 bytes a parameter, and SGLang" in not_served(PRESETS["sglang-gemma"], mixed)
+    assert not_served(PRESETS["sglang-gemma"], whole) == ""

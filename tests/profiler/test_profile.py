@@ -128,6 +128,11 @@ BAD = [
     (CACHES, overhead("fill"), 'cache_overhead[0] is "MaskKV fill", expected a cache of'),
     (("device", "count"), 0, "device.count is 0, expected at least 1"),
     (("model", "experts"), {}, "model.experts.num is missing, expected keys num, top_k, shared, ffn, dense_layers"),
+    (
+        ("model", "experts"),
+        {"num": 8, "top_k": 2, "shared": 0, "ffn": 4, "dense_layers": 0, "by_block": {"experts": 1, "block_length": 4}},
+        "model.experts.by_block.experts is 1, expected from top_k, 2, to num, 8",
+    ),
     (("model", "layers"), 10**400, "model.layers is 1" + "0" * 76 + "..., expected at most 9223372036854775807"),
     (KNOTS, [], "latency.knots is a list of 0, expected at least one knot"),
     ((*KNOTS, 1), [1, 1.0], "latency.knots[1][0] is 1.0, expected above the knot before, 1 tokens"),

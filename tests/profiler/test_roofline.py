@@ -83,6 +83,15 @@ def test_experts_are_read_as_tokens_reach_them() -> None:
     assert weight_read(device, shape, 1, 4096) * device.bandwidth * 0.8 == pytest.approx(31.87e9, rel=0.01)
 
 
+def test_a_row_of_blocks_is_priced_as_counted_on_a_gb10() -> None:
+    # coder543/minnow, LLaDA2.2-mini: 25.1 to 31.3 ms a forward of one row, 45.2 of 256 experts reached in a layer.
+    by_block, by_token = (latency_model(gpu("GB10"), model(f"LLaDA2.{n}-mini"), 1, True).base(32) for n in (2, 1))
+    assert by_block == pytest.approx(32e-3, rel=0.01)
+    assert by_token == pytest.approx(95e-3, rel=0.01)
+    sources = roofline(gpu("GB10"), model("LLaDA2.2-mini")).provenance.sources
+    assert sources[1] == "dimensions in profiler/models.py, inferred: those of LLaDA2.1-mini"
+
+
 def test_what_does_not_fit_says_both_values() -> None:
     with pytest.raises(ProfileError, match=r"SDAR-30B-A3B takes 61.1 GB of bf16 weights, 1 x L40S holds 48.3 GB"):
         roofline(gpu("L40S"), model("SDAR-30B-A3B"))

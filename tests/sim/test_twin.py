@@ -343,4 +343,18 @@ def test_joint_threshold_s_settings_bound_the_law_and_its_thresholds_are_the_tex
         for most in (0, 16)
     ]
     assert parse("sglang-joint").unmasking.most_steps(32) == 49
+    assert parse("sglang-indel").unmasking.most_steps(32) == 50
     assert forwards[0] <= forwards[1] <= 2 * 49
+
+
+def test_a_checkpoint_routed_by_block_is_refused_in_other_blocks_and_warns_of_a_borrowed_law() -> None:
+    flash = roofline(hardware.gpu("H200"), models.model("LLaDA2.2-flash"), 4)
+    setting = Setting(parse("sglang-indel"), flash).check()
+    assert warnings_of(setting) == [
+        "sglang-indel: forwards a block of LLaDA2.2-flash are not published: borrowed from LLaDA2.1-flash"
+    ]
+    mini = roofline(hardware.gpu("H100"), models.model("LLaDA2.2-mini"))
+    assert warnings_of(Setting(parse("sglang-indel"), mini).check()) == []
+    for policy in ("sglang-indel", "lmdeploy-bd32"):
+        with pytest.raises(ProfileError, match=r"is 16, expected 32, by which LLaDA2\.2-flash routes experts"):
+            Setting(parse(f"{policy},block_length=16"), flash).check()
