@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from dsim.planner.contents import asked_of, digest
 from dsim.profiler.profile import load, save
 from dsim.results.world import World
+
+from ..checks import cases
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ROW = '{"timestamp": 0, "input_length": 9, "output_length": 8}\n'
@@ -74,10 +74,10 @@ KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], World], str, str
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_edited_file_is_another_question_and_the_same_content_elsewhere_the_same(kind: str, tmp_path: Path) -> None:
+@cases("kind", *KINDS)
+def test_an_edited_file_is_another_question_and_the_same_content_elsewhere_the_same(kind: str) -> None:
     write, world_of, before, after = KINDS[kind]
-    here, there = tmp_path / "here", tmp_path / "there"
+    here, there = Path("here"), Path("there")
     here.mkdir()
     file = write(here)
     key = digest(asked_of(world_of(file)))
