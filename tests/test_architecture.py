@@ -39,16 +39,10 @@ MAY_IMPORT["cli"] = {*MAY_IMPORT}
 # Modules with a licence of their own: the one that measures a device, and those that run and validate on it.
 EXCEPTIONS = {"profiler.measure": {"live"}}
 ONLY_IN = {
-    "simpy": {"sim"},
-    "torch": {"live", "kernels"},
-    "triton": {"live", "kernels"},
-    "typer": {"cli"},
-    "rich": {"cli", "report"},
-    "plotly": {"report"},
-    "starlette": {"serve"},
-    "uvicorn": {"serve"},
+    "simpy": {"sim"}, "torch": {"live", "kernels"}, "triton": {"live", "kernels"}, "typer": {"cli"},
+    "rich": {"cli", "report"}, "plotly": {"report"}, "starlette": {"serve"}, "uvicorn": {"serve"},
     "prometheus_client": {"following", "serve"},
-}
+}  # fmt: skip
 # What would bring a clock, a device, the environment or hidden randomness into the engine.
 NOT_IN_ENGINE = {
     "asyncio", "datetime", "multiprocessing", "os", "random", "secrets", "socket", "subprocess", "threading", "time",

@@ -12,6 +12,7 @@ from rich.console import Console
 from dsim.cli import bar as module
 from dsim.cli.bar import EVERY, Bar, watch_runs
 
+from ..checks import cases
 from .command import rows, succeed
 
 
@@ -89,17 +90,14 @@ def test_a_terminal_gets_a_bar_and_no_lines(monkeypatch: pytest.MonkeyPatch) -> 
     assert " of 2" not in text.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        ("replay t.jsonl --json", r"(replay|optimus): \d+ (of 80 )?requests"),
-        ("sweep c.toml -o s --jobs 1 --json", r"sweep: \d of 2 cells; "),
-        pytest.param(
-            "tune t.jsonl --slo e2el=9s --trials 2 --space s.toml --json",
-            r"(searching|confirming): \d( of 2)?", marks=pytest.mark.slow,
-        ),
-    ],
-    ids=["replay", "sweep", "tune"],
+@cases(
+    "arguments line",
+    ("replay t.jsonl --json", r"(replay|optimus): \d+ (of 80 )?requests"),
+    ("sweep c.toml -o s --jobs 1 --json", r"sweep: \d of 2 cells; "),
+    pytest.param(
+        "tune t.jsonl --slo e2el=9s --trials 2 --space s.toml --json", r"(searching|confirming): \d( of 2)?",
+        marks=pytest.mark.slow,
+    ),
 )  # fmt: skip
 def test_the_long_commands_say_so_on_standard_error_alone(arguments: str, line: str) -> None:
     Path("t.jsonl").write_text(rows(80))

@@ -43,13 +43,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
         return dsim(PRICED, "--json -o out").json, folder / "out"
 
 
-SHEET = """
-name = "Mine"
-source = "a data sheet of mine"
-bf16_tflops = 500
-bandwidth_gb_s = 4000
-memory_gb = 96
-"""
+SHEET = 'name = "Mine"\nsource = "a data sheet of mine"\nbf16_tflops = 500\nbandwidth_gb_s = 4000\nmemory_gb = 96\n'
 
 
 def test_the_text_says_what_to_run_what_it_costs_and_what_could_change_it() -> None:

@@ -79,13 +79,9 @@ def test_the_readme_says_how_far_the_calibration_is_off() -> None:
 WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 NUMBERS = {word: number for number, word in enumerate(WORDS, 1)}
 SHARES = {
-    "a third": 1 / 3,
-    "half": 1 / 2,
-    "a quarter": 1 / 4,
-    "two thirds": 2 / 3,
-    "three quarters": 3 / 4,
+    "a third": 1 / 3, "half": 1 / 2, "a quarter": 1 / 4, "two thirds": 2 / 3, "three quarters": 3 / 4,
     "three eighths": 3 / 8,
-}
+}  # fmt: skip
 AGAIN = "run `python benchmarks/answer.py`"
 
 

@@ -13,22 +13,15 @@ from ..held_up import PATIENCE, SWEEP, start, wait_until
 from ..stored import rows as stored
 from .command import dsim, held, succeed
 
-CONFIG = """
-[base]
-trace = "azure-conv"
-policy = "chunk"
-num_requests = 40
-
-[grid]
-rate = [1, 2]
-policy.chunk = [4, 8]
-"""
+TOML = (
+    '[base]\ntrace = "azure-conv"\npolicy = "chunk"\nnum_requests = 40\n[grid]\nrate = [1, 2]\npolicy.chunk = [4, 8]\n'
+)
 FILES = ["replays.db", "report.html", "results.csv", "sweep.json"]
 
 
 @pytest.fixture(autouse=True)
 def _files() -> None:
-    Path("c.toml").write_text(CONFIG)
+    Path("c.toml").write_text(TOML)
 
 
 def test_a_sweep_ends_with_what_it_did_and_json_is_one_object_with_the_api_s_rows() -> None:
@@ -68,11 +61,11 @@ def test_policies_that_commit_at_another_threshold_than_theirs_are_told_of_the_f
 
 
 def test_failed_cells_are_warned_of_and_a_sweep_of_nothing_else_fails() -> None:
-    Path("c.toml").write_text(CONFIG.replace("policy.chunk = [4, 8]", "policy.num_pages = [1, 'none']"))
+    Path("c.toml").write_text(TOML.replace("policy.chunk = [4, 8]", "policy.num_pages = [1, 'none']"))
     ran = succeed("sweep c.toml -o out --jobs 1")
     assert "4 cells; 4 run; 2 failed; " in ran.out
     assert ran.err.count("none of its 40 requests fits") == 2
-    Path("c.toml").write_text(CONFIG.replace("[grid]", "'policy.num_pages' = 1\n[grid]"))
+    Path("c.toml").write_text(TOML.replace("[grid]", "'policy.num_pages' = 1\n[grid]"))
     ran = dsim("sweep c.toml -o none --jobs 1")
     assert (ran.code, ran.err.splitlines()[3]) == (2, "Warning: 1 more cells failed: column error")
     assert ran.err.splitlines()[-1].startswith("Error: every cell failed; the first: cell ")
@@ -81,7 +74,7 @@ def test_failed_cells_are_warned_of_and_a_sweep_of_nothing_else_fails() -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_a_folder_that_the_same_command_finishes() -> None:
-    Path("c.toml").write_text(CONFIG.replace("[4, 8]", "[2, 4, 8, 16]"))
+    Path("c.toml").write_text(TOML.replace("[4, 8]", "[2, 4, 8, 16]"))
     running = start(SWEEP, "sweep", "c.toml", "-o", "out", "--jobs", 2, folder=Path("gate"), num_passes=3)
     wait_until(lambda: len(stored(Path("out/replays.db"))) == 3, running)
     os.killpg(running.pid, signal.SIGINT)

@@ -43,11 +43,6 @@ def settings(folder: Path) -> Path:
     return folder / "mine.toml"
 
 
-def code_of_settings(folder: Path) -> Path:
-    settings(folder)
-    return folder / "mine.py"
-
-
 POOL = "1@h100-sdar-8b,lmdeploy-bd32"
 KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], World], str, str]] = {
     "trace": (trace, lambda file: World(str(file)), "9", "10"),
@@ -57,7 +52,7 @@ KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], World], str, str
     "policy's code": (code, lambda file: World("azure-conv", policy=f"{file}:POLICY,calm=4"), "= 32\n", "= 16\n"),
     "policy's TOML": (settings, lambda file: World("azure-conv", policy=str(file)), "= 4", "= 8"),
     "code of a policy's TOML": (
-        code_of_settings,
+        lambda folder: settings(folder).with_name("mine.py"),
         lambda file: World("azure-conv", policy=str(file.with_name("mine.toml"))), "= 32\n", "= 16\n",
     ),
     "router": (of_fleet("router"), lambda file: World("azure-conv", router=f"{file}:ROUTER"), "def ", "def  "),

@@ -15,13 +15,7 @@ from ..cli.command import rows
 from ..held_up import PATIENCE
 
 KILLS = 10
-PROGRAM = """
-from dsim.cli import main
-from dsim.planner import tune
-
-tune.REPLICATIONS = 2
-main()
-"""
+PROGRAM = "from dsim.cli import main\nfrom dsim.planner import tune\ntune.REPLICATIONS = 2\nmain()\n"
 SWEEP = '[base]\ntrace = "azure-conv"\nnum_requests = 40\n[grid]\npolicy = ["ar", "chunk"]\nrate = [1, 2, 3, 4]\n'
 COMMANDS = {
     "plan": "trace.jsonl --policy chunk --policy ar --slo ttft=2s --rate 8 --num-requests 120 --jobs 2",

@@ -1,8 +1,6 @@
 """The store of answers: what is asked twice is computed once, and a file that is not dsim's is refused."""
 
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +90,6 @@ def test_another_search_is_told_from_the_one_that_has_the_folder(store: Path) ->
         memo.claim("plan", {"seed": 1, "trace": "t"})
 
 
-def _of_another(store: Path) -> None:
-    with closing(sqlite3.connect(store)) as database:
-        database.execute("CREATE TABLE diary (day TEXT)")
-
-
 def _changed(store: Path) -> None:
     memo = opened(store)
     ask(memo, 1)
@@ -111,7 +104,14 @@ def _torn(store: Path) -> None:
     store.write_bytes(data)
 
 
-@cases("damage", lambda store: store.write_text("dear diary\n"), _of_another, _changed, _torn, Path.mkdir)
+@cases(
+    "damage",
+    lambda store: store.write_text("dear diary\n"),
+    lambda store: change(store, "CREATE TABLE diary (day TEXT)"),
+    _changed,
+    _torn,
+    Path.mkdir,
+)
 def test_a_foreign_or_damaged_store_is_refused_in_one_line(store: Path, damage: Callable[[Path], Any]) -> None:
     damage(store)
     with refused() as error:

@@ -13,6 +13,7 @@ from dsim.profiler.profile import load, save
 
 from ..checks import cases
 from ..cli.command import rows, succeed
+from ..cli.test_sweep import TOML
 from .browser import CHROMIUM, Browser
 
 pytestmark = [
@@ -30,9 +31,6 @@ COMMANDS = {
     "plan": f"plan {QUEUE} --policy ar,max_batch=8 --slo mean:e2el=150ms --num-requests 200 --rate 30",
 }  # fmt: skip
 SPACE = 'policy = ["optimus", "chunk"]\nchunk = [4, 16]\nmax_batch = ["none", 32]\n'
-SWEEP = (
-    '[base]\ntrace = "azure-conv"\npolicy = "chunk"\nnum_requests = 40\n[grid]\nrate = [1, 2]\npolicy.chunk = [4, 8]\n'
-)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         Path("trace.jsonl").write_text(rows(100))
         save(replace(load("a100-sdar-8b"), family="autoregressive"), "ar.json")
         Path("space.toml").write_text(SPACE)
-        Path("sweep.toml").write_text(SWEEP)
+        Path("sweep.toml").write_text(TOML)
         for name, command in COMMANDS.items():
             succeed(command, "-o", name)
         yield Path.cwd()

@@ -20,7 +20,6 @@ from dsim.engine.state import UNFINISHED
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.results.run import read_run
 from dsim.serve.fleet import STOPPING, Fleet, RefusedError
-from dsim.serve.open import Behind
 from dsim.sim.routers import Router
 
 from ..checks import cases, refused
@@ -46,18 +45,14 @@ class FailsAt:
     step = __call__
 
 
-def failing(behind: Behind, n: int) -> Behind:
-    """The first replica's executor fails at its n-th step."""
-    first, *rest = behind.executors
-    return replace(behind, executors=[FailsAt(n, first.step, ValueError("a fault")), *rest])
-
-
 @cases("n", 1, 5)
 def test_an_executor_that_fails_at_its_nth_step_ends_its_clients_and_the_server(
     n: int, twin: Twin, caplog: pytest.LogCaptureFixture
 ) -> None:
     why = "replica 0 failed: ValueError: a fault"
-    with serving(failing(twin(), n)) as server:
+    behind = twin()
+    executor = FailsAt(n, behind.executors[0].step, ValueError("a fault"))
+    with serving(replace(behind, executors=[executor])) as server:
 
         def client(i: int) -> bool:
             try:

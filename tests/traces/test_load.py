@@ -33,10 +33,6 @@ Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tok
 19440110.0,1722ac82-0a46-4bf0-aa08-89794e7a2b3f,43,GPT-4,906,446,1352,Conversation log
 19440161.0,d5983bf9-4b48-497b-892b-a58995247443,2,ChatGPT,36,29,65,Conversation log
 """
-GUIDELLM = b"""\
-{"timestamp": 0.0, "input_length": 256, "output_length": 128}
-{"timestamp": 0.4, "input_length": 512, "output_length": 64}
-"""
 BASETEN = b"""\
 timestamp_start_unix_ms,input_tokens,output_tokens,provided_session_id
 1722400000000,100,20,s1
@@ -72,7 +68,7 @@ def test_rows_of_other_tools_load_without_conversion(
 
 
 def test_a_doubtful_unit_is_doubted_unless_it_is_given() -> None:
-    path = save(GUIDELLM)
+    path = save(row(0.0, 256, 128) + row(0.4, 512, 64))
     in_ms = load(path)
     assert in_ms.arrival[1] == pytest.approx(0.0004)
     assert in_ms.notes.warnings == ("timestamp read as ms makes 2.5e+03 req/s: another --time-unit may be meant",)
