@@ -133,7 +133,8 @@ def test_the_flag_allows_what_was_refused(recorded: Path) -> None:
     Path("sweep.toml").write_text(GRID)
     shutil.copytree(recorded, "a")
     for command in (
-        f"replay {SMALL} --policy given.toml", "compare a a", "policies given.toml", "sweep sweep.toml -o swept",
+        f"replay {SMALL} --policy given.toml", "compare a a", "policies given.toml",
+        "sweep sweep.toml -o swept --jobs 1",
     ):  # fmt: skip
         ran = dsim(command, "--allow-code ./theirs.py")
         assert (ran.code, "asks for code" in ran.err) == (0, False), ran

@@ -72,7 +72,7 @@ KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], World], str, str
 @cases("kind", *KINDS)
 def test_an_edited_file_is_another_question_and_the_same_content_elsewhere_the_same(kind: str) -> None:
     write, world_of, before, after = KINDS[kind]
-    here, there = Path("here"), Path("there")
+    here, there = Path("here").absolute(), Path("there").absolute()
     here.mkdir()
     file = write(here)
     key = digest(asked_of(world_of(file)))
