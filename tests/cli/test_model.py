@@ -45,7 +45,7 @@ class StoppedError(Exception):
     """Enough was seen."""
 
 
-MODEL = "--model model --device cpu -o out"
+MODEL = "--model model --device cpu -o out.json"
 PROFILE = f"profile {MODEL} --block-length 4 --mask-token-id 95 --budget 2s --prompts ids.jsonl --eos"
 
 
