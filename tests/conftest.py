@@ -87,6 +87,16 @@ def _patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         made._kept.clear()
 
 
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(request: pytest.FixtureRequest) -> Generator[None]:
+    """Run a test in an empty folder of its own, but where few tests write files."""
+    if request.path.parent.name in ("engine", "hooks", "kernels", "live", "profiler", "sim"):
+        yield
+        return
+    with contextlib.chdir(request.getfixturevalue("tmp_path")):
+        yield
+
+
 @pytest.fixture
 def two_replications(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search confirms its winners by two replays, not by ten."""

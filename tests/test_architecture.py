@@ -13,6 +13,8 @@ import pytest
 
 import dsim
 
+from .checks import cases
+
 ROOT = Path(dsim.__file__).parent
 # Folder: the folders it may import besides itself. The top of the package is __version__ alone.
 ALLOWED = """
@@ -35,20 +37,12 @@ serve      device engine files live planner profiler report results sim traces
 MAY_IMPORT = {folder: {*others} - {"-"} for folder, *others in map(str.split, ALLOWED.strip().splitlines())}
 MAY_IMPORT["cli"] = {*MAY_IMPORT}
 # Modules with a licence of their own: the one that measures a device, and those that run and validate on it.
-EXCEPTIONS = {
-    "profiler.measure": {"live"},
-}  # fmt: skip
+EXCEPTIONS = {"profiler.measure": {"live"}}
 ONLY_IN = {
-    "simpy": {"sim"},
-    "torch": {"live", "kernels"},
-    "triton": {"live", "kernels"},
-    "typer": {"cli"},
-    "rich": {"cli", "report"},
-    "plotly": {"report"},
-    "starlette": {"serve"},
-    "uvicorn": {"serve"},
+    "simpy": {"sim"}, "torch": {"live", "kernels"}, "triton": {"live", "kernels"}, "typer": {"cli"},
+    "rich": {"cli", "report"}, "plotly": {"report"}, "starlette": {"serve"}, "uvicorn": {"serve"},
     "prometheus_client": {"following", "serve"},
-}
+}  # fmt: skip
 # What would bring a clock, a device, the environment or hidden randomness into the engine.
 NOT_IN_ENGINE = {
     "asyncio", "datetime", "multiprocessing", "os", "random", "secrets", "socket", "subprocess", "threading", "time",
@@ -71,7 +65,7 @@ MODULES = modules()
 @cache
 def tree(module: str) -> ast.Module:
     """What a module says."""
-    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    return ast.parse(MODULES[module].read_text())
 
 
 def imports(module: str) -> Iterator[str]:
@@ -104,18 +98,16 @@ def folders(module: str) -> set[str]:
 
 
 def test_the_table_speaks_of_every_folder_and_file_there_is() -> None:
-    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}
-    assert packages <= set(MAY_IMPORT)
+    assert ({path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}) <= set(MAY_IMPORT)
 
 
 def test_an_installation_has_every_package() -> None:
     folders = {path.parent for folder in MAY_IMPORT for path in (ROOT / folder).rglob("__init__.py")} | {ROOT}
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     # The others hold data.
     listed = [name for name in listed if ROOT.joinpath(*name.split(".")[1:], "__init__.py").is_file()]
     assert sorted(listed) == sorted(".".join(("dsim", *folder.relative_to(ROOT).parts)) for folder in folders)
-    at_the_top = {path.name for path in ROOT.glob("*.py")}
-    assert at_the_top == {"__init__.py", "__main__.py", "fleet.py", "policy.py"}
+    assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "__main__.py", "fleet.py", "policy.py"}
     assert {"engine.engine", "sim.twin", "live.loop", "cli.replay"} <= set(MODULES)
 
 
@@ -125,7 +117,7 @@ def test_imports_are_read_as_python_reads_them() -> None:
     assert folders("sim.setting") == {"engine", "profiler", "traces"}
 
 
-@pytest.mark.parametrize("folder", MAY_IMPORT)
+@cases("folder", *MAY_IMPORT)
 def test_a_folder_imports_only_what_the_table_allows(folder: str) -> None:
     for module in MODULES:
         if module.split(".")[0] == folder:
@@ -153,17 +145,15 @@ def test_the_engine_has_no_clock_no_device_and_no_hidden_randomness_and_needs_on
             assert not (isinstance(node, ast.Attribute) and node.attr == "random"), f"{module}:{node.lineno}"
 
 
-@pytest.mark.parametrize(
-    ("imported", "never"),
-    [
-        ("dsim.serve.app, dsim.serve.open", ["torch", "triton", "plotly"]),
-        ("dsim.live.loop", ["simpy", "dsim.sim", "pandas"]),
-        ("dsim.engine.engine", ["simpy", "pandas", "scipy.stats", "dsim.traces", "dsim.profiler"]),
-        (
-            "dsim.sim.twin, dsim.planner.record",
-            ["torch", "triton", "dsim.live", "plotly", "scipy.special", "scipy.stats", "scipy.optimize"],
-        ),
-    ],
+@cases(
+    "imported never",
+    ("dsim.serve.app, dsim.serve.open", ["torch", "triton", "plotly"]),
+    ("dsim.live.loop", ["simpy", "dsim.sim", "pandas"]),
+    ("dsim.engine.engine", ["simpy", "pandas", "scipy.stats", "dsim.traces", "dsim.profiler"]),
+    (
+        "dsim.sim.twin, dsim.planner.record",
+        ["torch", "triton", "dsim.live", "plotly", "scipy.special", "scipy.stats", "scipy.optimize"],
+    ),
 )
 def test_importing_a_part_does_not_load_what_it_must_not(imported: str, never: list[str]) -> None:
     code = f"import {imported}, sys; print(' '.join(n for n in {never} if n in sys.modules))"
@@ -270,9 +260,9 @@ def with_picture(text: str) -> str:
 
 
 def test_contributing_shows_the_packages_as_the_code_imports_them() -> None:
-    text = CONTRIBUTING.read_text(encoding="utf-8")
+    text = CONTRIBUTING.read_text()
     assert with_picture(text) == text, "run `python -m dsim.tests.test_architecture`"
 
 
 if __name__ == "__main__":
-    CONTRIBUTING.write_text(with_picture(CONTRIBUTING.read_text(encoding="utf-8")), encoding="utf-8")
+    CONTRIBUTING.write_text(with_picture(CONTRIBUTING.read_text()))

@@ -15,11 +15,8 @@ DOCUMENT = re.compile(r"(?<![\w/.*{}])((?:\.\./)*(?:[\w-]+/)*[\w-]+\.md)\b")
 FILE = re.compile(rf"(?<![\w/.*-])((?:{'|'.join(FOLDERS)})/[\w./-]+\.(?:py|sh|toml|csv|jsonl|json|svg|png))\b")
 SECTION = re.compile(r"(?<![\w/])([\w-]+\.md),? (?:section )?(\d+(?:\.\d+)?)(?![\d:])")
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
-NOT_OURS = (
-    "tests/cli/test_model.py",
-    "tests/test_citations.py",
-    "research/attack",
-)  # they name files that are not there
+# They name files that are not there.
+NOT_OURS = ("tests/cli/test_model.py", "tests/test_citations.py", "research/attack")
 
 
 def texts(*endings: str) -> Iterator[tuple[Path, str]]:
@@ -30,7 +27,7 @@ def texts(*endings: str) -> Iterator[tuple[Path, str]]:
     for name in listed.stdout.splitlines():
         path = ROOT / name
         if path.suffix in endings and path.is_file() and not name.startswith(NOT_OURS):
-            yield path, path.read_text(encoding="utf-8")
+            yield path, path.read_text()
 
 
 def found(path: Path, cited: str) -> bool:
@@ -43,9 +40,7 @@ def found(path: Path, cited: str) -> bool:
 
 
 def test_every_cited_file_is_there() -> None:
-    generated = set(
-        re.findall(r'"(reference/[\w-]+\.md)"', (ROOT / "docs" / "generate.py").read_text(encoding="utf-8"))
-    )
+    generated = set(re.findall(r'"(reference/[\w-]+\.md)"', (ROOT / "docs" / "generate.py").read_text()))
     missing = []
     for path, text in texts(".py", ".md", ".toml", ".yml", ".sh"):
         if path.name == "not-here.md":  # which tells of files that are gone
@@ -59,7 +54,7 @@ def test_every_cited_file_is_there() -> None:
 
 
 def test_every_cited_section_of_a_spec_is_there() -> None:
-    specs = {path.name: path.read_text(encoding="utf-8") for path in SPECS.glob("*.md")}
+    specs = {path.name: path.read_text() for path in SPECS.glob("*.md")}
     held = {name: set(re.findall(r"^#{2,3} (\d+(?:\.\d+)?)", text, re.MULTILINE)) for name, text in specs.items()}
     count = 0
     for path, text in texts(".py", ".md"):
@@ -73,6 +68,5 @@ def test_every_cited_section_of_a_spec_is_there() -> None:
 def test_every_link_between_documents_leads_somewhere() -> None:
     for path, text in texts(".md"):
         for cited, _ in LINK.findall(text):
-            assert (path.parent / cited).exists() or cited.startswith("reference/"), (
-                f"{path.relative_to(ROOT)}: {cited}"
-            )
+            there = (path.parent / cited).exists() or cited.startswith("reference/")
+            assert there, f"{path.relative_to(ROOT)}: {cited}"

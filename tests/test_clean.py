@@ -9,6 +9,8 @@ import pytest
 
 import dsim
 
+from .checks import cases
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -33,8 +35,8 @@ def mine(view: View) -> int:
 @pytest.mark.slow
 def test_a_misspelt_field_of_a_record_is_an_error_of_types(tmp_path: Path) -> None:
     # The repository's root is the package, whatever the folder is called.
-    (tmp_path / "dsim").symlink_to(ROOT, target_is_directory=True)
-    (tmp_path / "misspelt.py").write_text(MISSPELT)
+    Path("dsim").symlink_to(ROOT, target_is_directory=True)
+    Path("misspelt.py").write_text(MISSPELT)
     # The cache of `.ci/run`: it makes half a minute a second.
     options = ["--cache-dir", str(ROOT / ".mypy_cache"), "--config-file", str(ROOT / "pyproject.toml")]
     mypy = [sys.executable, "-m", "mypy", *options, "misspelt.py"]
@@ -44,10 +46,10 @@ def test_a_misspelt_field_of_a_record_is_an_error_of_types(tmp_path: Path) -> No
 
 
 def test_ci_runs_the_test_command_of_the_readme_and_then_the_checkers_and_the_slow_lane() -> None:
-    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     commands = [line for block in blocks for line in block.splitlines() if "pytest" in line]
     assert len(commands) == 1
-    lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
     later = lines[lines.index(commands[0]) + 1 :]
     pytest_command = commands[0].split(" && ")[-1]
     assert {".venv/bin/ruff check .", ".venv/bin/ruff format --check .", f"{pytest_command} -m slow"} <= set(later)
@@ -55,13 +57,11 @@ def test_ci_runs_the_test_command_of_the_readme_and_then_the_checkers_and_the_sl
 
 
 def test_the_citation_is_of_this_version() -> None:
-    assert f"\nversion: {dsim.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {dsim.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
-@pytest.mark.parametrize(
-    "form", sorted(p.name for p in ROOT.glob(".github/ISSUE_TEMPLATE/*.yml") if p.stem != "config")
-)
+@cases("form", *sorted(p.name for p in ROOT.glob(".github/ISSUE_TEMPLATE/*.yml") if p.stem != "config"))
 def test_an_issue_form_says_what_it_is_for_and_asks_something(form: str) -> None:
-    text = (ROOT / ".github" / "ISSUE_TEMPLATE" / form).read_text(encoding="utf-8")
+    text = (ROOT / ".github" / "ISSUE_TEMPLATE" / form).read_text()
     assert re.match(r"name: .+\ndescription: .+\nlabels: .+\nbody:\n  - type: ", text)
     assert "required: true" in text

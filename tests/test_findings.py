@@ -19,7 +19,7 @@ import pytest
 
 from dsim.comparison.clients.read import read_client
 from dsim.comparison.errors import errors, relative_error
-from dsim.engine.errors import DsimError, ModelError
+from dsim.engine.errors import ModelError
 from dsim.live.weights import config_of
 from dsim.planner.quality import load_table
 from dsim.planner.record import in_twin, record
@@ -34,18 +34,15 @@ from dsim.results.world import World
 from dsim.serve.words import Tokenized
 from dsim.traces import load, prepare, synth
 
+from .checks import cases, refused
+from .traces.files import save
+
 ROWS = [{"timestamp": 1000 * i, "input_length": 20, "output_length": 8} for i in range(5)]
 
 
 @pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    lines(Path("t.jsonl"), ROWS)
-
-
-def lines(path: Path, rows: list[dict[str, object]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+def _trace() -> None:
+    save(ROWS, "t.jsonl")
 
 
 def dsim(*arguments: str) -> tuple[int, str]:
@@ -68,13 +65,13 @@ def test_a_search_with_a_mistaken_option_deletes_no_folder() -> None:
 
 
 def test_a_session_may_be_named_by_anything() -> None:
-    lines(Path("t.jsonl"), [{**ROWS[0], "session_id": {}, "x": "y"}, {**ROWS[1], "input_length": "20"}])
+    save([{**ROWS[0], "session_id": {}, "x": "y"}, {**ROWS[1], "input_length": "20"}], "t.jsonl")
     assert len(load("t.jsonl")) == 2
 
 
 def test_a_trace_whose_name_is_no_text_is_replayed() -> None:
     path = os.fsdecode(b"t\xff.jsonl")
-    lines(Path(path), ROWS)
+    save(ROWS, path)
     code, err = dsim("replay", path, "--policy", "ar", "-o", os.fsdecode(b"out\xff"))
     assert code == 0, err
     assert read_run(os.fsdecode(b"out\xff")).info.trace.name == "t\\xff"
@@ -94,7 +91,7 @@ def test_a_link_in_a_sweeps_folder_is_not_followed() -> None:
     cells = Path("out/replays.db").rename("theirs.db").read_bytes()
     Path("out/replays.db").symlink_to("../theirs.db")
     for force in (False, True):
-        with pytest.raises(DsimError, match=r"out: holds replays.db, which is not of a sweep"):
+        with refused(r"out: holds replays.db, which is not of a sweep"):
             sweep(CONFIG, "out", jobs=1, force=force)
     assert Path("theirs.db").read_bytes() == cells
 
@@ -110,7 +107,7 @@ def test_a_page_that_cannot_be_drawn_costs_no_run() -> None:
 
 
 def test_no_warning_of_numpys_reaches_the_user() -> None:
-    lines(Path("t.jsonl"), [{**ROWS[0], "timestamp": t} for t in (0, 0, 0)])
+    save([{**ROWS[0], "timestamp": t} for t in (0, 0, 0)], "t.jsonl")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         code, err = dsim("replay", "t.jsonl", "--policy", "ar")
@@ -172,10 +169,10 @@ REFUSED: tuple[tuple[str, Any, str, str], ...] = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "held", "words", "says"), REFUSED)
+@cases("name held words says", *REFUSED)
 def test_an_input_of_another_shape_is_told_in_a_line(name: str, held: Any, words: str, says: str) -> None:
     if isinstance(held, list):
-        lines(Path(name), held)
+        save(held, name)
     elif name != "x":
         Path(name).write_text(held if isinstance(held, str) else json.dumps(held))
     os.mkfifo("pipe")
@@ -189,7 +186,7 @@ def test_an_input_of_another_shape_is_told_in_a_line(name: str, held: Any, words
 
 def test_beside_a_score_of_nought_nothing_is_a_share() -> None:
     Path("q.csv").write_text("policy,threshold,score,baseline\noptimus,0.8,50,0\n")
-    with pytest.raises(DsimError, match="baseline is '0', expected a number above zero"):
+    with refused("baseline is '0', expected a number above zero"):
         load_table("q.csv")
 
 
@@ -199,25 +196,23 @@ CONFIG_JSON = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        ({"rope_scaling": [1]}, "rope_scaling is a list of 1, expected an object"),
-        ({"architectures": [["SDARForCausalLM"]]}, "architecture is .*, expected one of"),
-        ({"num_hidden_layers": 2**31}, "num_hidden_layers is 2147483648, expected 1 to 1024"),
-        ({"intermediate_size": 2**62}, "intermediate_size is 4611686018427387904, expected 1 to 1048576"),
-        ({"hidden_size": "9" * 5000}, r'hidden_size is "999.*\.\.\., expected a whole number'),
-        ({"rms_norm_eps": 10**400}, r"rms_norm_eps is 1000.*\.\.\., expected a finite number"),
-    ],
+@cases(
+    "changed says",
+    ({"rope_scaling": [1]}, "rope_scaling is a list of 1, expected an object"),
+    ({"architectures": [["SDARForCausalLM"]]}, "architecture is .*, expected one of"),
+    ({"num_hidden_layers": 2**31}, "num_hidden_layers is 2147483648, expected 1 to 1024"),
+    ({"intermediate_size": 2**62}, "intermediate_size is 4611686018427387904, expected 1 to 1048576"),
+    ({"hidden_size": "9" * 5000}, r'hidden_size is "999.*\.\.\., expected a whole number'),
+    ({"rms_norm_eps": 10**400}, r"rms_norm_eps is 1000.*\.\.\., expected a finite number"),
 )
 def test_a_config_of_another_shape_is_one_line(changed: dict[str, object], says: str) -> None:
     Path("config.json").write_text(json.dumps(CONFIG_JSON | changed))
-    with pytest.raises(ModelError, match=f"config.json: {says}") as error:
+    with refused(f"config.json: {says}", ModelError) as error:
         config_of(str(Path.cwd()))
     assert len(str(error.value)) < 500
 
 
-@pytest.mark.parametrize("redirect", [">&-", ">&- 2>&-"])
+@cases("redirect", ">&-", ">&- 2>&-")
 def test_a_closed_output_ends_no_command(redirect: str) -> None:
     done = subprocess.run(
         ["sh", "-c", f"{sys.executable} -m dsim profiles {redirect}"], capture_output=True, text=True, timeout=120,
@@ -245,7 +240,7 @@ def test_a_clients_odd_times_are_left_out() -> None:
     assert [r.input_length for r in log.requests if r.error] == [0]
 
 
-def test_half_a_character_of_a_client_is_no_server_s_error(tmp_path: Path) -> None:
+def test_half_a_character_of_a_client_is_no_server_s_error() -> None:
     tokenizers = pytest.importorskip("tokenizers")
     tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0}, unk_token="?")).save("tokenizer.json")
     assert Tokenized("tokenizer.json").encode("\ud800") == [0]
@@ -255,7 +250,7 @@ def test_requests_a_hair_apart_come_at_no_rate() -> None:
     held = json.loads((CLIENTS / "vllm_bench.json").read_text())
     Path("b.json").write_text(json.dumps(held | {"start_times": [5e-324] + [0.0] * (len(held["ttfts"]) - 1)}))
     assert dsim("import", "b.json", "--json")[0] == 0
-    lines(Path("s.jsonl"), [row | {"timestamp": 5e-324 * i} for i, row in enumerate(ROWS)])
+    save([row | {"timestamp": 5e-324 * i} for i, row in enumerate(ROWS)], "s.jsonl")
     code, out, _ = run_command(["trace", "info", "s.jsonl", "--time-unit", "s", "--json"], Path.cwd())
     assert (code, json.loads(out)["rate"]) == (0, None)
     assert dsim("replay", "s.jsonl", "--time-unit", "s", "--policy", "ar", "-o", "out")[0] == 0
@@ -267,14 +262,12 @@ def with_column(steps: pa.Table, name: str, value: float | None) -> pa.Table:
     return steps.set_column(at, name, pa.array([value] * len(steps), steps.schema.field(name).type))
 
 
-@pytest.mark.parametrize(
-    ("damage", "says"),
-    [
-        (lambda rows: rows.drop_columns(["window", "commits"]), "lacks the columns commits, window$"),
-        (lambda rows: with_column(rows, "batch", None), r"cannot be read .*: it lacks \d+ values of a column of whole"),
-        (lambda rows: with_column(rows, "latency", math.inf), "cannot be read.*it holds inf"),
-        (None, "^Error: a/run.json: fitted_profile"),
-    ],
+@cases(
+    "damage says",
+    (lambda rows: rows.drop_columns(["window", "commits"]), "lacks the columns commits, window$"),
+    (lambda rows: with_column(rows, "batch", None), r"cannot be read .*: it lacks \d+ values of a column of whole"),
+    (lambda rows: with_column(rows, "latency", math.inf), "cannot be read.*it holds inf"),
+    (None, "^Error: a/run.json: fitted_profile"),
 )
 def test_a_run_of_another_shape_is_told_in_a_line(damage: Callable[[pa.Table], pa.Table] | None, says: str) -> None:
     record([World("t.jsonl", policy="ar")], load("t.jsonl"), in_twin, out=Path("a"))

@@ -39,7 +39,7 @@ def test_parts_run_at_the_same_time_wait_for_others_and_are_ended_when_their_tim
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu, "CORES", 2)
-    said = tmp_path / "tried" / "slow.txt"
+    said = Path("tried/slow.txt")
     # The clock stands still until the slow part has begun.
     clock = SimpleNamespace(sleep=time.sleep, monotonic=lambda: 100.0 * (said.exists() and said.stat().st_size > 0))
     monkeypatch.setattr(gpu, "time", clock)
@@ -64,13 +64,13 @@ while not pathlib.Path("{0}/{2}").exists():
     assert found == {
         "one": "ok", "other": "ok", "wrong": "FAILED", "never": "not run", "doubts": "ok", "slow": "out of time",
     }  # fmt: skip
-    assert (tmp_path / "tried" / "slow.txt").read_text().startswith("so far")
+    assert Path("tried/slow.txt").read_text().startswith("so far")
 
 
 def test_a_part_for_which_no_time_is_left_does_not_start(tmp_path: Path) -> None:
     [how] = gpu.run([part("late", "import time; time.sleep(60)")], place(tmp_path, gpu.GRACE + gpu.LEAST - 1))
     assert how.how == "no time left"
-    assert not (tmp_path / "tried" / "late.txt").exists()
+    assert not Path("tried/late.txt").exists()
 
 
 def test_a_stage_s_file_has_the_driver_and_the_device_s_state_and_its_clock_starts_when_its_rules_are_compiled(
@@ -89,11 +89,11 @@ def test_a_stage_s_file_has_the_driver_and_the_device_s_state_and_its_clock_star
     monkeypatch.setattr(
         gpu, "STAGES", {"tried": lambda at: [part("one", waits + "print('--seconds 9 left out 256 x 32')")]}
     )
-    monkeypatch.setattr(sys, "argv", ["gpu.py", "tried", str(tmp_path / "out"), "500"])
-    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "tried", "out", "500"])
+    Path("out").mkdir()
     assert gpu.main() == 0
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["tried.tar.gz"]
-    with tarfile.open(tmp_path / "out" / "tried.tar.gz") as packed:
+    assert [path.name for path in Path("out").iterdir()] == ["tried.tar.gz"]
+    with tarfile.open("out/tried.tar.gz") as packed:
         found = json.loads(packed.extractfile("tried/stage.json").read())  # type: ignore[union-attr]
         assert packed.getnames()[1:] == ["tried/one.txt", "tried/rule.txt", "tried/stage.json"]
     assert [found[name] for name in ("device", "driver", "power_limit", "clock_limit", "seconds")] == [
@@ -117,9 +117,7 @@ def test_every_stage_has_parts_whose_scripts_are_there(tmp_path: Path) -> None:
     assert gpu.short_name("NVIDIA H100 80GB HBM3") == "h100"
 
 
-def test_ci_pretends_the_three_calls_of_a_loan_whose_parts_fit_nine_minutes_each(
-    tmp_path: Path,
-) -> None:
+def test_ci_pretends_the_three_calls_of_a_loan_whose_parts_fit_nine_minutes_each(tmp_path: Path) -> None:
     found = re.search(r"for stages in (.*); do\n.*gpu\.sh", (ROOT / ".ci" / "run").read_text())
     assert found
     calls = found[1].split()
@@ -149,12 +147,12 @@ def test_a_script_names_the_cases_that_it_cannot_begin_in_time(capsys: pytest.Ca
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def tree() -> Path:
     for folder in ("docs", "benchmarks", "profiler/profiles"):
-        (tmp_path / "root" / folder).mkdir(parents=True)
+        Path(f"root/{folder}").mkdir(parents=True)
     for page in PAGES:
-        shutil.copy(ROOT / "docs" / f"{page}.md", tmp_path / "root" / "docs")
-    return tmp_path / "root"
+        shutil.copy(ROOT / "docs" / f"{page}.md", "root/docs")
+    return Path("root").absolute()
 
 
 def came_back(folder: Path, pretended: bool = False, valid: bool = True) -> None:
@@ -181,10 +179,10 @@ def merge(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_what_came_back_is_written_between_the_pages_marks_and_again_in_its_place(tree: Path, tmp_path: Path) -> None:
-    came_back(tmp_path / "back")
+def test_what_came_back_is_written_between_the_pages_marks_and_again_in_its_place(tree: Path) -> None:
+    came_back(Path("back"))
     for _ in range(2):
-        done = merge(tmp_path / "back", "--root", tree)
+        done = merge("back", "--root", tree)
         assert done.returncode == 0, done.stderr
     every = (tree / "benchmarks/gpu.md").read_text()
     assert "|kernels|NVIDIA H100 80GB HBM3|580.1|61 s|1980 (1755 to 1980)|600 (300 to 700)||power cap 25%|" in every
@@ -205,22 +203,22 @@ def test_what_came_back_is_written_between_the_pages_marks_and_again_in_its_plac
     assert (tree / "profiler" / "profiles" / "h100-here.json").is_file()
 
 
-def test_a_profile_that_doubts_itself_is_not_shipped(tree: Path, tmp_path: Path) -> None:
-    came_back(tmp_path / "back", valid=False)
-    done = merge(tmp_path / "back", "--root", tree)
+def test_a_profile_that_doubts_itself_is_not_shipped(tree: Path) -> None:
+    came_back(Path("back"), valid=False)
+    done = merge("back", "--root", tree)
     assert (done.returncode, "h100-here.json: its fit doubts itself" in done.stderr) == (0, True)
     assert not list((tree / "profiler" / "profiles").iterdir())
 
 
 def test_figures_that_were_pretended_are_refused_and_so_is_the_name_of_a_profile_that_was_not_measured(
-    tree: Path, tmp_path: Path
+    tree: Path,
 ) -> None:
-    came_back(tmp_path / "back", pretended=True)
-    done = merge(tmp_path / "back", "--root", tree)
-    said = f"{tmp_path / 'back'}: smoke, kernels pretended on a CPU, expected a GPU's figures\n"
+    came_back(Path("back"), pretended=True)
+    done = merge("back", "--root", tree)
+    said = "back: smoke, kernels pretended on a CPU, expected a GPU's figures\n"
     assert (done.returncode, done.stderr) == (2, said)
     shutil.copy(ROOT / "profiler" / "profiles" / "h100-sdar-8b.json", tree / "profiler" / "profiles" / "h100-here.json")
-    done = merge(tmp_path / "back", "--root", tree, "--pretended")
+    done = merge("back", "--root", tree, "--pretended")
     assert done.returncode == 2
     assert "h100-here.json: " in done.stderr
 
@@ -229,5 +227,4 @@ def test_a_budget_is_what_is_left_when_its_part_starts(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import sys; print(sys.argv[1])", gpu.BUDGET]
     [how] = gpu.run([gpu.Part("told", command, 60.0)], place(tmp_path, 50.0))
     assert how.well
-    told = (tmp_path / "tried" / "told.txt").read_text().strip()
-    assert 20 <= float(told.removesuffix("s")) <= 50 - 2 * gpu.GRACE
+    assert 20 <= float(Path("tried/told.txt").read_text().strip().removesuffix("s")) <= 50 - 2 * gpu.GRACE

@@ -8,22 +8,23 @@ import pytest
 from dsim.benchmarks import answer, ranking
 from dsim.docs import pictures
 
+from .checks import cases
 from .cli.pages import PAGES
 from .test_engines_page import script
 
-TEXT = {page: (pictures.ROOT / page).read_text(encoding="utf-8") for page in PAGES}
+TEXT = {page: (pictures.ROOT / page).read_text() for page in PAGES}
 KEPT = pictures.kept()
 
 
-@pytest.mark.parametrize("name", pictures.SVGS)
+@cases("name", *pictures.SVGS)
 def test_a_picture_is_drawn_again_and_its_page_says_its_title(name: str) -> None:
-    assert (pictures.FOLDER / f"{name}.svg").read_text(encoding="utf-8") == pictures.SVGS[name]()
+    assert (pictures.FOLDER / f"{name}.svg").read_text() == pictures.SVGS[name]()
     assert f"![{pictures.TITLES[name]}](images/{name}.svg)" in TEXT["docs/concepts.md"]
 
 
 def test_the_figures_of_the_load_are_those_of_its_page_and_of_today() -> None:
     rows = re.findall(r"^\| `.*", TEXT["research/evidence/ranking.md"], re.M)
-    assert set(rows) <= set(pictures.FIGURES.read_text(encoding="utf-8").splitlines())
+    assert set(rows) <= set(pictures.FIGURES.read_text().splitlines())
     latency, _ = ranking.cell("chunk:8", 3.0, "a100-sdar-8b", 2000, 4).mean("norm_latency_ms.p50")
     assert (3.0, round(latency, 1)) in pictures.measured()["chunk:8"]
 
@@ -33,8 +34,8 @@ def test_the_page_says_what_the_photograph_shows() -> None:
 
 
 @pytest.mark.slow
-def test_the_photographed_command_gives_the_same_numbers_today(tmp_path: Path) -> None:
-    assert {**pictures.shown(tmp_path / "run"), "picture": pictures.digest()} == KEPT
+def test_the_photographed_command_gives_the_same_numbers_today() -> None:
+    assert {**pictures.shown(Path("run")), "picture": pictures.digest()} == KEPT
 
 
 def test_a_script_makes_every_picture_and_a_page_shows_it() -> None:

@@ -52,11 +52,11 @@ def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
     assert len(pages) > 30
     for page in pages:
         parser = Fetched()
-        parser.feed(page.read_text(encoding="utf-8"))
+        parser.feed(page.read_text())
         assert parser.addresses, page
         assert [address for address in parser.addresses if re.match(r"(https?:)?//", address)] == [], page
     for style in site.rglob("*.css"):
-        assert re.findall(r"url\([\"']?https?://[^)]*", style.read_text(encoding="utf-8")) == [], style
+        assert re.findall(r"url\([\"']?https?://[^)]*", style.read_text()) == [], style
 
 
 @pytest.mark.slow
@@ -68,19 +68,14 @@ def test_every_document_is_a_page(site: Path) -> None:
 
 
 def test_a_page_has_fewer_than_1200_words() -> None:
-    pages = [
-        ROOT / "README.md",
-        ROOT / "CONTRIBUTING.md",
-        *(ROOT / "docs").glob("*.md"),
-        *(ROOT / "docs/engines").glob("*.md"),
-    ]
+    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/engines/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     assert len(pages) > 40
     pages.remove(ROOT / "docs" / "not-here.md")  # a list, which grows with what is taken out
-    assert [page.name for page in pages if len(page.read_text(encoding="utf-8").split()) >= 1200] == []
+    assert [page.name for page in pages if len(page.read_text().split()) >= 1200] == []
 
 
 def test_contributing_names_files_that_exist() -> None:
-    named = re.findall(r"`([\w.-]+/[\w./-]+(?:/|\.\w+))`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    named = re.findall(r"`([\w.-]+/[\w./-]+(?:/|\.\w+))`", (ROOT / "CONTRIBUTING.md").read_text())
     assert len(named) > 30
     assert [name for name in named if not (ROOT / name).exists() and not name.startswith(".venv")] == []
 
@@ -88,9 +83,7 @@ def test_contributing_names_files_that_exist() -> None:
 @pytest.mark.slow
 def test_the_reference_is_made_from_the_code(site: Path) -> None:
     def words(page: str) -> str:
-        return html.unescape(
-            re.sub(r"<[^>]+>", "", (site / "reference" / page / "index.html").read_text(encoding="utf-8"))
-        )
+        return html.unescape(re.sub(r"<[^>]+>", "", (site / "reference" / page / "index.html").read_text()))
 
     commands = words("commands")
     for option in ("dsim capacity", "dsim plan", "--gpu-hour", "--columns", "dsim compare"):

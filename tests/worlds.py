@@ -1,9 +1,8 @@
 """Small worlds: an engine driven by hand, one driven by a plain loop, and journals collected in memory."""
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,14 +35,14 @@ NO_WINDOWS: Mapping[str, int] = {}  # of Limits: no layers whose pages are kept 
 def second_profile(folder: Path) -> str:
     """A file of a profile whose every step takes 1 s."""
     profile = load("a100-sdar-8b")
-    save(dataclasses.replace(profile, name="second", latency=SECOND), folder / "second.json")
+    save(replace(profile, name="second", latency=SECOND), folder / "second.json")
     return str(folder / "second.json")
 
 
 def doubting(profile: Profile, kind: str) -> Profile:
     """Judged by this kind of steps alone, which it prices 6 to 13 % too fast."""
     error = KindError(kind, 52, median=-0.09, by_time=-0.08, low=-0.131, high=-0.063, p95=0.16, doubted=True)
-    return dataclasses.replace(profile, fit=dataclasses.replace(profile.fit, judged_by=(error,)))
+    return replace(profile, fit=replace(profile.fit, judged_by=(error,)))
 
 
 class World:
@@ -122,22 +121,19 @@ class World:
         return tuple(int(v) for v in self.plan.features[:8])  # toy models have no layers with a window
 
     def __getitem__(self, column: str) -> list[Any]:
-        values: list[Any] = self.table[column].tolist()
-        return values
+        return self.table[column].tolist()
 
 
 def _row(plan: StepPlan, i: int) -> str:
-    cells = [
-        CELLS[s] if computed else CELLS[s].lower()
-        for s, computed in zip(plan.status[i].tolist(), plan.window[i].tolist(), strict=True)
-    ]
-    return f"{plan.requests[i]}{LETTERS[Phase(plan.phases[i])]}:{''.join(cells)}"
+    cells = zip(plan.status[i].tolist(), plan.window[i].tolist(), strict=True)
+    text = "".join(CELLS[s] if computed else CELLS[s].lower() for s, computed in cells)
+    return f"{plan.requests[i]}{LETTERS[Phase(plan.phases[i])]}:{text}"
 
 
 def plan_of(**known: Any) -> StepPlan:
     """A plan with these fields and None for the rest."""
     known.setdefault("prompt", np.zeros(len(known["requests"]), np.int32))
-    rest = {f.name: None for f in dataclasses.fields(StepPlan) if f.name not in known}
+    rest = {f.name: None for f in fields(StepPlan) if f.name not in known}
     return StepPlan(**known, **rest)  # type: ignore[arg-type]
 
 
@@ -164,9 +160,7 @@ TOY_DELTAS = ImportanceDeltas(1.5, 1.0, 0.0, 0.8, 0.1)
 def toy_profile(commits: CommitModel = TOY_MODEL, latency: LatencyModel | None = None) -> Profile:
     """A shipped profile with another latency, commit model and law: 1 s a step, and 1 ms a token."""
     latency = latency or LatencyModel(((0.0, 1.0),), 0.001)
-    return dataclasses.replace(
-        load("a100-sdar-8b"), latency=latency, commits=(commits,), focus=TOY_DELTAS, canvas_laws=(TOY_LAW,)
-    )
+    return replace(load("a100-sdar-8b"), latency=latency, commits=(commits,), focus=TOY_DELTAS, canvas_laws=(TOY_LAW,))
 
 
 def toy_trace(arrival: Iterable[float], prompts: Iterable[int], outputs: Iterable[int]) -> Trace:
@@ -260,7 +254,6 @@ class PlainLoop(ABC):
             now = plan.now + outcome.latency
             self.ended.extend(int(i) for i in engine.commit(outcome, now))
             assert 0 <= engine.pages_held <= self.limits.num_pages
-            assert engine.expected_tokens >= 0
             assert engine.expected_tokens >= 0
             assert engine.num_waiting + engine.num_running == next_request - len(self.ended)
             assert len(set(self.ended)) == len(self.ended)

@@ -18,8 +18,7 @@ SMALL = ("NUM_REQUESTS = 5000", "NUM_REQUESTS = 60")
 
 @pytest.fixture(scope="module")
 def notebook() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
-    return found
+    return json.loads(NOTEBOOK.read_text())
 
 
 def shown(code: str, held: dict[str, Any]) -> Any:
@@ -27,9 +26,7 @@ def shown(code: str, held: dict[str, Any]) -> Any:
     tree = ast.parse(code)
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
     exec(compile(tree, str(NOTEBOOK), "exec"), held)
-    return (
-        eval(compile(ast.Expression(last.value), str(NOTEBOOK), "eval"), held) if isinstance(last, ast.Expr) else None
-    )
+    return eval(compile(ast.Expression(last.value), str(NOTEBOOK), "eval"), held) if last else None
 
 
 @pytest.mark.slow
@@ -40,11 +37,8 @@ def test_every_cell_runs_and_shows_a_frame_or_a_figure(notebook: dict[str, Any])
     assert sum(SMALL[0] in cell for cell in cells) == 1
     for cell in cells:
         result = shown(cell.replace(*SMALL), held)
-        kinds += (
-            [next(k for k in (pd.DataFrame, go.Figure, RunResult) if isinstance(result, k))]
-            if result is not None
-            else []
-        )
+        if result is not None:
+            kinds.append(next(k for k in (pd.DataFrame, go.Figure, RunResult) if isinstance(result, k)))
     frame, figure = pd.DataFrame, go.Figure
     assert kinds == [frame, frame, RunResult, frame, frame, frame, frame, figure, figure, frame, figure]
     assert held["run"]._repr_html_() == f"<pre>{escape(str(held['run']))}</pre>"
@@ -54,6 +48,5 @@ def test_every_cell_runs_and_shows_a_frame_or_a_figure(notebook: dict[str, Any])
 def test_it_is_kept_without_what_it_printed_on_somebodys_machine(notebook: dict[str, Any]) -> None:
     assert notebook["nbformat"] == 4
     for cell in notebook["cells"]:
-        assert cell.get("outputs", []) == []
-        assert cell.get("execution_count") is None
+        assert (cell.get("outputs", []), cell.get("execution_count")) == ([], None)
     assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])

@@ -40,12 +40,19 @@ def _no_number(word: str) -> None:
 
 
 def dsim(*arguments: object, line_every: float = 3600.0) -> Ran:
-    """Run `dsim` with these arguments. line_every: seconds between lines of progress; none comes unless asked for."""
+    """Run `dsim`. arguments: texts, which are split at spaces; others, and what a list holds, are a word each.
+
+    line_every: seconds between lines of progress; by default none comes.
+    """
+    words: list[object] = ["dsim"]
+    for argument in arguments:
+        parts = argument.split() if isinstance(argument, str) else argument
+        words += parts if isinstance(parts, list) else [parts]
     out, err = io.StringIO(), io.StringIO()
     code = 0
     with (
         mock.patch("dsim.cli.bar.EVERY", line_every),
-        mock.patch.object(sys, "argv", ["dsim", *map(str, arguments)]),
+        mock.patch.object(sys, "argv", [*map(str, words)]),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):

@@ -66,13 +66,13 @@ class Block:
 
 
 def blocks(page: str) -> list[Block]:
-    text = (ROOT / page).read_text(encoding="utf-8")
+    text = (ROOT / page).read_text()
     return [Block(found["language"], found["text"], found["reason"]) for found in FENCE.finditer(text)]
 
 
 def spans(page: str) -> list[list[str]]:
     """The words of each `dsim ...` within a page's text and in its fences, without `dsim`."""
-    text = FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))
+    text = FENCE.sub("", (ROOT / page).read_text())
     fenced = [line for block in blocks(page) if block.language == "sh" for line in block.lines]
     return [found.split() for found in re.findall(r"`dsim ([^`]+)`", text)] + [
         shlex.split(line)[1:] for line in fenced if line.startswith("dsim ")

@@ -12,6 +12,7 @@ from rich.console import Console
 from dsim.cli import bar as module
 from dsim.cli.bar import EVERY, Bar, watch_runs
 
+from ..checks import cases
 from .command import rows, succeed
 
 
@@ -58,9 +59,7 @@ def test_what_is_left_of_several_runs_is_of_them_all() -> None:
         assert bar.line().startswith("optimus: 2,000 of 2,000 requests, 1,234 s simulated; 10 s")
 
 
-def test_a_pipe_gets_a_line_every_so_often_even_of_work_that_tells_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_pipe_gets_a_line_every_so_often_even_of_work_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert EVERY == 30.0
     monkeypatch.setattr(module, "EVERY", 0.001)
     screen, text = pipe(Clock())
@@ -91,25 +90,19 @@ def test_a_terminal_gets_a_bar_and_no_lines(monkeypatch: pytest.MonkeyPatch) -> 
     assert " of 2" not in text.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["replay", "t.jsonl", "--json"], r"(replay|optimus): \d+ (of 80 )?requests"),
-        (["sweep", "c.toml", "-o", "s", "--jobs", "1", "--json"], r"sweep: \d of 2 cells; "),
-        pytest.param(
-            ["tune", "t.jsonl", "--slo", "e2el=9s", "--trials", "2", "--space", "s.toml", "--json"],
-            r"(searching|confirming): \d( of 2)?", marks=pytest.mark.slow,
-        ),
-    ],
-    ids=["replay", "sweep", "tune"],
+@cases(
+    "arguments line",
+    ("replay t.jsonl --json", r"(replay|optimus): \d+ (of 80 )?requests"),
+    ("sweep c.toml -o s --jobs 1 --json", r"sweep: \d of 2 cells; "),
+    pytest.param(
+        "tune t.jsonl --slo e2el=9s --trials 2 --space s.toml --json", r"(searching|confirming): \d( of 2)?",
+        marks=pytest.mark.slow,
+    ),
 )  # fmt: skip
-def test_the_long_commands_say_so_on_standard_error_alone(
-    arguments: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_long_commands_say_so_on_standard_error_alone(arguments: str, line: str) -> None:
     Path("t.jsonl").write_text(rows(80))
     Path("c.toml").write_text('[base]\ntrace = "t.jsonl"\n[grid]\nseed = [0, 1]\n')
     Path("s.toml").write_text('policy = ["optimus", "chunk"]\n')
-    ran = succeed(*arguments, line_every=0.0005)
+    ran = succeed(arguments, line_every=0.0005)
     assert any(re.match(line, said) for said in ran.err.splitlines()), ran.err
     assert isinstance(ran.json, dict)

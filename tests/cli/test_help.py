@@ -3,11 +3,10 @@
 import re
 import shlex
 
-import pytest
-
 from dsim.cli import QUESTIONS, TRACES
 from dsim.cli.declared import about, options_of
 
+from ..checks import cases
 from . import said
 from .command import dsim
 
@@ -22,7 +21,7 @@ def examples(name: str) -> list[str]:
     return re.findall(r"^ *(dsim .+)$", ABOUT[name], re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", ABOUT)
+@cases("name", *ABOUT)
 def test_a_command_has_two_examples_which_parse(name: str) -> None:
     assert len(examples(name)) >= 2
     for example in examples(name):
@@ -31,11 +30,10 @@ def test_a_command_has_two_examples_which_parse(name: str) -> None:
         command.make_context(command.name, shlex.split(example)[1 + len(words.split()) :])
 
 
-@pytest.mark.parametrize("name", ABOUT)
+@cases("name", *ABOUT)
 def test_help_prints_every_word_and_cuts_none(name: str) -> None:
     options = options_of(COMMANDS[name]).values() if name in COMMANDS else ()
-    has_more = name in COMMANDS and COMMANDS[name].COMMON
-    ran = dsim(*name.split(), "--help-all" if has_more else "--help")
+    ran = dsim(name, "--help-all" if (name in COMMANDS and COMMANDS[name].COMMON) else "--help")
     assert (ran.code, ran.err) == (0, "")
     printed = ran.out.splitlines()
     assert max(len(line) for line in printed if not line.startswith("  dsim ")) <= 80
@@ -44,14 +42,12 @@ def test_help_prints_every_word_and_cuts_none(name: str) -> None:
     assert words <= {word.strip(",").split("/--no")[0] for word in ran.out.split()} | set(ran.out.split())
 
 
-@pytest.mark.parametrize(
-    ("command", "option", "facts"),
-    [
-        ("replay", "TRACE", "[required]"),
-        ("tune", "--trials N", "[default: 60]"),
-        ("replay", "--drain / --no-drain", "[default: drain]"),
-        ("replay", "--eos / --no-eos", "a workload."),
-    ],
+@cases(
+    "command option facts",
+    ("replay", "TRACE", "[required]"),
+    ("tune", "--trials N", "[default: 60]"),
+    ("replay", "--drain / --no-drain", "[default: drain]"),
+    ("replay", "--eos / --no-eos", "a workload."),
 )
 def test_an_option_says_its_default(command: str, option: str, facts: str) -> None:
     [text] = re.findall(rf"^  {re.escape(option)} .*(?:\n    .*)*", dsim(command, "--help-all").out, re.MULTILINE)

@@ -26,11 +26,9 @@ def test_policies_are_listed_one_line_each_with_their_main_parameter() -> None:
 
 
 def test_policies_as_json_hold_every_axis() -> None:
-    listed = dsim("policies", "--json").json
+    listed = dsim("policies --json").json
     assert list(listed) == list(PRESETS)
-    assert listed["chunk"]["granularity"] == {
-        "kind": "FixedChunk", "chunk": 8, "block_length": 32, "obs": False,
-    }  # fmt: skip
+    assert listed["chunk"]["granularity"] == {"kind": "FixedChunk", "chunk": 8, "block_length": 32, "obs": False}
     for axes in listed.values():
         assert list(axes) == ["name", "batching", "granularity", "eviction", "cache", "unmasking", "memory"]
 
@@ -46,7 +44,7 @@ def test_profiles_are_listed_one_line_each_and_say_that_they_are_estimates() -> 
     assert "workload sharegpt-focus, as its step times" in ran.out  # a100-sdar-8b
     assert "workload evaluation, step times under 5.33 (fixed-48)" in ran.out  # DiffusionGemma
     assert "workload sharegpt-focus, step times under unknown ones" in ran.out  # data sheets
-    assert dsim("profiles", "--json").json == shipped()
+    assert dsim("profiles --json").json == shipped()
 
 
 def test_what_is_no_number_is_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,16 +11,17 @@ from dsim.__main__ import main
 from dsim.cli.screen import print_json
 from dsim.engine.errors import MachineError
 
+from ..checks import cases
 from .command import dsim
 
 
-@pytest.mark.parametrize("where", ["dsim.planner.record.record", "typer.core.TyperOption.process_value"])
+@cases("where", "dsim.planner.record.record", "typer.core.TyperOption.process_value")
 def test_an_interrupt_that_no_command_answers_is_said(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*of: object, **more: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(where, interrupt)
-    ran = dsim("replay", "azure-conv", "--num-requests", "5", "--policy", "ar", "-o", "run")
+    ran = dsim("replay azure-conv --num-requests 5 --policy ar -o run")
     assert (ran.code, ran.out) == (130, "")
     assert ran.err.endswith("Interrupted.\n")
 
@@ -43,14 +44,12 @@ def test_an_interrupt_while_the_command_line_is_loaded_is_said(
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a POSIX shell")
-@pytest.mark.parametrize(
-    ("command", "reader"),
-    [
-        ("replay azure-conv --num-requests 5", "head -1"),
-        ("profiles --json", "true"),  # which reads nothing: the pipe is closed by then
-        ("policies", "true"),
-        ("replay --help", "true"),
-    ],
+@cases(
+    "command reader",
+    ("replay azure-conv --num-requests 5", "head -1"),
+    ("profiles --json", "true"),  # which reads nothing: the pipe is closed by then
+    ("policies", "true"),
+    ("replay --help", "true"),
 )
 def test_a_reader_that_leaves_early_is_no_error(command: str, reader: str) -> None:
     dsim = f"NUMBA_DISABLE_JIT=1 {sys.executable} -m dsim {command}"  # five requests are not worth compiling
@@ -60,13 +59,11 @@ def test_a_reader_that_leaves_early_is_no_error(command: str, reader: str) -> No
     assert len(done.stdout.splitlines()) == (reader == "head -1")
 
 
-@pytest.mark.parametrize(
-    ("typed", "completed"),
-    [
-        ("dsim va", ["validate"]),
-        ("dsim replay mooncake-conv --conc", ["--concurrency"]),
-        ("dsim replay mine.js", []),  # the shell completes a file
-    ],
+@cases(
+    "typed completed",
+    ("dsim va", ["validate"]),
+    ("dsim replay mooncake-conv --conc", ["--concurrency"]),
+    ("dsim replay mine.js", []),  # the shell completes a file
 )
 def test_a_shell_completes_commands_and_options(
     typed: str, completed: list[str], monkeypatch: pytest.MonkeyPatch
@@ -77,47 +74,36 @@ def test_a_shell_completes_commands_and_options(
     assert dsim().out.split() == completed
 
 
-@pytest.mark.parametrize(
-    ("words", "kind"),
-    [
-        ("replay gone.jsonl --json", "input"),
-        ("replay azure-conv --json --polcy ar", "usage"),
-        ("repaly azure-conv --json", "usage"),
-    ],
+@cases(
+    "words kind",
+    ("replay gone.jsonl --json", "input"),
+    ("replay azure-conv --json --polcy ar", "usage"),
+    ("repaly azure-conv --json", "usage"),
 )
 def test_a_refusal_with_json_is_an_object_and_the_same_line(words: str, kind: str) -> None:
-    ran = dsim(*words.split())
+    ran = dsim(words)
     assert ran.out.count("\n") == 1
     assert ran.json == {"error": {"message": ran.refusal, "exit_code": 2, "kind": kind}}
     plain = dsim(*(word for word in words.split() if word != "--json"))
     assert (plain.code, plain.out, plain.err) == (2, "", ran.err)
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("serve --twin a100-sdar-8b --graphs", "--graphs is given without --model or --random-weights, expected both"),
-        ("replay azure-conv --currency EUR", "--currency is given without --gpu-hour, expected both"),
-    ],
+@cases(
+    "words line",
+    ("serve --twin a100-sdar-8b --graphs", "--graphs is given without --model or --random-weights, expected both"),
+    ("replay azure-conv --currency EUR", "--currency is given without --gpu-hour, expected both"),
 )
 def test_an_option_without_effect_is_refused(words: str, line: str) -> None:
-    assert dsim(*words.split()).refusal.startswith(line)
+    assert dsim(words).refusal.startswith(line)
 
 
-@pytest.mark.parametrize(
-    ("raised", "code", "kind", "line"),
-    [
-        (
-            OSError(errno.ENOSPC, "No space left on device", "run"),
-            1,
-            "machine",
-            "Error: run: cannot be written: No space",
-        ),
-        (MemoryError(), 1, "machine", "Error: there is not enough memory for this"),
-        (MachineError("the device is gone"), 1, "machine", "Error: the device is gone"),
-        (KeyboardInterrupt(), 130, "interrupted", "Interrupted."),
-        (ModuleNotFoundError("", name="torch.nn"), 2, "package", "Error: torch.nn is not installed, expected"),
-    ],
+@cases(
+    "raised code kind line",
+    (OSError(errno.ENOSPC, "No space left on device", "run"), 1, "machine", "Error: run: cannot be written: No space"),
+    (MemoryError(), 1, "machine", "Error: there is not enough memory for this"),
+    (MachineError("the device is gone"), 1, "machine", "Error: the device is gone"),
+    (KeyboardInterrupt(), 130, "interrupted", "Interrupted."),
+    (ModuleNotFoundError("", name="torch.nn"), 2, "package", "Error: torch.nn is not installed, expected"),
 )
 def test_every_other_failure_with_json_is_an_object_too(
     raised: BaseException, code: int, kind: str, line: str, monkeypatch: pytest.MonkeyPatch
@@ -126,7 +112,7 @@ def test_every_other_failure_with_json_is_an_object_too(
         raise raised
 
     monkeypatch.setattr("dsim.traces.load", fail)
-    ran = dsim("trace", "info", "azure-conv", "--json")
+    ran = dsim("trace info azure-conv --json")
     assert (ran.code, ran.err.startswith(line), ran.err.count("\n")) == (code, True, 1)
     message = ran.err.removeprefix("Error: ").removesuffix("\n")
     assert ran.json == {"error": {"message": message, "exit_code": code, "kind": kind}}
@@ -138,6 +124,6 @@ def test_findings_that_are_printed_are_the_only_object(monkeypatch: pytest.Monke
         raise MachineError("too late")
 
     monkeypatch.setattr("dsim.cli.screen.print_json", printed)
-    ran = dsim("trace", "info", "azure-conv", "--json")
+    ran = dsim("trace info azure-conv --json")
     assert (ran.code, ran.json, ran.err) == (1, {"found": 1}, "Error: too late\n")
-    assert dsim("trace", "info", "gone.jsonl", "--json").json["error"]["kind"] == "input"  # the next is told anew
+    assert dsim("trace info gone.jsonl --json").json["error"]["kind"] == "input"  # the next is told anew

@@ -38,14 +38,14 @@ def run_all(page: str, names: list[str]) -> None:
     commands = [pages.shrunk(line) for block in shown for line in block.lines]
     assert [command[0] for command in commands] == names
     for command in commands:
-        ran = dsim(*command)
+        ran = dsim(command)
         assert ran.code == 0, (command, ran.err)
 
 
 @pytest.mark.slow
 def test_every_command_of_the_tutorial_runs() -> None:
     [code] = blocks("python")
-    assert code == (ROOT / "examples" / "policies" / "compiled_rule.py").read_text(encoding="utf-8")
+    assert code == (ROOT / "examples" / "policies" / "compiled_rule.py").read_text()
     Path("mine.py").write_text(code)
     Path("space.toml").write_text(blocks("toml")[0])
     run_all(TUTORIAL[0], ["policies", "replay", "tune", "replay", "live"])
@@ -71,7 +71,7 @@ def test_the_fields_of_a_policy_are_listed_with_what_each_may_be_and_means() -> 
     assert lines[0].endswith(":POLICY:4: a chunk sized by the queue's length")
     assert lines[1] == "Source: docs/policy-of-your-own.md"
     assert "  calm = 4: requests, waiting or running, that get the largest chunk [1 to 64]" in lines
-    as_json = dsim("policies", "chunk:16", "--json").json
+    as_json = dsim("policies chunk:16 --json").json
     assert (as_json["name"], as_json["main"]) == ("chunk:16", "chunk")
     assert next(field for field in as_json["fields"] if field["name"] == "chunk") == {
         "axis": "granularity", "name": "chunk", "default": 16, "bounds": "2 to 64",
@@ -86,17 +86,17 @@ def test_the_fields_of_a_policy_are_listed_with_what_each_may_be_and_means() -> 
 
 
 def test_a_policy_that_is_not_there_is_one_line_and_exit_2() -> None:
-    said = dsim("replay", "azure-conv", "--policy", "./none.py:POLICY").refusal
+    said = dsim("replay azure-conv --policy ./none.py:POLICY").refusal
     assert said == "policy './none.py:POLICY': ./none.py cannot be read: No such file or directory"
 
 
 def test_a_checked_rule_says_where_it_went_wrong_however_late() -> None:
     Path("mine.py").write_text(f"from dataclasses import dataclass; {LATE}")
     Path("trace.jsonl").write_text(rows(60))
-    command = ("replay", "trace.jsonl", "--policy", "./mine.py:POLICY", "--check-rules")
+    command = "replay trace.jsonl --policy ./mine.py:POLICY --check-rules"
     line = LATE[: LATE.index("running")].count("\n") + 1
     said = rf".*mine.py:{line}: chunk: IndexError: running\(1000000\) of \d+ requests"
-    assert re.fullmatch(said, dsim(*command).refusal)
+    assert re.fullmatch(said, dsim(command).refusal)
     # Its own missing file is no failure of the machine.
     Path("mine.py").write_text(Path("mine.py").read_text().replace("view.running(10**6)", "open('none.csv')"))
-    assert ": chunk: FileNotFoundError: " in dsim(*command).refusal
+    assert ": chunk: FileNotFoundError: " in dsim(command).refusal

@@ -19,6 +19,7 @@ from dsim.profiler.profile import load
 from dsim.traces import load as load_trace
 from dsim.traces import write
 
+from ..checks import cases
 from ..held_up import PATIENCE
 from ..logged import poisson, write_client, write_log
 from . import pages, said
@@ -52,11 +53,11 @@ def profiles_of_tiny() -> None:
 @pytest.fixture
 def world(tmp_path: Path, _budgets_of_processor_time: None) -> Path:
     """A folder with what the pages' commands take for granted: the reader's own files."""
-    (tmp_path / "trace.jsonl").write_text(rows(6, prompt=40, output=32))
-    write(load_trace("azure-conv").head(100), tmp_path / "few.jsonl")
+    Path("trace.jsonl").write_text(rows(6, prompt=40, output=32))
+    write(load_trace("azure-conv").head(100), "few.jsonl")
     stamps = "".join(f"2026-03-01T10:00:{i:02},100,48\n" for i in range(20))
-    (tmp_path / "mine.csv").write_text("created_at,prompt_tokens,completion_tokens\n" + stamps)
-    (tmp_path / "BurstGPT_1.csv").write_text(
+    Path("mine.csv").write_text("created_at,prompt_tokens,completion_tokens\n" + stamps)
+    Path("BurstGPT_1.csv").write_text(
         "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,Conversation log\n"
         "45,ChatGPT,1087,230,1317,Conversation log\n"
     )
@@ -64,7 +65,7 @@ def world(tmp_path: Path, _budgets_of_processor_time: None) -> Path:
     sweep = Path("examples/sweep.toml")
     sweep.write_text(re.sub(r"num_requests = \d+", "num_requests = 20", sweep.read_text()))
     log = (ROOT / "examples" / "steplog.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "steps.jsonl").write_text("".join(log[:2600]))  # which is fitted twice as fast, and not as well
+    Path("steps.jsonl").write_text("".join(log[:2600]))  # which is fitted twice as fast, and not as well
     return tmp_path
 
 
@@ -87,7 +88,7 @@ def served(words: list[str]) -> Ran:
         port = free.getsockname()[1]
     asker = threading.Thread(target=ask_and_end)
     asker.start()
-    ran = dsim(*words, "--port", port)
+    ran = dsim(words, "--port", port)
     asker.join()
     assert well == [200], ran.err
     return ran
@@ -100,7 +101,7 @@ def first_command() -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in pages.PAGES if page not in HELD_ELSEWHERE])
+@cases("page", *[page for page in pages.PAGES if page not in HELD_ELSEWHERE])
 def test_every_command_of_a_page_runs(page: str, world: Path) -> None:
     found = pages.blocks(page)
     commands = [line for block in found if block.language == "sh" and block.reason is None for line in block.lines]
@@ -110,7 +111,7 @@ def test_every_command_of_a_page_runs(page: str, world: Path) -> None:
     if any("tiny" in " ".join(pages.shrunk(line)) for line in commands):
         profiles_of_tiny()
     if page == "docs/report.md":
-        succeed("replay", "azure-conv", "--num-requests", "20", "--policy", "ar", "-o", "runs/azure")
+        succeed("replay azure-conv --num-requests 20 --policy ar -o runs/azure")
     if page == "docs/steplog.md":
         shutil.copy("examples/steplog.jsonl", "steps.jsonl")
     if page == "docs/compare.md":
@@ -130,14 +131,14 @@ def test_every_command_of_a_page_runs(page: str, world: Path) -> None:
         words = pages.shrunk(line)
         if {*words} <= {*first_command()}:
             continue  # it is run below
-        ran = served(words) if words[0] == "serve" else dsim(*words)
+        ran = served(words) if words[0] == "serve" else dsim(words)
         assert ran.code in ENDS.get(words[0], (0,)), f"{line}\n{ran.err}"
         said.check_options(said.named(" ".join(words))[0], ran.out + ran.err)
 
 
 @pytest.mark.slow
 def test_the_readmes_first_command_ends_in_a_decision(world: Path) -> None:
-    ran = succeed(*first_command())
+    ran = succeed(first_command())
     decision = (
         r"\d × H200, .* meet the target for .*\n"
         r"2 req/s within ttft=4s and norm_latency=400ms: (vllm-diffusion|sglang-gemma)\S* on \d H200, 2 a replica"
@@ -145,12 +146,12 @@ def test_the_readmes_first_command_ends_in_a_decision(world: Path) -> None:
     assert re.match(decision, ran.out), ran.out
     assert "--model-path google/diffusiongemma-26B-A4B-it" in ran.out or "serve google/diffusiongemma-" in ran.out
     assert Path("runs/plan/report.html").is_file()
-    assert Path("runs/plan/plan.toml").read_text(encoding="utf-8").startswith("policy = ")
+    assert Path("runs/plan/plan.toml").read_text().startswith("policy = ")
 
 
-@pytest.mark.parametrize("page", pages.PAGES)
+@cases("page", *pages.PAGES)
 def test_a_page_shows_commands_in_fences_of_sh_and_says_why_one_is_not_run(page: str) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
+    text = (ROOT / page).read_text()
     assert pages.LOOSE.findall(text) == []
     found = pages.blocks(page)
     for block in found:
@@ -174,23 +175,20 @@ def test_the_options_of_every_command_on_a_page_are_its_own() -> None:
 
 def test_a_shrunk_command_is_the_pages_with_less_traffic() -> None:
     line = "OMP_NUM_THREADS=1 dsim replay azure-conv --policy ar --num-requests 500 -o runs/a"
-    assert pages.shrunk(line) == [
-        "replay", "azure-conv", "--policy", "ar", "--num-requests", "500", "-o", "runs/a", "--num-requests", "20",
-    ]  # fmt: skip
+    words = "replay azure-conv --policy ar --num-requests 500 -o runs/a --num-requests 20"
+    assert pages.shrunk(line) == words.split()
     with pytest.raises(AssertionError):
         pages.shrunk("rm -rf runs")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("page", "old", "new"),
-    [
-        ("capacity", "precision=0.05", "precision=0.5, num_requests=150, jobs=1"),
-        ("python", "num_requests=50", "num_requests=20"),
-        ("sweep", '"num_requests": 200', '"num_requests": 20'),
-        ("traces", "num_requests=100", "num_requests=20"),
-        ("tune", "trials=6", "trials=2"),
-    ],
+@cases(
+    "page old new",
+    ("capacity", "precision=0.05", "precision=0.5, num_requests=150, jobs=1"),
+    ("python", "num_requests=50", "num_requests=20"),
+    ("sweep", '"num_requests": 200', '"num_requests": 20'),
+    ("traces", "num_requests=100", "num_requests=20"),
+    ("tune", "trials=6", "trials=2"),
 )
 def test_the_python_of_a_page_runs(page: str, old: str, new: str, world: Path) -> None:
     [code] = [block.text for block in pages.blocks(f"docs/{page}.md") if block.language == "python"]

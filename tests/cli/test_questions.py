@@ -11,8 +11,8 @@ import dsim as in_python
 from dsim.cli import QUESTIONS, TRACES
 from dsim.cli.answer import Answer
 from dsim.cli.declared import Option, Question, kind_of, options_of
-from dsim.engine.errors import DsimError
 
+from ..checks import cases, refused
 from . import said
 from .command import Ran, dsim
 
@@ -70,7 +70,7 @@ def required(name: str) -> list[Option]:
 
 def ask(name: str, *words: str) -> Ran:
     """Run a command with what it requires."""
-    return dsim(*name.split(), *(word for option in required(name) for word in good(name, option)[0]), *words)
+    return dsim(name, [word for option in required(name) for word in good(name, option)[0]], [*words])
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Question[Any]]:
     return questions
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@cases("name", *COMMANDS)
 def test_an_option_is_its_default_or_what_its_text_says_as_in_python(name: str, asked: list[Question[Any]]) -> None:
     optional = [option for option in OPTIONS[name] if default(name, option) is not MISSING]
     table = [{option: good(name, option, nth) for option in optional} for nth in range(max(map(len, GOOD.values())))]
@@ -103,7 +103,7 @@ def test_an_option_is_its_default_or_what_its_text_says_as_in_python(name: str, 
         asked.clear()
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@cases("name", *COMMANDS)
 def test_a_bad_value_is_one_line_with_the_option_and_the_value(name: str, asked: list[Question[Any]]) -> None:
     for option in OPTIONS[name]:
         texts, expected = BAD.get(kind(name, option), ((), ""))
@@ -113,7 +113,7 @@ def test_a_bad_value_is_one_line_with_the_option_and_the_value(name: str, asked:
     assert asked == []
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@cases("name", *COMMANDS)
 def test_an_option_that_needs_another_is_refused_alone(name: str, asked: list[Question[Any]]) -> None:
     fields = {option.name: option.field for option in OPTIONS[name]}
     for option in OPTIONS[name]:
@@ -123,12 +123,12 @@ def test_an_option_that_needs_another_is_refused_alone(name: str, asked: list[Qu
             assert ask(name, *words).refusal == ALONE.format(option.name, " or ".join(needs))
         if needs and name in FUNCTIONS:
             keywords = " or ".join(fields[other] for other in needs)
-            with pytest.raises(DsimError, match=ALONE.format(option.field, keywords)):
+            with refused(ALONE.format(option.field, keywords)):
                 FUNCTIONS[name](**{other.field: "some" for other in required(name)}, **{option.field: value})
     assert asked == []
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@cases("name", *COMMANDS)
 def test_help_shows_at_most_16_options(name: str) -> None:
     options = {option.field for option in OPTIONS[name] if option.names}
     common = COMMANDS[name].COMMON.split()

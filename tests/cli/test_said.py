@@ -3,7 +3,6 @@
 import csv
 import re
 import statistics
-from pathlib import Path
 
 import pytest
 
@@ -11,54 +10,53 @@ from dsim.benchmarks import answer
 from dsim.research.reproduce.page import _percent
 from dsim.traces import load, write
 
+from ..checks import cases
 from . import pages, said
 from .command import dsim
 
 CLIENTS = pages.ROOT / "tests" / "comparison" / "clients"
 # What no page's command prints; later commands read what the first one wrote.
-OTHERS: tuple[tuple[object, ...], ...] = (
-    (
-        "replay", "few.jsonl", "--policy", "lmdeploy-bd32", "--policy", "chunk:8", "--num-requests", 60,
-        "--slo", "95%:ttft=300ms", "--slo", "p90:norm_latency=20ms", "--slo", "50%:ttft=2s", "-o", "run",
-    ),
-    ("import", CLIENTS / "aiperf.jsonl", "--trace", CLIENTS / "trace.jsonl", "--slo", "ttft=110ms"),
-)  # fmt: skip
+OTHERS = (
+    "replay few.jsonl --policy lmdeploy-bd32 --policy chunk:8 --num-requests 60 --slo 95%:ttft=300ms "
+    "--slo p90:norm_latency=20ms --slo 50%:ttft=2s -o run",
+    f"import {CLIENTS}/aiperf.jsonl --trace {CLIENTS}/trace.jsonl --slo ttft=110ms",
+)
 # Of these only refusals are read: they need a network, or serve until they are told to end.
 NOT_RUN = {"follow"}
-REFUSED: tuple[tuple[object, ...], ...] = (
-    ("replay", "few.jsonl", "--policy", "nothing"),
-    ("replay", "few.jsonl", "--profile", "nothing"),
-    ("replay", "nothing.jsonl"),
-    ("replay", "few.jsonl", "-o", "run"),
-    ("replay", "few.jsonl", "--slo", "90"),
-    ("plan", "few.jsonl", "--rate", 2),
-    ("capacity", "few.jsonl", "--slo", "ttft=1ms", "--num-requests", 40, "--jobs", 1),
-    ("capacity", "few.jsonl"),
-    ("tune", "few.jsonl", "--objective", "nothing"),
-    ("compare", "run", "nothing"),
-    ("import", "few.jsonl"),
-    ("sweep", "few.jsonl", "-o", "other"),
-    ("profile", "--roofline", "H100", "-o", "other.json"),
-    ("profile", "--client", "few.jsonl"),
-    ("live", "few.jsonl", "--model", "nothing"),
-    ("serve", "--twin", "nothing"),
-    ("serve",),
-    ("follow", "ftp://nothing", "--policy", "ar"),
-    ("validate", "--model", "nothing", "-o", "v"),
-    ("trace", "info", "nothing"),
-)
+REFUSED = """
+replay few.jsonl --policy nothing
+replay few.jsonl --profile nothing
+replay nothing.jsonl
+replay few.jsonl -o run
+replay few.jsonl --slo 90
+plan few.jsonl --rate 2
+capacity few.jsonl --slo ttft=1ms --num-requests 40 --jobs 1
+capacity few.jsonl
+tune few.jsonl --objective nothing
+compare run nothing
+import few.jsonl
+sweep few.jsonl -o other
+profile --roofline H100 -o other.json
+profile --client few.jsonl
+live few.jsonl --model nothing
+serve --twin nothing
+serve
+follow ftp://nothing --policy ar
+validate --model nothing -o v
+trace info nothing
+""".strip().splitlines()
 
 
-def name_of(words: tuple[object, ...]) -> str:
-    return said.named(" ".join(map(str, words)))[0]
+def name_of(words: str) -> str:
+    return said.named(words)[0]
 
 
 @pytest.mark.slow
 def test_what_commands_print_and_refuse_names_their_own_options() -> None:
-    write(load("azure-conv").head(150), Path("few.jsonl"))
+    write(load("azure-conv").head(150), "few.jsonl")
     for code, commands in ((0, OTHERS), (2, REFUSED)):
         for words in commands:
-            ran = dsim(*words)
+            ran = dsim(words)
             assert ran.code == code, ran
             said.check_options(name_of(words), ran.out + ran.err)
 
@@ -71,23 +69,19 @@ def test_every_command_is_read_or_named_as_refused_only() -> None:
 
 
 def test_the_readme_says_how_far_the_calibration_is_off() -> None:
-    with (pages.ROOT / "research" / "reproduce" / "recorded.csv").open(encoding="utf-8") as file:
+    with (pages.ROOT / "research" / "reproduce" / "recorded.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["experiment"] == "focus-throughput"]
     errors = [abs(float(row["error"])) for row in rows if row["status"] == "calibrated" and row["error"]]
     told = f"is off by {_percent(statistics.median(errors))} in the median and {_percent(max(errors))} at most"
-    assert told in " ".join((pages.ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert told in " ".join((pages.ROOT / "README.md").read_text().split())
 
 
 WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 NUMBERS = {word: number for number, word in enumerate(WORDS, 1)}
 SHARES = {
-    "a third": 1 / 3,
-    "half": 1 / 2,
-    "a quarter": 1 / 4,
-    "two thirds": 2 / 3,
-    "three quarters": 3 / 4,
+    "a third": 1 / 3, "half": 1 / 2, "a quarter": 1 / 4, "two thirds": 2 / 3, "three quarters": 3 / 4,
     "three eighths": 3 / 8,
-}
+}  # fmt: skip
 AGAIN = "run `python benchmarks/answer.py`"
 
 
@@ -98,7 +92,7 @@ def numbers(text: str) -> set[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", answer.COMMANDS)
+@cases("name", *answer.COMMANDS)
 def test_the_readmes_answers_are_those_of_its_commands(name: str) -> None:
     kept, command = answer.kept()[name], answer.COMMANDS[name]()
     assert kept["command"].split()[1:] == command, f"another command stands there now: {AGAIN}"
@@ -108,7 +102,7 @@ def test_the_readmes_answers_are_those_of_its_commands(name: str) -> None:
 def test_what_the_readme_says_of_a_new_scheduler_is_what_the_second_command_found() -> None:
     plan = answer.kept()["second"]["plan"]
     best, other = plan["ranking"]
-    readme = (pages.ROOT / "README.md").read_text(encoding="utf-8")
+    readme = (pages.ROOT / "README.md").read_text()
     words = " ".join(readme.partition("And what would a new scheduler be worth?")[2].partition("\n\n")[0].split())
     [told] = re.findall(r"The same traffic .*?\.(?= )", words)
     asked, _, fleets = told.partition(" needs ")
@@ -124,9 +118,9 @@ def test_what_the_readme_says_of_a_new_scheduler_is_what_the_second_command_foun
 
 
 def test_the_readmes_figures_are_those_that_its_first_command_printed() -> None:
-    kept, readme = answer.kept()["first"], (pages.ROOT / "README.md").read_text(encoding="utf-8")
+    kept, readme = answer.kept()["first"], (pages.ROOT / "README.md").read_text()
     plan, printed = kept["plan"], " ".join(" ".join(kept["printed"]).split())
-    assert answer.PICTURE.read_text(encoding="utf-8") == answer.svg(plan), AGAIN
+    assert answer.PICTURE.read_text() == answer.svg(plan), AGAIN
     assert f"![{answer.title(plan)}](docs/images/answer.svg)" in readme, AGAIN
     words = " ".join(
         readme.partition("](docs/images/answer.svg)")[2].partition("And what would a new scheduler")[0].split()
@@ -144,5 +138,4 @@ def test_the_readmes_figures_are_those_that_its_first_command_printed() -> None:
         assert float(rate) == plan["rate"]
     # The launch command is the one that it printed.
     shown = re.search(r"```text\n(.*?)\n```", readme, re.S)
-    assert shown is not None
     assert " ".join(shown[1].replace("\\\n", " ").split()) in printed.replace("\\ ", "")

@@ -58,9 +58,8 @@ def after(*commands: list[str]) -> list[object]:
 def test_a_replay_of_a_shipped_trace_loads_what_it_needs() -> None:
     command = ["replay", "azure-conv", "--num-requests", "300"]  # a few would run without machine code
     after(command)  # compiling loads SciPy, and parsing the trace pyarrow
-    assert after(command) == [
-        [command, 0, True, ["numba", "numpy", "numpy.ma", "scipy", "simpy"]]
-    ]  # numba asks for SciPy's version, and NumPy's percentile for its masked arrays
+    # Numba asks for SciPy's version, and NumPy's percentile for its masked arrays.
+    assert after(command) == [[command, 0, True, ["numba", "numpy", "numpy.ma", "scipy", "simpy"]]]
 
 
 @pytest.mark.slow

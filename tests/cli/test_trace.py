@@ -24,8 +24,8 @@ def run(*arguments: object) -> str:
 
 
 @pytest.fixture
-def burstgpt(tmp_path: Path) -> Path:
-    path = tmp_path / "BurstGPT.csv"
+def burstgpt() -> Path:
+    path = Path("BurstGPT.csv")
     path.write_text(BURSTGPT)
     return path
 
@@ -45,38 +45,36 @@ def test_info_shows_a_trace(burstgpt: Path) -> None:
     ]
 
 
-def test_info_shows_the_rate_by_minute_and_by_hour_and_when_the_peak_is(tmp_path: Path) -> None:
+def test_info_shows_the_rate_by_minute_and_by_hour_and_when_the_peak_is() -> None:
     # One request a minute for three hours, and five more in the second minute of the second hour.
     at = sorted([60.0 * k for k in range(181)] + [3661.0 + k for k in range(5)])
     rows = [json.dumps({"timestamp": 1e3 * t, "input_length": 5, "output_length": 5}) for t in at]
-    (tmp_path / "t.jsonl").write_text("\n".join(rows) + "\n")
-    shown = run("info", tmp_path / "t.jsonl")
+    Path("t.jsonl").write_text("\n".join(rows) + "\n")
+    shown = run("info", "t.jsonl")
     assert "peak by minute: 0.1 req/s, 5.84 x mean, in minute 62 of 180" in shown
     assert "peak by hour: 0.0181 req/s, 1.05 x mean, in hour 2 of 3" in shown
-    facts = json.loads(run("info", tmp_path / "t.jsonl", "--json"))
-    assert facts["by_minute"]["peak_at"] == 61
+    assert json.loads(run("info", "t.jsonl", "--json"))["by_minute"]["peak_at"] == 61
 
 
-def test_convert_writes_canonical_lines_and_says_so(burstgpt: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out.jsonl"
+def test_convert_writes_canonical_lines_and_says_so(burstgpt: Path) -> None:
+    out = Path("out.jsonl")
     assert run("convert", burstgpt, out) == (f"Wrote {out} (3 requests, from 4 rows of burstgpt, 1 failed dropped)\n")
     [line] = [json.loads(text) for text in out.read_text().splitlines()[1:2]]
     assert (line["timestamp"], line["input_length"], line["output_length"]) == (40000, 1087, 230)
     assert (len(line["hash_ids"]), line["block_size"]) == (68, 16)  # vLLM's replayer makes prompts of them
-    assert "exists: choose another name" in dsim("trace", "convert", burstgpt, out).refusal
+    assert "exists: choose another name" in dsim("trace convert", burstgpt, out).refusal
     assert run("convert", burstgpt, out, "--force").startswith(f"Wrote {out} (3 requests")
 
 
-def test_synth_writes_a_trace_and_the_same_one_again(tmp_path: Path) -> None:
-    one, two, out = tmp_path / "1.jsonl", tmp_path / "2.jsonl", tmp_path / "3.jsonl"
-    common = ("--arrival", "gamma", "--rate", 5, "--num-requests", 200, "--lengths", "fixed:512,64", "--seed", 9)
-    result = run("synth", one, *common)
-    run("synth", two, *common)
+def test_synth_writes_a_trace_and_the_same_one_again() -> None:
+    one, two, out = Path("1.jsonl"), Path("2.jsonl"), Path("3.jsonl")
+    common = "--arrival gamma --rate 5 --num-requests 200 --lengths fixed:512,64 --seed 9"
+    result = run("synth", one, common)
+    run("synth", two, common)
     assert one.read_bytes() == two.read_bytes()
     assert result.startswith(f"Wrote {one} (200 requests, gamma at 5 req/s, CV ")
     assert result.endswith(", seed 9)\n")
     trace = load(one)
-    assert len(trace) == 200
-    assert set(trace.input_length.tolist()) == {512}
-    assert dsim("trace", "synth", out).refusal.startswith("rate is missing, expected --rate R")
+    assert (len(trace), set(trace.input_length.tolist())) == (200, {512})
+    assert dsim("trace synth", out).refusal.startswith("rate is missing, expected --rate R")
     assert not out.exists()

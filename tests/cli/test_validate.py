@@ -35,8 +35,7 @@ def full_sequence(shared: Path) -> Path:
     """A profile of the model under full-sequence policies, measured by the first test that asks for it."""
     file = shared / "p.json"
     if not file.exists():
-        measured = ("--full-sequence", "--budget", "2s", "--max-batch", 4, "-o", file)
-        ran = dsim("profile", "--model", shared / "model", *measured)
+        ran = dsim("profile --full-sequence --budget 2s --max-batch 4 -o", file, "--model", shared / "model")
         assert ran.code in (0, 1), ran.err  # 1: this machine's noise makes the fit doubt itself
     return file
 
@@ -49,10 +48,7 @@ def _with_the_model(shared: Path) -> None:
 
 @pytest.mark.slow
 def test_a_profile_is_measured_and_then_validated() -> None:
-    ran = dsim(
-        "profile", "--model", "model", "--budget", "3s", "--prompts", "ids=ids.jsonl", "--thresholds", "0.9",
-        "--max-batch", 4, "-o", "p.json",
-    )  # fmt: skip
+    ran = dsim("profile --model model --budget 3s --prompts ids=ids.jsonl --thresholds 0.9 --max-batch 4 -o p.json")
     assert ran.code in (0, 1), ran.err  # 1: this machine's noise makes the fit doubt itself
     assert (ran.code == 1) == ("Not valid" in ran.out + ran.err)
     assert load("p.json").origin == "measured"
@@ -60,22 +56,17 @@ def test_a_profile_is_measured_and_then_validated() -> None:
     rows = Path("p.csv").read_text().splitlines()[1:]
     assert len(rows) > (load("p.json").fit.num_points or 0)  # every step, of which the points are medians
 
-    policies = ["--policy", "lmdeploy-bd32:4,max_batch=4,page_size=8", "--policy", "chunk:2,block_length=4,max_batch=4"]
-    arguments = [
-        "--model", "model", "--profile", "p.json", "--lengths", "fixed:12,8", "--load", 0.3, "--seconds", 0.5,
-        *policies, "-o", "v", "--json",
-    ]  # fmt: skip
-    ran = succeed("validate", *arguments, "--bound", "mean:e2el=100000%")
+    policies = "--policy lmdeploy-bd32:4,max_batch=4,page_size=8 --policy chunk:2,block_length=4,max_batch=4"
+    command = f"validate --model model --profile p.json --lengths fixed:12,8 --load 0.3 --seconds 0.5 {policies} -o v"
+    ran = succeed(command, "--json --bound mean:e2el=100000%")
     found = ran.json
-    assert found["schema"] == "dsim-validation"
-    assert len(found["comparison"]["cells"]) == 2
+    assert (found["schema"], len(found["comparison"]["cells"])) == ("dsim-validation", 2)
     assert found["noise"] is not None
     assert {"v/validation.json", "v/comparison/report.html"} <= set(held(Path()))
-    predicted = [json.loads(path.read_text()) for path in Path("v/cells").glob("*/predicted/run.json")]
-    assert len(predicted) == 2
+    assert len([json.loads(path.read_text()) for path in Path("v/cells").glob("*/predicted/run.json")]) == 2
     # A bound that is missed is said, and ends with 1; nothing is measured again.
     before = Path("v/cells/validation.json").read_bytes()
-    ran = dsim("validate", *arguments, "--bound", "mean:e2el=0%")
+    ran = dsim(command, "--json --bound mean:e2el=0%")
     assert ran.code == 1
     assert "missed" in ran.err
     assert Path("v/cells/validation.json").read_bytes() == before
@@ -86,7 +77,7 @@ def test_full_sequence_policies_are_validated_by_a_profile_of_their_own(full_seq
     profile = load(full_sequence)
     assert (profile.family, profile.commits, profile.focus, profile.latency.eviction) == ("full-sequence", (), None, 0)
     ran = succeed(
-        "validate", "--model", "model", "--profile", full_sequence, "--lengths", "fixed:12,8", "--load", 0.3,
+        "validate --model model --profile", full_sequence, "--lengths", "fixed:12,8", "--load", 0.3,
         "--seconds", 0.3, "--policy", "sparse-dllm,block_length=4", "--policy",
         "dllm-serve,block_length=4,max_batch=4", "-o", "v", "--json",
     )  # fmt: skip
@@ -108,9 +99,6 @@ def test_a_profile_costs_at_most_half_more_than_its_budget_compiling_included() 
 
 @pytest.mark.slow
 def test_a_budget_in_which_no_cell_fits_is_refused(full_sequence: Path) -> None:
-    command = [
-        "validate", "--model", "model", "--profile", full_sequence, "--lengths", "fixed:12,8", "--policy",
-        "sparse-dllm,block_length=4", "--load", 0.9, "-o", "v",
-    ]  # fmt: skip
-    said = dsim(*command, "--budget", "0.01s").refusal
+    command = "validate --model model --lengths fixed:12,8 --policy sparse-dllm,block_length=4 --load 0.9 -o v"
+    said = dsim(command, "--budget 0.01s --profile", full_sequence).refusal
     assert said.startswith("sparse-dllm,block_length=4 at load 0.9 takes about")

@@ -11,10 +11,11 @@ import pytest
 from dsim.comparison.clients.match import Requested
 from dsim.comparison.clients.measured import MeasuredRun, measured_run, write_measured
 from dsim.comparison.clients.read import read_client
-from dsim.engine.errors import DsimError
 from dsim.engine.journal import STATUSES
 from dsim.results.run import read_run
 from dsim.traces import load
+
+from ..checks import cases, refused
 
 FILES = Path(__file__).parent / "clients"
 TRACES = {"vllm_bench.json": "vllm_trace.jsonl", "guidellm.json": "trace.jsonl", "aiperf.jsonl": "trace.jsonl"}
@@ -29,16 +30,15 @@ def imported(name: str) -> MeasuredRun:
     return measured_run(read_client(FILES / name), requested(TRACES[name]))
 
 
-def changed(tmp_path: Path, name: str, change: Callable[[Any], object]) -> Path:
-    """A client's file with something changed in it."""
+def changed(name: str, change: Callable[[Any], object]) -> MeasuredRun:
+    """A client's file with something changed in it, imported."""
     value = json.loads((FILES / name).read_text())
     change(value)
-    path = tmp_path / name
-    path.write_text(json.dumps(value))
-    return path
+    Path(name).write_text(json.dumps(value))
+    return measured_run(read_client(name), requested(TRACES[name]))
 
 
-@pytest.mark.parametrize("name", TRACES)
+@cases("name", *TRACES)
 def test_requests_are_the_traces_in_its_order(name: str) -> None:
     run, asked = imported(name), requested(TRACES[name])
     columns = run.columns
@@ -68,42 +68,41 @@ def test_aiperfs_tokens_are_the_servers() -> None:
     assert [r["output_sequence_length"]["value"] == r["usage_completion_tokens"]["value"] for r in rows].count(False)
 
 
-def test_a_late_client_changes_no_latency_and_its_lateness_is_told(tmp_path: Path) -> None:
+def test_a_late_client_changes_no_latency_and_its_lateness_is_told() -> None:
     def late(file: Any) -> None:
         file["start_times"][3] += 0.4
 
     on_time = imported("vllm_bench.json")
-    log = read_client(changed(tmp_path, "vllm_bench.json", late))
-    run = measured_run(log, requested("vllm_trace.jsonl"))
+    run = changed("vllm_bench.json", late)
     for name in ("arrival", "first_emission", "finish"):
         assert run.columns[name] == pytest.approx(on_time.columns[name])
     assert run.columns["lateness"][3] - on_time.columns["lateness"][3] == pytest.approx(0.4)
     assert run.info.client.lateness_ms.max == pytest.approx(1e3 * run.columns["lateness"][3])
     # Without a trace a request arrives when it was sent.
-    alone = measured_run(log)
+    alone = measured_run(read_client("vllm_bench.json"))
     (arrival,) = alone.columns["arrival"][alone.columns["request"] == 3]
     assert arrival - on_time.columns["arrival"][3] == pytest.approx(0.4, abs=0.01)
     assert np.isnan(alone.columns["lateness"]).all()
 
 
-def test_requests_that_arrive_at_once_are_told_apart_by_their_lengths(tmp_path: Path) -> None:
+def test_requests_that_arrive_at_once_are_told_apart_by_their_lengths() -> None:
     def swap(file: Any) -> None:
         for values in file.values():
             if isinstance(values, list):
                 values[0], values[1] = values[1], values[0]
 
-    run = measured_run(read_client(changed(tmp_path, "vllm_bench.json", swap)), requested("vllm_trace.jsonl"))
+    run = changed("vllm_bench.json", swap)
     for name, column in imported("vllm_bench.json").columns.items():
         if name not in ("lateness", "arrival"):  # which came a fraction of a ms earlier is the client's affair
             assert run.columns[name] == pytest.approx(column, nan_ok=True), name
 
 
-def test_failures_are_counted_with_their_reasons_and_have_no_latency(tmp_path: Path) -> None:
+def test_failures_are_counted_with_their_reasons_and_have_no_latency() -> None:
     def fail(file: Any) -> None:
         file["errors"][2] = "Service Unavailable"
         file["errors"][5] = "Service Unavailable"
 
-    run = measured_run(read_client(changed(tmp_path, "vllm_bench.json", fail)), requested("vllm_trace.jsonl"))
+    run = changed("vllm_bench.json", fail)
     assert run.info.client.errors == {"Service Unavailable": 2}
     summary = run.info.policies[0]
     assert (summary.completed, summary.rejected, summary.unfinished) == (6, 2, 0)
@@ -111,30 +110,30 @@ def test_failures_are_counted_with_their_reasons_and_have_no_latency(tmp_path: P
     assert run.columns["input_length"].tolist() == requested("vllm_trace.jsonl").input_length.tolist()
 
 
-def test_what_the_client_gave_up_is_unfinished(tmp_path: Path) -> None:
+def test_what_the_client_gave_up_is_unfinished() -> None:
     def cut(file: Any) -> None:
         requests = file["benchmarks"][0]["requests"]
         requests["incomplete"] = [requests["successful"].pop()]
 
-    run = measured_run(read_client(changed(tmp_path, "guidellm.json", cut)), requested("trace.jsonl"))
+    run = changed("guidellm.json", cut)
     assert np.bincount(run.columns["status"], minlength=len(STATUSES)).tolist() == [7, 0, 1, 0]
 
 
-def test_a_request_that_the_file_lacks_is_left_out_by_the_traces_time(tmp_path: Path) -> None:
+def test_a_request_that_the_file_lacks_is_left_out_by_the_traces_time() -> None:
     def drop(file: Any) -> None:
         rows = file["benchmarks"][0]["requests"]["successful"]
         rows.remove(min(rows, key=lambda row: row["info"]["settings"]["relative_timestamp"]))
 
-    run = measured_run(read_client(changed(tmp_path, "guidellm.json", drop)), requested("trace.jsonl"))
+    run = changed("guidellm.json", drop)
     assert run.columns["request"].tolist() == list(range(1, 8))
     assert run.info.client.warnings == ()
 
 
-def test_another_servers_token_counts_are_used_and_told(tmp_path: Path) -> None:
+def test_another_servers_token_counts_are_used_and_told() -> None:
     def longer(file: Any) -> None:
         file["input_lens"] = [n + 1 for n in file["input_lens"]]  # a BOS
 
-    run = measured_run(read_client(changed(tmp_path, "vllm_bench.json", longer)), requested("vllm_trace.jsonl"))
+    run = changed("vllm_bench.json", longer)
     assert run.columns["input_length"].tolist() == [n + 1 for n in requested("vllm_trace.jsonl").input_length]
     (line,) = run.info.client.warnings
     assert line.startswith("8 of 8 requests have prompt lengths other than the trace's (in sum +")
@@ -148,19 +147,19 @@ def test_a_pace_that_nobody_counted_is_missing_not_guessed() -> None:
     assert (columns["num_first"] == np.where(coalesced, columns["num_tokens"], 1)).all()
 
 
-def test_a_written_run_reads_back_with_the_columns_of_its_client(tmp_path: Path) -> None:
+def test_a_written_run_reads_back_with_the_columns_of_its_client() -> None:
     run = imported("guidellm.json")
-    write_measured(run, tmp_path / "run")
-    back = read_run(tmp_path / "run")
+    write_measured(run, "run")
+    back = read_run("run")
     assert back.num_steps == 0
     for name, column in run.columns.items():
         assert np.array_equal(back.requests("server", [name])[name], column, equal_nan=column.dtype.kind == "f"), name
     assert back.info.client.tool == "guidellm 0.8.1"
-    assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
+    assert Path("run/report.html").stat().st_size > 10_000
 
 
 def test_more_requests_than_the_trace_has_are_refused() -> None:
     asked = requested("vllm_trace.jsonl")
     short = Requested("short", asked.arrival[:5], asked.input_length[:5], asked.output_length[:5])
-    with pytest.raises(DsimError, match="holds 8 requests, short holds 5: expected at most as many"):
+    with refused("holds 8 requests, short holds 5: expected at most as many"):
         measured_run(read_client(FILES / "vllm_bench.json"), short)

@@ -18,6 +18,7 @@ from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 from dsim.traces import Trace
 
+from ..checks import cases
 from ..report.fixtures import request_columns
 from ..worlds import plan_of
 
@@ -82,12 +83,8 @@ NOBODY: Columns = {}  # whose requests they are matters to no policy without a f
 
 def steps_of(tokens: list[int], latency: list[float], **more: list[int]) -> Columns:
     """Decode steps of one row."""
-    columns = {
-        "tokens": tokens,
-        "latency": latency,
-        "batch": [1] * len(tokens),
-        "num_forwards": [1] * len(tokens),
-    } | more
+    one = [1] * len(tokens)
+    columns = {"tokens": tokens, "latency": latency, "batch": one, "num_forwards": one} | more
     return {name: np.array(columns.get(name, [0] * len(tokens)), kind) for name, kind in STEP_COLUMNS.items()}
 
 
@@ -170,7 +167,7 @@ def test_rows_of_full_sequence_caches_are_priced_with_their_cache_overhead() -> 
     assert latencies(plan) == pytest.approx(2 * (0.002 + 0.5 + 0.25 * 6), rel=1e-3)
 
 
-@pytest.mark.parametrize("spec", ["vllm-ar,max_num_batched_tokens=64", "vllm-ar,async_scheduling=false", "ar"])
+@cases("spec", "vllm-ar,max_num_batched_tokens=64", "vllm-ar,async_scheduling=false", "ar")
 def test_a_recorded_run_of_the_twin_is_priced_as_it_was(spec: str) -> None:
     # Captured decode steps are padded and host time overlaps: mixed steps and steps decided ahead are told apart.
     latency = LatencyModel(((1.0, 0.004),), 1e-4, launch=0.001, host_step=0.006, graph_tokens=16, overlap=True)
@@ -179,6 +176,5 @@ def test_a_recorded_run_of_the_twin_is_priced_as_it_was(spec: str) -> None:
     parts: list[tuple[Columns, Lists]] = []
     run = simulate(trace, Setting(policy, profile), append=lambda columns, lists: parts.append((columns, lists)))
     [(steps, lists)] = parts
-    assert prices(latency, Journal(steps, lists, run.table.columns), policy) == pytest.approx(
-        steps["latency"], rel=1e-12
-    )
+    found = prices(latency, Journal(steps, lists, run.table.columns), policy)
+    assert found == pytest.approx(steps["latency"], rel=1e-12)

@@ -14,6 +14,7 @@ from dsim.profiler.canvas_law import mean_forwards
 from dsim.profiler.profile import load, save
 from dsim.profiler.steplog import of_random_tokens, profile_of_log, read_log
 
+from ..checks import cases
 from ..cli.command import dsim, succeed
 from ..logged import poisson, write_client, write_log
 
@@ -37,8 +38,7 @@ def later(line: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def _here() -> None:
     profile = replace(load("a100-sdar-8b"), name="known", latency=LATENCY, canvas_laws=(LAW,))
     save(profile, "known.json")
     save(replace(profile, name="slow", latency=LATENCY.scaled(1.25)), "slow.json")
@@ -46,27 +46,21 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def log_of(trace: Any = None, **header: Any) -> Path:
-    known = load("known.json")
-    return write_log(
-        Path("log.jsonl"), SPEC, known, trace or poisson(30, 6.0, 0), early=3.0, settings=SETTINGS, **header
-    )
+    how = {"early": 3.0, "settings": SETTINGS, **header}
+    return write_log(Path("log.jsonl"), SPEC, load("known.json"), trace or poisson(30, 6.0, 0), **how)
 
 
 def parts(*compared: str) -> dict[str, Any]:
-    ran = succeed("compare", *compared, "--json")
-    (cell,) = ran.json["cells"]
+    (cell,) = succeed("compare", *compared, "--json").json["cells"]
     assert cell["no_parts"] == ""
     return dict(cell)
 
 
 def test_a_log_replayed_as_logged_by_the_profile_that_drew_it_is_the_log() -> None:
-    ran = succeed("replay", "--as-logged", log_of(), "--profile", "known.json", "-o", "predicted")
-    assert ran.err.splitlines()[:3] == [
-        f"As logged: {SPEC}",
-        "Not in the policy: the log's dtype",
-        "Profile: known.json, given",
-    ]
-    succeed("import", "log.jsonl", "-o", "engine")
+    ran = succeed("replay --as-logged", log_of(), "--profile", "known.json", "-o", "predicted")
+    told = f"As logged: {SPEC}\nNot in the policy: the log's dtype\nProfile: known.json, given\n"
+    assert ran.err.startswith(told)
+    succeed("import log.jsonl -o engine")
     cell = parts("predicted", "engine", "--profile", "known.json")
     assert cell["policy"] == SPEC
     assert cell["steps"]["same"]
@@ -81,7 +75,7 @@ def test_an_error_is_the_steps_prices_the_rules_or_the_front_ends() -> None:
     log = log_of()
     succeed("import", log, "-o", "engine")
     # Steps that are too dear: the rule, the commits and the front end are right.
-    succeed("replay", "--as-logged", log, "--profile", "slow.json", "-o", "slow")
+    succeed("replay --as-logged", log, "--profile", "slow.json", "-o", "slow")
     part = parts("slow", "engine", "--profile", "slow.json")["parts"]["metrics"]["e2el"]
     assert part["latency"] == pytest.approx(part["error"])
     assert part["error"] > 0.2 * part["measured"]
@@ -89,13 +83,13 @@ def test_an_error_is_the_steps_prices_the_rules_or_the_front_ends() -> None:
     told = Path("told.jsonl")
     told.write_text(log.read_text().replace('"max_num_seqs": 4', '"max_num_seqs": 1'))
     succeed("import", told, "-o", "told")
-    succeed("replay", "--as-logged", told, "--profile", "known.json", "-o", "rule")
+    succeed("replay --as-logged", told, "--profile", "known.json", "-o", "rule")
     part = parts("rule", "told", "--profile", "known.json")["parts"]["metrics"]["e2el"]
     assert abs(part["scheduling"]) > 0.05 * part["measured"]
     assert abs(part["latency"]) < 0.2 * abs(part["scheduling"])
     # A profile with 50 ms outside the engine, where a client saw 20.
     write_client(Path("bench.json"), log, 0.02)
-    succeed("import", "bench.json", "--log", log, "-o", "client")
+    succeed("import bench.json --log", log, "-o", "client")
     succeed("replay", log, "--profile", "outside.json", "--policy", SPEC, "-o", "outside")
     part = parts("outside", "client", "--profile", "outside.json")["parts"]["metrics"]["e2el"]
     assert part["error"] == pytest.approx(0.03)
@@ -105,20 +99,20 @@ def test_an_error_is_the_steps_prices_the_rules_or_the_front_ends() -> None:
 @pytest.mark.slow
 def test_without_a_profile_the_logs_own_is_fitted_kept_and_told() -> None:
     log_of(poisson(150, 6.0, 0))
-    ran = succeed("replay", "log.jsonl", "--as-logged", "-o", "predicted")
+    ran = succeed("replay log.jsonl --as-logged -o predicted")
     assert "Profile: fitted to the same log, so step prices are not a prediction (log)" in ran.err
-    succeed("import", "log.jsonl", "-o", "engine")
+    succeed("import log.jsonl -o engine")
     cell = parts("predicted", "engine")  # run.json holds the profile
     assert abs(cell["metrics"]["e2el"]["error"]["mean"]) < 0.02
-    said = dsim("replay", "log.jsonl", "--as-logged", "--rate", 3).refusal
+    said = dsim("replay log.jsonl --as-logged --rate 3").refusal
     assert said == "--rate and --as-logged are given: expected one of them"
 
 
 def test_a_log_without_a_preset_asks_for_one() -> None:
     log_of(preset=None)
-    said = dsim("replay", "log.jsonl", "--as-logged").refusal
+    said = dsim("replay log.jsonl --as-logged").refusal
     assert said.startswith("the log's header has preset null, expected one of ar, lmdeploy-bd32,")
-    succeed("replay", "log.jsonl", "--as-logged", "--policy", SPEC, "--profile", "known.json")
+    succeed("replay log.jsonl --as-logged --policy", SPEC, "--profile", "known.json")
 
 
 @pytest.mark.slow
@@ -131,17 +125,14 @@ def test_the_front_end_is_what_a_client_saw_beyond_the_log() -> None:
     alone = Path("alone.jsonl")
     alone.write_text("".join(json.dumps(line) + "\n" for line in (first, *again)))
     write_client(Path("bench.json"), alone, 0.007, late=1e4)
-    ran = dsim("profile", "--from-log", log, "--client", "bench.json", "-o", "mine.json", "--json")
+    ran = dsim("profile --from-log", log, "--client", "bench.json", "-o", "mine.json", "--json")
     assert ran.json["profile"]["frontend"] == pytest.approx(0.007, rel=1e-5)
     assert load("mine.json").frontend == pytest.approx(0.007, rel=1e-5)
-    ran = dsim("profile", "--from-log", log, "-o", "none.json")
+    ran = dsim("profile --from-log", log, "-o", "none.json")
     assert "front end: not measured" in ran.out
     assert load("none.json").frontend == 0.0
-    ran = dsim("profile", "--model", "tiny", "--client", "bench.json", "-o", "x.json")
-    assert (ran.code, ran.err) == (
-        2,
-        "Error: --client is given without --from-log, expected both: alone it has no effect\n",
-    )
+    said = dsim("profile --model tiny --client bench.json -o x.json").refusal
+    assert said == "--client is given without --from-log, expected both: alone it has no effect"
 
 
 @pytest.mark.slow
@@ -168,7 +159,7 @@ def test_a_log_of_canvases_gives_back_the_law_that_drew_it() -> None:
     assert sum(dict(law.histogram).values()) == pytest.approx(1, abs=1e-5)
     why = f"{num} canvases of 50 requests"
     assert law.source == f"log.jsonl; {why}"
-    assert why in dsim("profile", "--from-log", log, "-o", "mine.json").out
+    assert why in dsim("profile --from-log", log, "-o", "mine.json").out
 
 
 def test_canvases_that_all_run_to_the_cap_say_nothing_of_text_and_who_reads_them_is_told() -> None:
@@ -177,8 +168,7 @@ def test_canvases_that_all_run_to_the_cap_say_nothing_of_text_and_who_reads_them
     log = write_log(Path("log.jsonl"), CANVAS, fixed, poisson(20, 1.0, 3, output=40), settings={"max_num_seqs": 8})
     why = of_random_tokens(read_log(log))
     assert "100% of 62 canvases took 12 forwards, the maximum, as with prompts of random tokens" in why
-    ran = dsim("profile", "--from-log", log, "-o", "mine.json")
-    assert f"Warning: log.jsonl: {why}" in ran.err
+    assert f"Warning: log.jsonl: {why}" in dsim("profile --from-log", log, "-o", "mine.json").err
     mine = load("mine.json")
     assert mine.canvas_laws[0].source.endswith(why)
     assert why in mine.provenance.sources
@@ -190,7 +180,7 @@ def test_canvases_that_all_run_to_the_cap_say_nothing_of_text_and_who_reads_them
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ahead", [False, True])
+@cases("ahead", False, True)
 def test_canvases_that_were_preempted_and_answers_that_ended_early_are_replayed_as_they_were(ahead: bool) -> None:
     trace = poisson(30, 4.0, 3, output=40)
     limits = trace.output_length + np.where(np.arange(30) % 3 == 0, 20, 0)
@@ -199,14 +189,14 @@ def test_canvases_that_were_preempted_and_answers_that_ended_early_are_replayed_
     log = write_log(Path("log.jsonl"), few, load("known.json"), trace, settings={"async_scheduling": ahead})
     succeed("import", log, "-o", "engine")
     told = ("--profile", "known.json", "--seed", "7")
-    ran = dsim("replay", "--as-logged", log, *told, "-o", "predicted", "--json")
+    ran = dsim("replay --as-logged", log, *told, "-o", "predicted", "--json")
     assert ran.json["policies"][0]["preemptions"] > 10
     cell = parts("predicted", "engine", "--profile", "known.json")
     assert cell["steps"]["same"] is not ahead  # a log does not tell which rows are for nothing
     assert cell["metrics"]["e2el"]["error"]["mean"] == pytest.approx(0.0, abs=1e-9)
     # Canvases of another law: the rule is right all the same.
     save(replace(load("known.json"), name="long", canvas_laws=(replace(LAW, median=13.0),)), "long.json")
-    succeed("replay", "--as-logged", log, "--profile", "long.json", "-o", "long")
+    succeed("replay --as-logged", log, "--profile", "long.json", "-o", "long")
     part = parts("long", "engine", "--profile", "long.json")["parts"]["metrics"]["e2el"]
     assert part["error"] > 0.2 * part["measured"]
     assert part["scheduling"] == pytest.approx(0.0, abs=1e-6)
@@ -230,7 +220,7 @@ def test_steps_of_a_model_with_windowed_layers_are_found_again_in_its_log() -> N
         model="DiffusionGemma-26B-A4B", num_devices=2, settings={"async_scheduling": False},
     )  # fmt: skip
     told = ("--profile", gemma.name, "--workload", gemma.canvas_laws[0].workload, "--seed", "7")
-    succeed("replay", "--as-logged", log, *told, "-o", "predicted")
+    succeed("replay --as-logged", log, *told, "-o", "predicted")
     succeed("import", log, "-o", "engine")
     cell = parts("predicted", "engine", "--profile", gemma.name)
     assert cell["steps"]["same"]

@@ -12,6 +12,8 @@ import pytest
 
 from dsim.files.interrupt import SIGNALS, as_ctrl_c, asked_to_stop, uninterrupted
 
+from ..checks import cases
+
 
 @pytest.fixture
 def _as_a_command() -> Iterator[None]:
@@ -24,7 +26,7 @@ def _as_a_command() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_as_a_command")
-@pytest.mark.parametrize("number", SIGNALS)
+@cases("number", *SIGNALS)
 def test_the_first_signal_asks_and_the_second_ends(number: signal.Signals) -> None:
     told = threading.Event()
     with asked_to_stop(told.set):
@@ -37,7 +39,7 @@ def test_the_first_signal_asks_and_the_second_ends(number: signal.Signals) -> No
 
 
 @pytest.mark.usefixtures("_as_a_command")
-@pytest.mark.parametrize("number", SIGNALS)
+@cases("number", *SIGNALS)
 def test_a_signal_waits_until_what_is_done_is_done(number: signal.Signals) -> None:
     done = []
 

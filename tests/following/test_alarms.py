@@ -8,13 +8,14 @@ import pytest
 from dsim.following.alarms import K_LEAST, OVERSHOOT, WINDOWS_A_MONTH, Alarm, Alarms, learnt_band, threshold
 from dsim.following.residuals import CAUSE_OF, PRICES, RULE, YIELD
 
+from ..checks import cases
+
 NOISE = dict.fromkeys(CAUSE_OF, 0.02)
 
 
 def residuals(rng: np.random.Generator, **shift: float) -> dict[str, tuple[float, float]]:
-    return {
-        name: (shift.get(name, 0.0) + sd * rng.standard_normal(), sd * math.sqrt(3 / 4)) for name, sd in NOISE.items()
-    }
+    error = math.sqrt(3 / 4)
+    return {name: (shift.get(name, 0.0) + sd * rng.standard_normal(), sd * error) for name, sd in NOISE.items()}
 
 
 def judged(alarms: Alarms, now: int, found: dict[str, tuple[float, float]]) -> list[Alarm]:
@@ -62,14 +63,12 @@ def test_traffic_that_few_windows_stand_for_is_not_known_exactly() -> None:
     assert raised[learnt_band(6 * a_window)] <= 1 < raised[0.0]
 
 
-@pytest.mark.parametrize(
-    ("shift", "cause"),
-    [
-        ({"step_time": 0.1, "ttft": 0.5, "queue": 0.8, "running": 0.3}, PRICES),
-        ({"steps_per_token": -0.1, "e2el": -0.3, "running": -0.3}, YIELD),
-        ({"ttft": 0.5, "queue": 0.8}, RULE),
-        ({"rate": 0.5}, "traffic"),
-    ],
+@cases(
+    "shift cause",
+    ({"step_time": 0.1, "ttft": 0.5, "queue": 0.8, "running": 0.3}, PRICES),
+    ({"steps_per_token": -0.1, "e2el": -0.3, "running": -0.3}, YIELD),
+    ({"ttft": 0.5, "queue": 0.8}, RULE),
+    ({"rate": 0.5}, "traffic"),
 )
 def test_a_change_is_named_by_its_cause_and_nothing_else(shift: dict[str, float], cause: str) -> None:
     rng, alarms = np.random.default_rng(3), Alarms()

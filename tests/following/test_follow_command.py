@@ -1,6 +1,7 @@
 """`dsim follow` from its words to its folder."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -21,61 +22,52 @@ from dsim.following.watch import Watcher
 from dsim.following.windows import Scrape
 from dsim.results.world import World
 
+from ..checks import cases
 from ..cli.command import dsim, succeed
 from ..serve.serving import until
 from . import pages
 from .pages import exposition
 
-WORDS = ("--policy", "vllm-diffusion", "--profile", "h200x2-diffusiongemma/vllm")
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+POLICY, PROFILE = "vllm-diffusion", "h200x2-diffusiongemma/vllm"
+WORDS = f"--policy {POLICY} --profile {PROFILE}"
 
 
 def test_once_reads_a_sample_and_the_next_goes_on() -> None:
     page = [pages.vllm(10)]
     with pages.showing(page) as (url, asked):
-        first = succeed("follow", url, *WORDS, "--once", "--json")
-        assert first.json["open"] is None
+        assert succeed("follow", url, WORDS, "--once --json").json["open"] is None
         page[0] = pages.vllm(30)
-        again = dsim("follow", f"{url}?token=secret", *WORDS, "--once", "--json")
-        assert again.json["open"]["requests"] == 20
+        assert dsim(f"follow {url}?token=secret --once --json", WORDS).json["open"]["requests"] == 20
         assert [request["path"] for request in asked] == ["/metrics", "/metrics?token=secret"]  # one GET a reading
     assert not any("secret" in path.read_text() for path in Path("followed").rglob("*.*"))
-    assert sorted(path.name for path in Path("followed").iterdir()) == [
-        "alerts.yml", "follow.json", "report.html", "samples.jsonl",
-    ]  # fmt: skip
-    other = dsim("follow", url, *WORDS[2:], "--policy", "vllm-diffusion:4", "--once")
+    assert sorted(os.listdir("followed")) == ["alerts.yml", "follow.json", "report.html", "samples.jsonl"]
+    other = dsim("follow", url, f"--profile {PROFILE} --policy vllm-diffusion:4 --once")
     assert "follows policy vllm-diffusion, expected vllm-diffusion:4" in other.refusal
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("ftp://here",), "URL is ftp://here, expected http://HOST:PORT or https://HOST:PORT"),
-        (("http://[::1",), "URL is http://[::1 (Invalid IPv6 URL), expected http://HOST:PORT"),
-        (("http://a:b",), "URL is http://a:b (Port could not be cast to integer value as 'b'), expected http://HOST"),
-        (("http://me:word@a",), "URL is http://a with a user's name, expected http://HOST:PORT"),
-        (("http://127.0.0.1:9", "--once"), "127.0.0.1:9/metrics: does not answer, expected the metrics of a server"),
-        (("http://a", "http://a"), "2 URLs are given, 1 of them different, expected each once"),
-        (("http://a", "--interval", 0), "--interval is 0.0, expected 0.1 to 86400"),
-        (("http://a", "--min-requests", 0), "--min-requests is 0, expected 1 to 1000000"),
-        (("http://a", "--once", "--port", 1), "--once is given and --port is 1, expected one of them"),
-        (("http://a", "--token-file", "none"), "none: cannot be read: No such file or directory"),
-        (("http://a", "--profile", "a100-sdar-8b"), "profile a100-sdar-8b holds no law of steps a canvas"),
-    ],
+@cases(
+    "words said",
+    ("ftp://here", "URL is ftp://here, expected http://HOST:PORT or https://HOST:PORT"),
+    ("http://[::1", "URL is http://[::1 (Invalid IPv6 URL), expected http://HOST:PORT"),
+    ("http://a:b", "URL is http://a:b (Port could not be cast to integer value as 'b'), expected http://HOST"),
+    ("http://me:word@a", "URL is http://a with a user's name, expected http://HOST:PORT"),
+    ("http://127.0.0.1:9 --once", "127.0.0.1:9/metrics: does not answer, expected the metrics of a server"),
+    ("http://a http://a", "2 URLs are given, 1 of them different, expected each once"),
+    ("http://a --interval 0", "--interval is 0.0, expected 0.1 to 86400"),
+    ("http://a --min-requests 0", "--min-requests is 0, expected 1 to 1000000"),
+    ("http://a --once --port 1", "--once is given and --port is 1, expected one of them"),
+    ("http://a --token-file none", "none: cannot be read: No such file or directory"),
+    ("http://a --profile a100-sdar-8b", "profile a100-sdar-8b holds no law of steps a canvas"),
 )  # fmt: skip
-def test_a_mistake_is_one_line(words: tuple[object, ...], said: str) -> None:
-    assert said in dsim("follow", *WORDS, *words).refusal
+def test_a_mistake_is_one_line(words: str, said: str) -> None:
+    assert said in dsim("follow", WORDS, words).refusal
 
 
 def test_a_mistyped_server_is_mended_in_the_same_folder() -> None:
-    assert "does not answer" in dsim("follow", "http://127.0.0.1:9", *WORDS, "--once").refusal
+    assert "does not answer" in dsim("follow http://127.0.0.1:9 --once", WORDS).refusal
     with pages.showing([pages.vllm()]) as (url, _):
-        succeed("follow", url, *WORDS, "--once")
-    refused = dsim("follow", "http://127.0.0.1:9", *WORDS, "--once").refusal
+        succeed("follow", url, WORDS, "--once")
+    refused = dsim("follow http://127.0.0.1:9 --once", WORDS).refusal
     assert "expected ['http://127.0.0.1:9/metrics']: choose another folder" in refused
 
 
@@ -84,7 +76,7 @@ def test_a_taken_port_is_one_line() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        found = dsim("follow", "http://127.0.0.1:9", *WORDS, "--port", port)
+        found = dsim("follow http://127.0.0.1:9", WORDS, "--port", port)
     assert found.refusal == f"--port is {port}, expected one that is free on 127.0.0.1"
 
 
@@ -92,8 +84,7 @@ def test_a_server_that_is_gone_for_a_while_ends_nothing(tmp_path: Path) -> None:
     page, told = [pages.vllm(5)], []
     with pages.showing(page) as (url, _):
         target = Target(url)
-        world = World(trace="", policy=WORDS[1], profile=WORDS[3])
-        follower = Follower(Followed(world, (target.url,)), tmp_path)
+        follower = Follower(Followed(World(trace="", policy=POLICY, profile=PROFILE), (target.url,)), tmp_path)
         watcher = Watcher(follower, [target], tmp_path, told.append)
         watcher.once()
         page[0] = "nothing 1\n"
@@ -106,14 +97,14 @@ def test_a_server_that_is_gone_for_a_while_ends_nothing(tmp_path: Path) -> None:
 
 
 def test_prometheus_reads_the_metrics_from_the_port(tmp_path: Path) -> None:
-    world = World(trace="", policy=WORDS[1], profile=WORDS[3])
+    world = World(trace="", policy=POLICY, profile=PROFILE)
     url = serve(Follower(Followed(world, ("here",)), tmp_path), "127.0.0.1", 0)
     assert "dsim_follow_version 0.0" in urlopen(url).read().decode()
 
 
 def test_a_window_that_no_twin_can_replay_ends_nothing(tmp_path: Path) -> None:
     told: list[str] = []
-    world = World(trace="", policy=WORDS[1], profile=WORDS[3])
+    world = World(trace="", policy=POLICY, profile=PROFILE)
     follower = Follower(Followed(world, ("here",), 1000.0, 10, 10), tmp_path, tell=told.append)
     for i in range(3):
         tokens = 'generation_tokens_total{engine="0",model_name="m"} '
@@ -122,9 +113,9 @@ def test_a_window_that_no_twin_can_replay_ends_nothing(tmp_path: Path) -> None:
     assert [line[:58] for line in told] == ["Not judged: followed traffic: none of its 45 requests fits"]
 
 
-@pytest.mark.parametrize("cut", range(1, 12))
-def test_a_kill_anywhere_in_a_line_loses_that_line_alone(tmp_path: Path, cut: int) -> None:
-    path = tmp_path / "lines.jsonl"
+@cases("cut", *range(1, 12))
+def test_a_kill_anywhere_in_a_line_loses_that_line_alone(cut: int) -> None:
+    path = Path("lines.jsonl")
     lines = Lines(path, 4)
     for i in range(3):
         lines.append({"number": i})
@@ -138,23 +129,21 @@ def test_a_kill_anywhere_in_a_line_loses_that_line_alone(tmp_path: Path, cut: in
 
 @pytest.mark.slow
 def test_a_kill_at_any_moment_loses_at_most_one_reading() -> None:
-    words = [*WORDS, "--interval", "0.1", "-o", "killed"]
+    command = f"-m dsim follow {{}} {WORDS} --interval 0.1 -o killed"
     with pages.showing([pages.vllm()]) as (url, asked):
         for kill in range(3):
             before = len(asked)
-            with subprocess.Popen([sys.executable, "-m", "dsim", "follow", url, *words], stdout=subprocess.PIPE) as run:
+            with subprocess.Popen([sys.executable, *command.format(url).split()], stdout=subprocess.PIPE) as run:
                 until(lambda before=before, kill=kill: len(asked) > before + 3 + kill)
                 time.sleep(0.03 * kill)
                 run.send_signal(signal.SIGKILL)
             kept = list(Lines(Path("killed") / "samples.jsonl", 1 << 20))
             assert len(asked) - (kill + 1) <= len(kept) <= len(asked)
-        succeed("follow", url, *words[:4], "-o", "killed", "--once", "--json")
+        succeed("follow", url, WORDS, "-o killed --once --json")
 
 
-def test_from_python_it_is_a_function(tmp_path: Path) -> None:
+def test_from_python_it_is_a_function() -> None:
     with pages.showing([pages.vllm()]) as (url, _):
-        found = package.follow(
-            url, "vllm-diffusion", profile="h200x2-diffusiongemma/vllm", out=tmp_path / "f", once=True
-        )
+        found = package.follow(url, "vllm-diffusion", profile="h200x2-diffusiongemma/vllm", out="f", once=True)
     assert (found.state["version"], found.windows) == (0, [])
-    assert json.loads((tmp_path / "f" / "follow.json").read_text())["schema"] == "dsim-follow"
+    assert json.loads(Path("f/follow.json").read_text())["schema"] == "dsim-follow"

@@ -31,8 +31,7 @@ def samples(server: Server, factors: Factors, hours: float, seed: int = 1) -> li
     """What the server's page shows, with its profile's steps changed."""
     world = server.world
     if factors != Factors():
-        profile = scaled(world.setting(), factors)
-        world = replace(world, profile=profile_name(replace(profile, name="changed")))
+        world = replace(world, profile=profile_name(replace(scaled(world.setting(), factors), name="changed")))
     return pages(server, world, server.rate, ZERO, 3600 * hours, seed)
 
 
@@ -97,14 +96,11 @@ def in_parts(folder: Path, found: list[Sample], size: int) -> list[dict[str, Any
 
 
 @pytest.mark.slow
-def test_a_kill_costs_at_most_an_interval_and_a_restart_goes_on_as_if_there_was_none(
-    plain: Whole, tmp_path: Path
-) -> None:
+def test_a_kill_costs_at_most_an_interval_and_a_restart_goes_on_as_if_there_was_none(plain: Whole) -> None:
     whole = plain.records
-    assert in_parts(tmp_path / "cut", plain.found, 47) == whole
-    shutil.copytree(plain.folder, tmp_path / "whole")
-    again = Follower(followed(SGLANG), tmp_path / "whole")
-    assert list(again.windows) == whole
+    assert in_parts(Path("cut"), plain.found, 47) == whole
+    shutil.copytree(plain.folder, Path("whole"))
+    assert list(Follower(followed(SGLANG), Path("whole")).windows) == whole
 
 
 @pytest.mark.slow
@@ -112,11 +108,9 @@ def test_longer_steps_are_prices_and_the_profile_is_fitted_to_the_windows_since(
     follower, folder, records = slower.follower, slower.folder, slower.records
     shutil.rmtree(folder)  # records name it
     assert in_parts(folder, slower.found, 31) == records  # evidence included
-    raised = [alarm["cause"] for record in records for alarm in record["raised"]]
-    assert set(raised) <= {"prices"}
+    assert {alarm["cause"] for record in records for alarm in record["raised"]} <= {"prices"}
     [adopted] = adoptions(records)
-    assert adopted["factors"]["price"] == pytest.approx(1.2, rel=0.02)
-    assert adopted["factors"]["steps"] == 1.0
+    assert (adopted["factors"]["price"], adopted["factors"]["steps"]) == (pytest.approx(1.2, rel=0.02), 1.0)
     profile = follower.world.loaded_profile()
     assert profile.latency.knots[0][1] > SGLANG.world.setting().profile.latency.knots[0][1]
     assert not records[-1]["alarms"]
@@ -154,7 +148,7 @@ def test_the_outlook_searches_the_capacity_and_advises_by_it(as_it_is: list[Samp
     assert last["capacity"] > last["traffic"]["rate"]  # a replica takes several times the traffic
     assert last["advice"]["action"] == "Do nothing."
     assert "in decode steps up to 256 tokens (1 sequence): 6 to 13 % too fast" in last["advice"]["reason"]
-    assert (tmp_path / "traffic.jsonl").exists()
+    assert Path("traffic.jsonl").exists()
     follower._capacity = 0.9
     last = feed(follower, as_it_is[240:310])[-1]  # within the hour: no search
     assert (last["capacity"], last["advice"]["action"]) == (0.9, "Run 2 replicas.")
@@ -168,9 +162,7 @@ def test_the_outlook_searches_the_capacity_and_advises_by_it(as_it_is: list[Samp
 @pytest.mark.slow
 def test_a_yield_is_fitted_from_the_counter_of_steps(tmp_path: Path) -> None:
     server = SERVERS["vllm"]
-    found = samples(server, Factors(steps=1.2), 2.2)
-    follower = Follower(followed(server), tmp_path)
-    adopted = adoptions(feed(follower, found))
+    adopted = adoptions(feed(Follower(followed(server), tmp_path), samples(server, Factors(steps=1.2), 2.2)))
     assert adopted
     assert math.prod(change["factors"]["steps"] for change in adopted) == pytest.approx(1.2, rel=0.03)
 
@@ -182,7 +174,7 @@ def test_a_page_without_a_window_says_what_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow  # compiles a policy
-def test_servers_together_are_a_fleet_of_as_many_replicas(tmp_path: Path) -> None:
+def test_servers_together_are_a_fleet_of_as_many_replicas() -> None:
     two = Server("two", replace(SGLANG.world, replicas=2), "sglang", 2 * SGLANG.rate, "")
     found = pages(two, two.world, two.rate, ZERO, 1200, 3)
     cutter = Cutter(5.0)

@@ -8,12 +8,13 @@ import json
 import lzma
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dsim.benchmarks.follow_vllm import ZERO, Pages, follow, ways
 from dsim.results.world import World
+
+from ..checks import cases
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -48,17 +49,11 @@ def recorded(kind: str) -> dict[str, Pages]:
     return ways(found["first"], found["flag"], KINDS[kind].limit)
 
 
-def alarms(records: list[dict[str, Any]]) -> list[tuple[float, str, str]]:
-    return [(r["end"] - ZERO, a["cause"], a["quantity"]) for r in records for a in r["raised"]]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "way", "quantity", "windows"),
-    [
-        ("autoregressive", "limit", "ttft", 5), ("autoregressive", "flag", "waiting", 5),
-        ("diffusion", "limit", "running", 4), ("diffusion", "flag", "running", 8),
-    ],
+@cases(
+    "kind way quantity windows",
+    ("autoregressive", "limit", "ttft", 5), ("autoregressive", "flag", "waiting", 5),
+    ("diffusion", "limit", "running", 4), ("diffusion", "flag", "running", 8),
 )  # fmt: skip
 def test_traffic_and_a_limit_of_the_scheduler_are_named_and_nothing_else(
     tmp_path: Path, kind: str, way: str, quantity: str, windows: int
@@ -66,8 +61,8 @@ def test_traffic_and_a_limit_of_the_scheduler_are_named_and_nothing_else(
     """max_num_batched_tokens 16 in place of 512, or 64 of 1,024; --max-num-seqs 4 in place of 16, or 1 of 8."""
     own = KINDS[kind]
     world = World(trace="", policy=own.policy, profile=str(RECORDED / f"{kind}.json"))
-    records = list(follow(recorded(kind)[way], world, tmp_path, own.window))
-    traffic, rule = alarms(records)
+    records = follow(recorded(kind)[way], world, tmp_path, own.window)
+    traffic, rule = [(r["end"] - ZERO, a["cause"], a["quantity"]) for r in records for a in r["raised"]]
     assert traffic[1:] == ("traffic", "rate")
     assert own.traffic < traffic[0] <= own.traffic + 4 * own.window
     assert rule[1:] == ("rule", quantity)

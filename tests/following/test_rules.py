@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dsim.following.exported import METRICS
 
+from ..checks import cases
 from .day import NOW, a_day
 from .pages import exposition
 
@@ -49,7 +50,7 @@ def test_every_metric_is_exported_with_a_value_and_documented(exported: dict[str
     assert {name: kind for name, (kind, _) in exported.items()} == {f"dsim_follow_{name}": "gauge" for name in METRICS}
 
 
-@pytest.mark.parametrize("expression", EXPRESSIONS)
+@cases("expression", *EXPRESSIONS)
 def test_an_expression_parses_and_selects_exported_metrics_by_their_labels(
     expression: str, exported: dict[str, tuple[str, set[str]]]
 ) -> None:
@@ -74,9 +75,8 @@ RAISED: tuple[tuple[str, dict[str, str], int], ...] = (
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
-def test_promtool_accepts_rules_and_metrics_and_each_rule_raises_its_alert(tmp_path: Path) -> None:
-    assert PROMTOOL is not None
-    (tmp_path / "alerts.yml").write_text(ALERTS.read_text())
+def test_promtool_accepts_rules_and_metrics_and_each_rule_raises_its_alert() -> None:
+    Path("alerts.yml").write_text(ALERTS.read_text())
     tests = []
     for name, series, minute in RAISED:
         at: list[dict[str, Any]] = [{"eval_time": f"{minute + late}m", "alertname": name} for late in (-1, 0)]
@@ -88,10 +88,10 @@ def test_promtool_accepts_rules_and_metrics_and_each_rule_raises_its_alert(tmp_p
         inputs = [{"series": name, "values": values} for name, values in series.items()]
         tests.append({"input_series": inputs, "alert_rule_test": at, "interval": "1m"})
     given = {"rule_files": ["alerts.yml"], "evaluation_interval": "1m", "tests": tests}
-    (tmp_path / "tests.yml").write_text(json.dumps(given))
+    Path("tests.yml").write_text(json.dumps(given))
     for command, text in (
         (("check", "rules", "alerts.yml"), ""), (("test", "rules", "tests.yml"), ""),
-        (("check", "metrics"), exposition(a_day(tmp_path / "day"), NOW)),
+        (("check", "metrics"), exposition(a_day(Path("day")), NOW)),
     ):  # fmt: skip
-        run = subprocess.run([PROMTOOL, *command], cwd=tmp_path, input=text, capture_output=True, text=True)
+        run = subprocess.run([PROMTOOL, *command], input=text, capture_output=True, text=True)
         assert (run.returncode, run.stderr) == (0, ""), run.stdout

@@ -15,8 +15,6 @@ from dsim.serve.open import open_twin
 
 from ..serve.serving import serving
 
-REQUESTS = 45
-
 
 @pytest.mark.slow
 def test_the_page_of_a_served_twin_is_as_its_twin_says(tmp_path: Path) -> None:
@@ -26,7 +24,7 @@ def test_the_page_of_a_served_twin_is_as_its_twin_says(tmp_path: Path) -> None:
         followed = Followed(world, (target.url,), 5.0, seconds=20.0, requests=15)
         watcher = Watcher(Follower(followed, tmp_path), [target], tmp_path, lambda line: None)
         clients = []
-        for i in range(REQUESTS):
+        for i in range(45):
             body = {"prompt": "x" * (50 + 7 * i % 200), "max_tokens": 40 + 13 * i % 60}
             clients.append(threading.Thread(target=lambda body=body: server.complete(**body)))
             clients[-1].start()
@@ -40,6 +38,6 @@ def test_the_page_of_a_served_twin_is_as_its_twin_says(tmp_path: Path) -> None:
     for record in records:
         assert abs(record["residuals"]["step_time"][0]) < 0.15
         assert record["requests"] >= 15
-    assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
+    assert Path("report.html").read_text().startswith("<!DOCTYPE html>")
     again = Follower(replace(followed), tmp_path)
     assert [record["end"] for record in again.windows] == [record["end"] for record in records]

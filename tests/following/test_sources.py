@@ -1,17 +1,16 @@
 """What a follower reads: pages of three engines, and logs as they grow."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dsim.engine.errors import DsimError
 from dsim.following.sources.engines import sample_of
 from dsim.following.sources.sample import Sample
 from dsim.following.sources.scrape import MissingError, Target
 
+from ..checks import cases, refused
 from . import pages
 
 
@@ -31,20 +30,18 @@ def test_sglang_says_how_long_forwards_take_and_lmdeploy_counts_requests_by_a_hi
     assert (lmdeploy.engine, lmdeploy.counters["requests"], lmdeploy.gauges["waiting"]) == ("lmdeploy", 6, 4 + 2)
 
 
-@pytest.mark.parametrize(
-    ("page", "said"),
-    [
-        ("process_cpu_seconds_total 3\n", "here: holds process_cpu_seconds_total, expected the metrics of an engine"),
-        ("", "here: holds nothing, expected"),
-        ("vllm:num_preemptions_total 1\n", "here: lacks vllm:num_requests_running, expected"),
-        ("vllm:x{a=1} y\n", "here: cannot be read as Prometheus metrics"),
-        (pages.vllm(10, 10**6), "here: 2e+06 requests run or wait, expected at most 100000"),
-        ('vllm:num_requests_running 1\nvllm:time_to_first_token_seconds_bucket{le="x"} 1\n', "here: cannot be read"),
-        (pages.vllm() + 'dsim_simulated{dsim_speed="nan"} 1\n', "here: cannot be read"),
-    ],
+@cases(
+    "page said",
+    ("process_cpu_seconds_total 3\n", "here: holds process_cpu_seconds_total, expected the metrics of an engine"),
+    ("", "here: holds nothing, expected"),
+    ("vllm:num_preemptions_total 1\n", "here: lacks vllm:num_requests_running, expected"),
+    ("vllm:x{a=1} y\n", "here: cannot be read as Prometheus metrics"),
+    (pages.vllm(10, 10**6), "here: 2e+06 requests run or wait, expected at most 100000"),
+    ('vllm:num_requests_running 1\nvllm:time_to_first_token_seconds_bucket{le="x"} 1\n', "here: cannot be read"),
+    (pages.vllm() + 'dsim_simulated{dsim_speed="nan"} 1\n', "here: cannot be read"),
 )
 def test_another_page_is_refused_with_what_it_holds(page: str, said: str) -> None:
-    with pytest.raises(DsimError, match=re.escape(said)):
+    with refused(says=said):
         sample_of(page, 0.0, "here")
 
 
@@ -56,19 +53,19 @@ def test_a_restart_and_other_settings_end_a_stretch() -> None:
     assert not replace(first, num_engines=1).follows(first)
 
 
-def test_the_token_of_a_file_goes_with_each_request_and_a_redirect_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("secret\n")
+def test_the_token_of_a_file_goes_with_each_request_and_a_redirect_is_not_followed() -> None:
+    Path("token").write_text("secret\n")
     with pages.showing([pages.vllm()]) as (url, asked):
-        assert Target(url, tmp_path / "token").sample().engine == "vllm"
+        assert Target(url, Path("token")).sample().engine == "vllm"
         assert [(a["Authorization"], a["path"]) for a in asked] == [("Bearer secret", "/metrics")]
         gone = Target(url)
-    with pytest.raises(MissingError, match="does not answer"):
+    with refused("does not answer", MissingError):
         gone.sample()
-    with pages.showing(["moved"], 302) as (url, _), pytest.raises(DsimError, match="answers 302"):
-        Target(url, tmp_path / "token").sample()
-    (tmp_path / "token").write_text("two words")
-    with pytest.raises(DsimError, match="holds 2 words, expected one token"):
-        Target(url, tmp_path / "token")
+    with pages.showing(["moved"], 302) as (url, _), refused("answers 302"):
+        Target(url, Path("token")).sample()
+    Path("token").write_text("two words")
+    with refused("holds 2 words, expected one token"):
+        Target(url, Path("token"))
 
 
 def test_a_proxy_of_the_environment_is_asked_for_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +73,7 @@ def test_a_proxy_of_the_environment_is_asked_for_other_machines(monkeypatch: pyt
         for scheme in ("http", "https"):
             monkeypatch.setenv(f"{scheme}_proxy", url)
         Target("http://gpu.invalid:8000").sample()
-        with pytest.raises(MissingError, match="Tunnel connection failed: 501"):  # the test's proxy does not CONNECT
+        with refused("Tunnel connection failed: 501", MissingError):  # the test's proxy does not CONNECT
             Target("https://gpu.invalid:8000").sample()
         monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
         Target(url).sample()

@@ -20,8 +20,7 @@ def scrape(time: float, *requests: float | None) -> Scrape:
 def test_a_window_lasts_until_both_its_time_and_its_requests_are_there() -> None:
     cutter = Cutter(5.0, seconds=20.0, requests=10)
     found = [cutter.add(scrape(5.0 * i, i)) for i in range(30)]
-    ends = [w.end for w in found if w is not None]
-    assert ends == [50.0, 100.0]
+    assert [w.end for w in found if w is not None] == [50.0, 100.0]
     assert [w.num_arrivals for w in found if w is not None] == [10, 10]
     quick = Cutter(5.0, seconds=20.0, requests=10)
     assert [w.end for i in range(10) if (w := quick.add(scrape(5.0 * i, 100 * i)))] == [20.0, 40.0]
@@ -52,7 +51,6 @@ def test_a_counter_and_a_histogram_that_appear_begin_at_0() -> None:
     assert window.histogram("ttft") == ttft
     for pair in ((fresh, known), (known, fresh)):
         both = Scrape(5.0, pair).together()
-        assert both is not None
         assert (both.counters["preemptions"], both.counters["requests"]) == (2.0, 3.0)
         assert both.histograms == {"ttft": ttft}
 

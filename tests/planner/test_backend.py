@@ -1,5 +1,6 @@
 """Cells run once each, whoever runs them: in process, on cores that die, and on a Ray cluster that loses a worker."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -22,6 +23,7 @@ from dsim.research.reproduce.run import reproduce
 from dsim.results.world import World
 from dsim.traces import synth, write
 
+from ..checks import cases, refused
 from ..held_up import PATIENCE
 from ..ray_cluster import TwoWorkers, cluster, shared_cluster
 from ..stored import rows
@@ -40,7 +42,7 @@ def in_turn(pool: Pool, function: Any, cells: Iterable[int]) -> Iterator[Any]:
     return in_order(pool.run(function, {str(i): cell for i, cell in enumerate(cells)}))
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@cases("jobs", 1, 2)
 def test_a_cells_exception_is_its_own(jobs: int) -> None:
     def square(cell: int) -> int:
         if cell == 2:
@@ -60,7 +62,7 @@ def test_a_killed_worker_ends_the_run() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
         return cell
 
-    with pytest.raises(MachineError, match=r"a worker was killed, .*: fewer jobs than 2 need less"):
+    with refused(r"a worker was killed, .*: fewer jobs than 2 need less", MachineError):
         collect(dies, jobs=2)
 
 
@@ -70,8 +72,8 @@ def test_workers_leave_ctrl_c_to_the_parent() -> None:
         assert list(ignored) == [True] * 4
 
 
-def test_results_come_as_they_finish_and_a_map_s_in_order(tmp_path: Path) -> None:
-    go_on = tmp_path / "go-on"
+def test_results_come_as_they_finish_and_a_map_s_in_order() -> None:
+    go_on = Path("go-on").absolute()
 
     def first_waits(cell: int) -> int:
         until = time.monotonic() + PATIENCE
@@ -93,7 +95,7 @@ def test_results_come_as_they_finish_and_a_map_s_in_order(tmp_path: Path) -> Non
         assert list(in_turn(pool, first_waits, range(7))) == list(range(7))
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@cases("jobs", 1, 2)
 def test_a_map_ends_with_the_first_failure(jobs: int) -> None:
     def fails(cell: int) -> int:
         if cell == 2:
@@ -104,67 +106,59 @@ def test_a_map_ends_with_the_first_failure(jobs: int) -> None:
 
     with Pool(jobs=jobs) as pool:
         given = []
-        with pytest.raises(DsimError, match="two is 2, expected another"):
+        with refused("two is 2, expected another"):
             given.extend(in_turn(pool, fails, range(5)))
         with pytest.raises(RuntimeError, match=r"in a worker:\nTraceback(.|\n)*KeyError: 'four'"):
             given.extend(in_turn(pool, fails, [0, 4]))
     assert given == [0, 1, 0]
 
 
-def test_workers_that_are_in_another_folder_find_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_are_in_another_folder_find_the_files() -> None:
     queue = World("q.csv", policy="ar,max_batch=1", slos=("mean:e2el=150ms",))
     found = []
     for name in ("first", "second"):  # the second's workers were begun in the first
-        (tmp_path / name).mkdir()
-        monkeypatch.chdir(tmp_path / name)
-        write(synth("poisson", 1.0, lengths="fixed:512,1", num_requests=100, seed=1), Path("q.csv"))
-        found.append(capacity(queue, jobs=2, num_requests=100, precision=0.5, curve=False))
-        (tmp_path / name / "q.csv").unlink()
+        Path(name).mkdir()
+        with contextlib.chdir(name):
+            write(synth("poisson", 1.0, lengths="fixed:512,1", num_requests=100, seed=1), "q.csv")
+            found.append(capacity(queue, jobs=2, num_requests=100, precision=0.5, curve=False))
+            Path("q.csv").unlink()
     assert found[0] == found[1]
 
 
 def test_a_wrong_number_of_jobs_is_refused_before_any_cell() -> None:
-    with pytest.raises(DsimError, match="jobs is 0, expected at least 1"):
+    with refused("jobs is 0, expected at least 1"):
         Pool(jobs=0)
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with (
-        pytest.raises(DsimError, match=r"Ray is not installed: pip install '\.\[cluster\]' in a clone"),
-        Pool(ray="127.0.0.1:6379"),
-    ):
+    with refused(r"Ray is not installed: pip install '\.\[cluster\]' in a clone"), Pool(ray="127.0.0.1:6379"):
         pass
 
 
 @pytest.mark.slow
-def test_ensembles_and_published_experiments_give_on_a_cluster_what_one_core_gives(
-    cluster: TwoWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_ensembles_and_published_experiments_give_on_a_cluster_what_one_core_gives(cluster: TwoWorkers) -> None:
     asked = World("azure-conv", policy="chunk", num_requests=20)
     with Pool(ray=cluster.address) as pool:
         there = ensemble([asked], asked.requests(), 2, pool=pool)
     assert there == ensemble([asked], asked.requests(), 2, pool=Pool(jobs=1))
     # Ray's workers have another folder: files are named from the root.
-    save(replace(load("a100-sdar-8b"), name="mine"), tmp_path / "mine.json")
+    save(replace(load("a100-sdar-8b"), name="mine"), "mine.json")
     about = "".join(f'{name} = "x"\n' for name in ("title", "system", "citation", "conditions"))
     Path("own.toml").write_text(
-        f'{about}axis = "concurrency"\nmeasures = ["output_throughput"]\n[machine]\nprofile = "{tmp_path}/mine.json"\n'
-        '[base]\nnum_requests = 4\n[over]\nconcurrency = [1, 2]\n[[series]]\nname = "A"\n'
+        f'{about}axis = "concurrency"\nmeasures = ["output_throughput"]\n'
+        f'[machine]\nprofile = "{Path.cwd()}/mine.json"\n[base]\nnum_requests = 4\n'
+        '[over]\nconcurrency = [1, 2]\n[[series]]\nname = "A"\n'
     )
     found = reproduce([read("own.toml")], Path("ray"), ray=cluster.address)
-    alone = reproduce([read("own.toml")], Path("local"), jobs=1)
-    assert found == alone
+    assert found == reproduce([read("own.toml")], Path("local"), jobs=1)
     assert found.num_run == 2
     assert all(row.predicted for row in found.rows)
-    assert (tmp_path / "ray" / "results.csv").read_bytes() == (tmp_path / "local" / "results.csv").read_bytes()
+    assert Path("ray/results.csv").read_bytes() == Path("local/results.csv").read_bytes()
 
 
 @pytest.mark.slow
-def test_a_cluster_that_loses_a_worker_in_mid_sweep_finishes_every_cell_once(
-    cluster: TwoWorkers, tmp_path: Path
-) -> None:
+def test_a_cluster_that_loses_a_worker_in_mid_sweep_finishes_every_cell_once(cluster: TwoWorkers) -> None:
     config = {
         "base": {"trace": "azure-conv", "num_requests": 200, "policy": "chunk"},
         "grid": {"policy.chunk": [4, 8], "rate": [1.0, 2.0, 3.0, 4.0]},
@@ -177,18 +171,18 @@ def test_a_cluster_that_loses_a_worker_in_mid_sweep_finishes_every_cell_once(
             killed.append(finished)
             cluster.kill_a_worker()
 
-    done = sweep(config, tmp_path / "ray", ray=cluster.address, progress=kill)
+    done = sweep(config, "ray", ray=cluster.address, progress=kill)
     assert (killed, done.num_run, done.num_reused, done.interrupted) == ([3], 8, 0, False)
     assert (done.num_failed, len({row["key"] for row in done.results})) == (0, 8)
     # The same answers as one core gives, byte for byte.
-    sweep(config, tmp_path / "local", jobs=1)
-    replays = rows(tmp_path / "ray" / "replays.db")
+    sweep(config, "local", jobs=1)
+    replays = rows(Path("ray/replays.db"))
     assert len(set(replays)) == 8
-    assert set(replays) == set(rows(tmp_path / "local" / "replays.db"))
+    assert set(replays) == set(rows(Path("local/replays.db")))
     for name in ("results.csv", "report.html", "sweep.json"):
-        assert (tmp_path / "ray" / name).read_bytes() == (tmp_path / "local" / name).read_bytes()
+        assert Path(f"ray/{name}").read_bytes() == Path(f"local/{name}").read_bytes()
     # A cell's own errors stay with it there too, and a lost process is not the cell's.
-    once = tmp_path / "once"
+    once = Path("once").absolute()
 
     def mixed(cell: int) -> int:
         if cell == 2:

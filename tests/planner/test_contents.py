@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from dsim.planner.contents import asked_of, digest
 from dsim.profiler.profile import load, save
 from dsim.results.world import World
+
+from ..checks import cases
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ROW = '{"timestamp": 0, "input_length": 9, "output_length": 8}\n'
@@ -43,11 +43,6 @@ def settings(folder: Path) -> Path:
     return folder / "mine.toml"
 
 
-def code_of_settings(folder: Path) -> Path:
-    settings(folder)
-    return folder / "mine.py"
-
-
 POOL = "1@h100-sdar-8b,lmdeploy-bd32"
 KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], World], str, str]] = {
     "trace": (trace, lambda file: World(str(file)), "9", "10"),
@@ -57,7 +52,7 @@ KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], World], str, str
     "policy's code": (code, lambda file: World("azure-conv", policy=f"{file}:POLICY,calm=4"), "= 32\n", "= 16\n"),
     "policy's TOML": (settings, lambda file: World("azure-conv", policy=str(file)), "= 4", "= 8"),
     "code of a policy's TOML": (
-        code_of_settings,
+        lambda folder: settings(folder).with_name("mine.py"),
         lambda file: World("azure-conv", policy=str(file.with_name("mine.toml"))), "= 32\n", "= 16\n",
     ),
     "router": (of_fleet("router"), lambda file: World("azure-conv", router=f"{file}:ROUTER"), "def ", "def  "),
@@ -74,10 +69,10 @@ KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], World], str, str
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_edited_file_is_another_question_and_the_same_content_elsewhere_the_same(kind: str, tmp_path: Path) -> None:
+@cases("kind", *KINDS)
+def test_an_edited_file_is_another_question_and_the_same_content_elsewhere_the_same(kind: str) -> None:
     write, world_of, before, after = KINDS[kind]
-    here, there = tmp_path / "here", tmp_path / "there"
+    here, there = Path("here").absolute(), Path("there").absolute()
     here.mkdir()
     file = write(here)
     key = digest(asked_of(world_of(file)))

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
-import pytest
 import yaml
 
 from dsim.engine.allowed_code import allowed
-from dsim.engine.errors import DsimError
 from dsim.engine.part import AXES
 from dsim.engine.policy import PRESETS, parse, settings_of
 from dsim.planner.candidates import candidates_of
@@ -25,20 +23,20 @@ from dsim.profiler.roofline import roofline
 from dsim.results.world import World
 from dsim.sim.setting import Setting
 
+from ..checks import cases, refused
+
 SERVED = [name for name, preset in PRESETS.items() if preset.engine]
 VLLM, FP8, SDAR = load("h200x2-diffusiongemma-vllm"), load("h100-diffusiongemma-fp8"), load("a100-sdar-8b")
 QWEN, LLADA2_2 = load("h100-qwen3-8b-ar"), roofline(gpu("H100"), model("LLaDA2.2-mini"))
 
 
 def deployed(spec: str, profile: Any = SDAR, replicas: int = 1, **how: Any) -> Deployment:
-    found = deployment_of(spec, profile, replicas, **how)
-    assert found is not None
-    return found
+    return deployment_of(spec, profile, replicas, **how)
 
 
-def test_a_policy_of_no_known_engine_has_no_command(tmp_path: Path) -> None:
+def test_a_policy_of_no_known_engine_has_no_command() -> None:
     assert deployment_of("optimus", SDAR) is None
-    file = tmp_path / "mine.py"
+    file = Path("mine.py")
     file.write_text('from dsim.engine.policy import Policy, Preset\nPOLICY = Preset(Policy("mine"), engine="ours")\n')
     assert deployment_of(f"{file}:POLICY", SDAR, allow_code=allowed([str(file)])) is None
 
@@ -86,10 +84,8 @@ def test_a_command_is_whole_and_has_only_what_differs_from_the_defaults() -> Non
 def test_a_default_is_the_card_s_in_the_twin_and_in_the_launch() -> None:
     def card(name: str) -> Profile:
         sheet = gpu(name)
-        device = replace(
-            VLLM.device, name=name, memory_bytes=sheet.memory_bytes, compute_capability=sheet.compute_capability
-        )
-        return replace(VLLM, device=device)
+        own = {"memory_bytes": sheet.memory_bytes, "compute_capability": sheet.compute_capability}
+        return replace(VLLM, device=replace(VLLM.device, name=name, **own))
 
     def on(name: str) -> str:
         return deployed("vllm-diffusion", card(name)).shell
@@ -108,7 +104,7 @@ def test_a_default_is_the_card_s_in_the_twin_and_in_the_launch() -> None:
 def test_an_engine_without_an_image_for_a_gpu_is_left_out_with_that_reason() -> None:
     sheet = roofline(gpu("MI300X"), model("SDAR-8B"))
     assert deployment_of("lmdeploy-0.18", sheet) is None
-    with pytest.raises(DsimError, match=r"no image of LMDeploy 0\.18\.0 for AMD's MI300X is known"):
+    with refused(r"no image of LMDeploy 0\.18\.0 for AMD's MI300X is known"):
         candidates_of(World("azure-conv"), ["lmdeploy-0.18"], [sheet], lambda profile: None)
 
 
@@ -120,9 +116,8 @@ def test_weights_are_those_of_the_profile() -> None:
         QWEN.memory, weight_bytes=Precision("fp8").weight_bytes(QWEN.model)))).shell  # fmt: skip
     assert "--quantization" not in bf16.shell
     strange = replace(VLLM, memory=replace(VLLM.memory, weight_bytes=VLLM.memory.weight_bytes // 4))
-    assert any(
-        text.startswith("weights of 0.5 bytes a parameter") for text in deployed("vllm-diffusion", strange).unset
-    )
+    unset = deployed("vllm-diffusion", strange).unset
+    assert any(text.startswith("weights of 0.5 bytes a parameter") for text in unset)
 
 
 def test_the_share_of_memory_is_what_the_engines_flag_means() -> None:
@@ -161,7 +156,7 @@ def test_a_truth_is_one_flag_or_the_other_and_a_file_holds_what_has_none() -> No
         candidates_of(World("azure-conv"), ["sglang-indel"], [earlier], lambda profile: None)
 
 
-@pytest.mark.parametrize("name", SERVED)
+@cases("name", *SERVED)
 def test_every_flag_is_of_a_field_that_the_policy_has(name: str) -> None:
     preset = PRESETS[name]
     known = {f.name for axis in AXES for f in fields(getattr(preset.policy, axis))} | {"gpus"}
@@ -170,10 +165,10 @@ def test_every_flag_is_of_a_field_that_the_policy_has(name: str) -> None:
     assert preset.engine in ENGINES
 
 
-@pytest.mark.parametrize("name", SERVED)
+@cases("name", *SERVED)
 def test_every_option_is_one_of_the_engines_release(name: str) -> None:
     """benchmarks/launch.py reads the options in the releases; those of LMDeploy 0.11 were not read."""
-    known = json.loads(Path(__file__).with_name("launch_options.json").read_text(encoding="utf-8"))
+    known = json.loads(Path(__file__).with_name("launch_options.json").read_text())
     engine = PRESETS[name].engine.partition("-")[0]
     launch = deployed(name, LLADA2_2 if name == "sglang-indel" else SDAR)
     words = [*launch.command, launch.port_flag, *launch.everywhere.split()]
@@ -200,17 +195,16 @@ def test_kubernetes_takes_the_manifest_and_no_gpu_more_than_planned() -> None:
     assert service["spec"]["selector"] == spec["template"]["metadata"]["labels"]
 
 
-def test_the_script_starts_a_replica_on_gpus_of_its_own(tmp_path: Path) -> None:
+def test_the_script_starts_a_replica_on_gpus_of_its_own() -> None:
     script = deployed("vllm-diffusion", VLLM, 2).files()["launch.sh"]
-    (tmp_path / "vllm").write_text('#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES" "$@"\n')
-    (tmp_path / "vllm").chmod(0o755)
-    (tmp_path / "launch.sh").write_text(script)
+    Path("vllm").write_text('#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES" "$@"\n')
+    Path("vllm").chmod(0o755)
+    Path("launch.sh").write_text(script)
     done = subprocess.run(
-        ["sh", tmp_path / "launch.sh", "1"], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True
+        ["sh", "launch.sh", "1"], env={"PATH": f"{Path.cwd()}:/usr/bin:/bin"}, capture_output=True, text=True
     )  # fmt: skip
     said = shlex.split(done.stdout)
-    assert said[:2] == ["2,3", "serve"]
-    assert said[-1] == "8001"
+    assert (said[:2], said[-1]) == (["2,3", "serve"], "8001")
 
 
 def test_a_profiles_words_cannot_become_commands() -> None:

@@ -12,36 +12,22 @@ from dsim.engine.errors import ProfileError
 from dsim.engine.latency import Features
 from dsim.planner.backend import Pool
 from dsim.planner.ensemble import EOS, drawn, ensemble, interval, known_causes, level, moved, paired
+from dsim.profiler import uncertainty as errors
 from dsim.profiler.calibrate import mean_yield
 from dsim.profiler.canvas_law import mean_forwards
 from dsim.profiler.known import unknown_host
 from dsim.profiler.profile import Fit, Profile, load, shipped
-from dsim.profiler.uncertainty import (
-    COMPUTE,
-    FIT,
-    FRONT_END,
-    HOST_REQUEST,
-    HOST_STEP,
-    IMPLEMENTATION,
-    LAUNCH,
-    MEMORY,
-    SPREAD,
-    WORKLOAD,
-    YIELD,
-    causes,
-    varied,
-)
+from dsim.profiler.uncertainty import causes, varied
 from dsim.report.ensemble import sentences, times
 from dsim.results.spread import Effect, Spread, Uncertain
 from dsim.results.world import World
 
+from ..checks import cases, refused
 from ..cli.command import dsim, succeed
 
 SDAR = load("a100-sdar-8b")
 MODEL = SDAR.commit_model("sharegpt-focus", 32, 0.9)
-ASKED = World(
-    "azure-conv", policy="chunk:8", lengths="fixed:64,64", arrival="poisson", rate=4.0, num_requests=12, seed=3
-)  # fmt: skip
+ASKED = World("azure-conv", "chunk:8", lengths="fixed:64,64", arrival="poisson", rate=4.0, num_requests=12, seed=3)
 ERRORS = {"slope": 4e-6, "launch": 2e-3, "knots[1][1]": 1e-3}
 
 
@@ -69,7 +55,7 @@ def a_prompt_and_its_answer(world: World) -> float:
     return latency.step(Features(12000, 0, 12000, 1, 1, 1, 12000)) + latency.step(Features(1, 0, 100, 1, 1, 1, 0))
 
 
-@pytest.mark.parametrize("num", [pytest.param(19, marks=pytest.mark.slow), 6])
+@cases("num", pytest.param(19, marks=pytest.mark.slow), 6)
 def test_intervals_hold_the_truth_at_their_level(num: int) -> None:
     # The truth is what the device does; each measurement of it is off by its own standard errors.
     rng = np.random.default_rng(7)
@@ -78,7 +64,7 @@ def test_intervals_hold_the_truth_at_their_level(num: int) -> None:
     for i in range(400):
         own = replace(base, launch=0.041 + 4e-3 * rng.normal(), slope=50e-6 + 6e-6 * rng.normal())
         known = known_causes(own)
-        assert {c.name for c in known} == {FIT + "launch", FIT + "slope"}
+        assert {c.name for c in known} == {errors.FIT + "launch", errors.FIT + "slope"}
         draws = [replace(own, variation=drawn(known, k, i)) for k in range(1, num + 1)]
         found = interval([math.nan, *map(a_prompt_and_its_answer, draws)])
         held += found.low <= truth <= found.high
@@ -102,18 +88,21 @@ def test_two_settings_share_the_errors_of_their_card_code_model_and_traffic_alon
         one, other = (draw(*place) for place in places)
         return {name for name in one.keys() & other.keys() if one[name] == other[name]}
 
-    blocks, yields, card = "lmdeploy-bd32", {WORKLOAD, YIELD, SPREAD}, {MEMORY, COMPUTE}
-    all_shared = {*card, LAUNCH, IMPLEMENTATION, FRONT_END, EOS, *yields}
+    blocks, yields, card = (
+        "lmdeploy-bd32",
+        {errors.WORKLOAD, errors.YIELD, errors.SPREAD},
+        {errors.MEMORY, errors.COMPUTE},
+    )
+    all_shared = {*card, errors.LAUNCH, errors.IMPLEMENTATION, errors.FRONT_END, EOS, *yields}
     assert shared((blocks, "h100-sdar-8b"), (blocks, "h100-sdar-8b")) == all_shared
     gpus = shared((blocks, "h100-sdar-8b/sglang"), (blocks, "h200-sdar-8b"))
     assert gpus == {EOS, *yields}  # neither card nor code
     assert shared(("optimus", "h100-sdar-8b"), ("optimus", "h200-sdar-8b")) == all_shared - card
-    engines = shared((blocks, "h100-sdar-8b/sglang"), (blocks, "h100-sdar-8b/lmdeploy"))
-    assert engines == {*card, EOS, *yields}
+    assert shared((blocks, "h100-sdar-8b/sglang"), (blocks, "h100-sdar-8b/lmdeploy")) == {*card, EOS, *yields}
     # FOCUS evicts, so that its yield is a reading of its own; so is that of another threshold.
-    assert shared(("optimus", "h100-sdar-8b"), ("focus", "h100-sdar-8b")) == all_shared - {YIELD}
+    assert shared(("optimus", "h100-sdar-8b"), ("focus", "h100-sdar-8b")) == all_shared - {errors.YIELD}
     assert shared((blocks, "a100-sdar-8b"), (f"{blocks},threshold=0.8", "a100-sdar-8b")) == {
-        *card, LAUNCH, FRONT_END, EOS, WORKLOAD
+        *card, errors.LAUNCH, errors.FRONT_END, EOS, errors.WORKLOAD
     }  # fmt: skip
 
 
@@ -128,9 +117,9 @@ def test_a_ratio_is_of_paired_draws_and_has_no_upper_end_where_the_other_is_noth
 
 def test_a_cause_alone_moves_what_it_is_of_and_nothing_else() -> None:
     own = SDAR.latency
-    moved = varied(SDAR, ((LAUNCH, -1.0),), MODEL)
+    moved = varied(SDAR, ((errors.LAUNCH, -1.0),), MODEL)
     assert moved.latency == replace(own, launch=own.launch * math.exp(-0.1))
-    moved = varied(replace(SDAR, origin="roofline"), ((HOST_STEP, 0.0), (HOST_REQUEST, 50.0)), MODEL)
+    moved = varied(replace(SDAR, origin="roofline"), ((errors.HOST_STEP, 0.0), (errors.HOST_REQUEST, 50.0)), MODEL)
     assert moved.latency.host_step == pytest.approx(5.5e-3 / 2)
     assert moved.latency.host_request == pytest.approx(5.5e-3 / 72)
     assert varied(SDAR, (), MODEL) == SDAR
@@ -138,7 +127,7 @@ def test_a_cause_alone_moves_what_it_is_of_and_nothing_else() -> None:
 
 def test_reading_and_multiplying_move_apart_on_one_card() -> None:
     sheet = load("h100-sdar-8b")
-    for cause, widths in (MEMORY, [0.3, 0.0]), (COMPUTE, [0.0, 0.3]):
+    for cause, widths in (errors.MEMORY, [0.3, 0.0]), (errors.COMPUTE, [0.0, 0.3]):
         moved = varied(sheet, ((cause, 1.0),), None).latency
         # Bound by the bandwidth, and by products.
         times = [moved.base(tokens) / sheet.latency.base(tokens) for tokens in (64, 1024)]
@@ -146,13 +135,13 @@ def test_reading_and_multiplying_move_apart_on_one_card() -> None:
     # Of affine steps what does not grow with tokens is read.
     tokens, height = SDAR.latency.knots[-1]
     products = SDAR.latency.slope * tokens
-    moved = varied(SDAR, ((MEMORY, 1.0),), MODEL).latency
+    moved = varied(SDAR, ((errors.MEMORY, 1.0),), MODEL).latency
     assert moved.knots[-1][1] == pytest.approx(products + math.exp(0.1) * (height - products))
 
 
 def test_kernels_of_experts_and_of_fewer_bits_have_errors_of_their_own() -> None:
     dense, as_dense, experts, fp8 = (
-        {c.owner for c in causes(load(f"h100-{name}"), None) if c.name in (MEMORY, COMPUTE)}
+        {c.owner for c in causes(load(f"h100-{name}"), None) if c.name in (errors.MEMORY, errors.COMPUTE)}
         for name in ("sdar-8b", "qwen3-8b-ar", "llada2.1-mini", "diffusiongemma-fp8")
     )
     assert dense == as_dense
@@ -161,11 +150,11 @@ def test_kernels_of_experts_and_of_fewer_bits_have_errors_of_their_own() -> None
 
 def test_yield_moves_by_its_width_and_a_spread_leaves_it() -> None:
     for score in (-1.0, 1.0):
-        [model] = varied(SDAR, ((YIELD, score),), MODEL).commits
+        [model] = varied(SDAR, ((errors.YIELD, score),), MODEL).commits
         assert mean_yield(model) / mean_yield(MODEL) == pytest.approx(1 + 0.1 * score, abs=0.03)
         assert model.request_spread == MODEL.request_spread
     for score, spread in ((-8.0, 0.0), (8.0, 2 * MODEL.request_spread)):
-        [model] = varied(SDAR, ((SPREAD, score),), MODEL).commits
+        [model] = varied(SDAR, ((errors.SPREAD, score),), MODEL).commits
         assert model.request_spread == pytest.approx(spread, abs=1e-6)
         assert mean_yield(model) == pytest.approx(mean_yield(MODEL), rel=0.03)
 
@@ -173,26 +162,25 @@ def test_yield_moves_by_its_width_and_a_spread_leaves_it() -> None:
 def test_a_law_of_forwards_moves_like_a_commit_model_and_a_given_number_does_not() -> None:
     gemma = load("h200x2-diffusiongemma-vllm")
     fixed = gemma.canvas_law("fixed-48", 256)
-    assert not {YIELD, SPREAD} & {c.name for c in causes(gemma, fixed)}
+    assert not {errors.YIELD, errors.SPREAD} & {c.name for c in causes(gemma, fixed)}
     for law in (gemma.canvas_law(workload, 256) for workload in ("evaluation", "mixed")):  # a histogram, a log-normal
-        assert {YIELD, SPREAD} <= {c.name for c in causes(gemma, law)}
-        [more] = varied(gemma, ((YIELD, 1.0),), law).canvas_laws
+        assert {errors.YIELD, errors.SPREAD} <= {c.name for c in causes(gemma, law)}
+        [more] = varied(gemma, ((errors.YIELD, 1.0),), law).canvas_laws
         assert mean_forwards(law) / mean_forwards(more) == pytest.approx(math.exp(0.1), rel=3e-3)
         for score, spread in ((-8.0, 0.0), (8.0, 2 * law.request_spread)):
-            [moved] = varied(gemma, ((SPREAD, score),), law).canvas_laws
+            [moved] = varied(gemma, ((errors.SPREAD, score),), law).canvas_laws
             assert moved.request_spread == pytest.approx(spread, abs=1e-6)
             assert mean_forwards(moved) == pytest.approx(mean_forwards(law), rel=3e-3)
     asked = replace(ASKED, policy="vllm-diffusion", profile=gemma.name, workload="mixed")
-    assert {YIELD, SPREAD} <= {c.name for c in known_causes(asked)}
-    assert replace(asked, variation=((YIELD, 1.0),)).loaded_profile().canvas_laws == (more,)
+    assert {errors.YIELD, errors.SPREAD} <= {c.name for c in known_causes(asked)}
+    assert replace(asked, variation=((errors.YIELD, 1.0),)).loaded_profile().canvas_laws == (more,)
 
 
 def test_standard_errors_move_their_coefficient_and_none_below_what_can_be() -> None:
     profile = replace(SDAR, fit=replace(SDAR.fit, standard_errors=ERRORS, relative_uncertainty=None))
-    assert [c.name for c in causes(profile, None)][:3] == [FIT + name for name in ERRORS]
-    moved = varied(profile, ((FIT + "launch", 2.0), (FIT + "slope", -1e9)), None)
-    assert moved.latency.launch == pytest.approx(SDAR.latency.launch + 4e-3)
-    assert moved.latency.slope == 0.0
+    assert [c.name for c in causes(profile, None)][:3] == [errors.FIT + name for name in ERRORS]
+    moved = varied(profile, ((errors.FIT + "launch", 2.0), (errors.FIT + "slope", -1e9)), None)
+    assert (moved.latency.launch, moved.latency.slope) == (pytest.approx(SDAR.latency.launch + 4e-3), 0.0)
 
 
 def test_host_terms_that_nobody_measured_are_unknown() -> None:
@@ -209,45 +197,45 @@ def test_host_terms_that_nobody_measured_are_unknown() -> None:
 def test_another_implementation_moves_launches_and_host_alone_where_nobody_timed_them() -> None:
     roofline = load("h100-sdar-8b")
     model = roofline.commits[0] if roofline.commits else None
-    assert IMPLEMENTATION in {c.name for c in causes(roofline, model)}
-    changed = varied(roofline, ((IMPLEMENTATION, math.sqrt(2)),), model).latency
+    assert errors.IMPLEMENTATION in {c.name for c in causes(roofline, model)}
+    changed = varied(roofline, ((errors.IMPLEMENTATION, math.sqrt(2)),), model).latency
     own = roofline.latency
     for name in ("launch", "host_step", "host_request"):
         assert getattr(changed, name) == pytest.approx(getattr(own, name) * 6.55 / 1.6)
     assert (changed.slope, changed.knots) == (own.slope, own.knots)
-    assert IMPLEMENTATION not in {c.name for c in causes(SDAR, MODEL)}  # calibrated to its own runs
-    dream = {
-        name: {c.name for c in causes(load(f"rtx4090-dream/{name}"), None)} for name in ("fast-dllm", "dllm-cache")
-    }
-    assert [IMPLEMENTATION in dream[name] for name in ("fast-dllm", "dllm-cache")] == [False, True]
+    assert errors.IMPLEMENTATION not in {c.name for c in causes(SDAR, MODEL)}  # calibrated to its own runs
+    dream = [load(f"rtx4090-dream/{name}") for name in ("fast-dllm", "dllm-cache")]
+    assert [errors.IMPLEMENTATION in {c.name for c in causes(profile, None)} for profile in dream] == [False, True]
 
 
 def test_a_published_yield_is_of_another_workload_and_a_logged_one_is_not() -> None:
-    means = [mean_yield(varied(SDAR, ((WORKLOAD, score),), MODEL).commits[0]) for score in (-1.0, 1.0)]
+    means = [mean_yield(varied(SDAR, ((errors.WORKLOAD, score),), MODEL).commits[0]) for score in (-1.0, 1.0)]
     assert means[1] / means[0] == pytest.approx(math.exp(2 * 0.45), rel=0.15)
-    assert WORKLOAD not in {c.name for c in causes(replace(SDAR, origin="measured"), MODEL)}
+    assert errors.WORKLOAD not in {c.name for c in causes(replace(SDAR, origin="measured"), MODEL)}
     gemma = load("h200x2-diffusiongemma-vllm")
     laws = [gemma.canvas_law(workload, 256) for workload in ("mixed", "fixed-48")]
-    assert [WORKLOAD in {c.name for c in causes(gemma, law)} for law in laws] == [True, False]
-    [less] = varied(gemma, ((WORKLOAD, -1.0),), laws[0]).canvas_laws
+    assert [errors.WORKLOAD in {c.name for c in causes(gemma, law)} for law in laws] == [True, False]
+    [less] = varied(gemma, ((errors.WORKLOAD, -1.0),), laws[0]).canvas_laws
     assert less.median > laws[0].median
     editing = load("h100-llada2.1-mini")  # its published workloads lie further apart
     [law, *_] = editing.canvas_laws
     for of_run, width in (law, 1.07), (replace(law, workload="given"), 0.45):
-        [more] = varied(editing, ((WORKLOAD, 0.5),), of_run).canvas_laws
+        [more] = varied(editing, ((errors.WORKLOAD, 0.5),), of_run).canvas_laws
         assert mean_forwards(law) / mean_forwards(more) == pytest.approx(math.exp(width / 2), rel=0.02)
 
 
 def test_what_a_world_states_is_not_drawn() -> None:
-    names = {c.name for c in known_causes(ASKED)}
-    assert {FRONT_END, EOS} <= names
-    assert moved(ASKED, ((FRONT_END, 8.0),)).loaded_profile().frontend == pytest.approx(0.053)
+    assert {errors.FRONT_END, EOS} <= {c.name for c in known_causes(ASKED)}
+    assert moved(ASKED, ((errors.FRONT_END, 8.0),)).loaded_profile().frontend == pytest.approx(0.053)
     assert [moved(ASKED, ((EOS, score),)).eos for score in (-1.0, 1.0)] == [False, True]
-    assert not {FRONT_END, EOS} & {c.name for c in known_causes(replace(ASKED, frontend=0.01, eos=True))}
+    assert not {errors.FRONT_END, EOS} & {c.name for c in known_causes(replace(ASKED, frontend=0.01, eos=True))}
 
 
 def test_the_page_names_what_to_measure_next() -> None:
-    effects = [Effect(cause, "", False, 10.0 - half, 10.0 + half) for cause, half in ((FRONT_END, 4.0), (YIELD, 3.0))]
+    effects = [
+        Effect(cause, "", False, 10.0 - half, 10.0 + half)
+        for cause, half in ((errors.FRONT_END, 4.0), (errors.YIELD, 3.0))
+    ]
     told = Uncertain(9, 0.9, "e2el_ms.p90", False, {}, {"ar": tuple(effects)})
     assert sentences(told)[1] == (
         "Measure this next: front end (dsim profile --from-log steps.jsonl --client bench.json). Known, it would leave "
@@ -278,40 +266,36 @@ def test_an_answer_that_hangs_on_nothing_survives_and_one_on_a_coin_does_not() -
     assert ratio.value == first.value / second.value > 1
     assert ratio.low < ratio.value < ratio.high
     largest = found.effects["ar"][0]
-    assert largest.cause == LAUNCH
+    assert largest.cause == errors.LAUNCH
     assert largest.low > largest.high  # a lower floor, more throughput
-    assert YIELD not in {e.cause for e in found.effects["ar"]}  # autoregressive: it draws from no commit model
+    assert errors.YIELD not in {e.cause for e in found.effects["ar"]}  # autoregressive: it draws from no commit model
     assert second.low <= second.value <= second.high
 
 
 def test_a_cause_that_a_profile_does_not_have_is_refused() -> None:
-    with pytest.raises(ProfileError, match="is not uncertain of luck"):
+    with refused("is not uncertain of luck", ProfileError):
         varied(SDAR, (("luck", 1.0),), MODEL)
 
 
-@pytest.mark.parametrize("wrong", ["1", "1001"])
+@cases("wrong", "1", "1001")
 def test_the_command_line_refuses_it_before_any_work(wrong: str) -> None:
-    for command in (("replay",), ("plan", "--slo", "p90:ttft=1s")):
-        said = dsim(command[0], "azure-conv", *command[1:], "--ensemble", wrong).refusal
-        assert said == f"ensemble is {wrong}, expected 2 to 1000 draws"
+    for command in ("replay azure-conv", "plan azure-conv --slo p90:ttft=1s"):
+        assert dsim(command, "--ensemble", wrong).refusal == f"ensemble is {wrong}, expected 2 to 1000 draws"
 
 
-def test_a_replay_tells_what_its_answer_hangs_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    args = ("replay", "azure-conv", "--num-requests", 8, "--lengths", "fixed:64,32", "--ensemble", 3, "--jobs", 1)
-    ran = succeed(*args, "--policy", "chunk:8", "--policy", "ar", "-o", "run", "--json")
-    found = ran.json["ensemble"]
-    assert found["num"] == 3
-    assert set(found["effects"]) == {"chunk:8", "ar"}
+def test_a_replay_tells_what_its_answer_hangs_on() -> None:
+    args = "replay azure-conv --num-requests 8 --lengths fixed:64,32 --ensemble 3 --jobs 1 --policy chunk:8"
+    found = succeed(args, "--policy ar -o run --json").json["ensemble"]
+    assert (found["num"], set(found["effects"])) == (3, {"chunk:8", "ar"})
     page = Path("run/report.html").read_text()
     assert "What the answer depends on" in page
     assert "cause, chunk:8" in page
-    assert dsim(*args, "--policy", "chunk:8", "--policy", "ar", "--json").json["ensemble"] == found
+    assert dsim(args, "--policy ar --json").json["ensemble"] == found
     [other] = found["ratios"]
     first = f"The norm_latency_ms.p90 of {found['best']} is "
     places = [page.index(text) for text in (first, f"that of {other}, in 50 % of 3 drawn profiles.", "cause, chunk:8")]
     assert places == sorted(places)
-    spoken = dsim(*args, "--policy", "chunk:8").out
+    spoken = dsim(args).out
     assert "depends most on" in spoken
     assert "that of" not in spoken
     assert "does not know" not in spoken

@@ -10,32 +10,24 @@ from random import Random
 
 import pytest
 
+from ..checks import cases
 from ..cli.command import rows
 from ..held_up import PATIENCE
 
 KILLS = 10
-PROGRAM = """
-from dsim.cli import main
-from dsim.planner import tune
-
-tune.REPLICATIONS = 2
-main()
-"""
+PROGRAM = "from dsim.cli import main\nfrom dsim.planner import tune\ntune.REPLICATIONS = 2\nmain()\n"
 SWEEP = '[base]\ntrace = "azure-conv"\nnum_requests = 40\n[grid]\npolicy = ["ar", "chunk"]\nrate = [1, 2, 3, 4]\n'
 COMMANDS = {
-    "plan": ["trace.jsonl", "--policy", "chunk", "--policy", "ar", "--slo", "ttft=2s", "--rate", "8", "--num-requests",
-             "120", "--jobs", "2"],
-    "tune": ["trace.jsonl", "--policy", "chunk", "--space", "space.toml", "--slo", "norm_latency=20ms", "--trials", "6",
-             "--jobs", "2"],
-    "sweep": ["sweep.toml", "--jobs", "2"],
-    "capacity": ["trace.jsonl", "--policy", "chunk", "--slo", "ttft=2s", "--num-requests", "120", "--precision", "0.2",
-                 "--jobs", "1"],
-}  # fmt: skip
+    "plan": "trace.jsonl --policy chunk --policy ar --slo ttft=2s --rate 8 --num-requests 120 --jobs 2",
+    "tune": "trace.jsonl --policy chunk --space space.toml --slo norm_latency=20ms --trials 6 --jobs 2",
+    "sweep": "sweep.toml --jobs 2",
+    "capacity": "trace.jsonl --policy chunk --slo ttft=2s --num-requests 120 --precision 0.2 --jobs 1",
+}
 
 
 def run(command: str, out: str, seconds: float = PATIENCE) -> dict[str, bytes]:
     """The files of the command's folder, without the store; killed with its workers after `seconds`."""
-    words = [sys.executable, "-c", PROGRAM, command, *COMMANDS[command], "-o", out]
+    words = [sys.executable, "-c", PROGRAM, command, *COMMANDS[command].split(), "-o", out]
     running = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
     try:
         _, err = running.communicate(timeout=seconds)
@@ -48,11 +40,8 @@ def run(command: str, out: str, seconds: float = PATIENCE) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_search_killed_at_any_moment_and_run_again_gives_the_same_bytes(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@cases("command", *COMMANDS)
+def test_a_search_killed_at_any_moment_and_run_again_gives_the_same_bytes(command: str) -> None:
     Path("trace.jsonl").write_text(rows(120))
     Path("space.toml").write_text('policy = "chunk"\nchunk = [4, 8, 16]\nmax_batch = ["none", 32]\n')
     Path("sweep.toml").write_text(SWEEP)
@@ -66,4 +55,4 @@ def test_a_search_killed_at_any_moment_and_run_again_gives_the_same_bytes(
         num_resumed += Path(f"killed-{i}", "replays.db").is_file()
         assert run(command, f"killed-{i}") == whole
     assert num_resumed > 0
-    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+    assert not list(Path().glob(".*"))

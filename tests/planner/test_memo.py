@@ -1,8 +1,6 @@
 """The store of answers: what is asked twice is computed once, and a file that is not dsim's is refused."""
 
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +12,13 @@ from dsim.planner.backend import Pool
 from dsim.planner.capacity import CAPACITY
 from dsim.planner.memo import Memo
 
+from ..checks import cases, refused
 from ..stored import change, rows
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "replays.db"
+def store() -> Path:
+    return Path("replays.db")
 
 
 def opened(store: Path) -> Memo:
@@ -38,7 +37,7 @@ def ask(memo: Memo, *cells: Any, function: Callable[[Any], Any] | None = None, j
         return list(memo.map(pool, function or double, cells, lambda cell: {"of": cell}))
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@cases("jobs", 1, 2)
 def test_what_was_computed_is_answered_by_the_store_whatever_the_jobs(store: Path, jobs: int) -> None:
     for stored, numbers in ((0, [1, 2, 3]), (3, [1, 2, 3]), (3, [1, 2, 3, 4])):
         memo = opened(store)
@@ -61,14 +60,14 @@ def test_without_a_file_nothing_is_kept() -> None:
     assert (memo.num_stored, memo.sentence()) == (0, "")
 
 
-@pytest.mark.parametrize("error", [DsimError("7 does not fit"), MachineError("the disk is full")])
+@cases("error", DsimError("7 does not fit"), MachineError("the disk is full"))
 def test_a_refusal_is_kept_and_a_failure_of_the_machine_is_not(store: Path, error: DsimError) -> None:
     def fail(_: int) -> None:
         raise error
 
     for _ in range(2):
         memo = opened(store)
-        with pytest.raises(DsimError, match=str(error)):
+        with refused(str(error)):
             ask(memo, 7, function=fail)
         memo.close()
     assert memo.num_stored == len(rows(store)) == (type(error) is DsimError)
@@ -87,13 +86,8 @@ def test_another_search_is_told_from_the_one_that_has_the_folder(store: Path) ->
     for asked in ({"seed": 0, "trace": "t"}, {"seed": 0, "trace": "t"}):
         memo.claim("plan", asked)
     assert not memo.holds_any
-    with pytest.raises(DsimError, match=r"holds another plan: choose another folder or pass --force"):
+    with refused(r"holds another plan: choose another folder or pass --force"):
         memo.claim("plan", {"seed": 1, "trace": "t"})
-
-
-def _of_another(store: Path) -> None:
-    with closing(sqlite3.connect(store)) as database:
-        database.execute("CREATE TABLE diary (day TEXT)")
 
 
 def _changed(store: Path) -> None:
@@ -110,13 +104,17 @@ def _torn(store: Path) -> None:
     store.write_bytes(data)
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda store: store.write_text("dear diary\n"), _of_another, _changed, _torn, Path.mkdir]
+@cases(
+    "damage",
+    lambda store: store.write_text("dear diary\n"),
+    lambda store: change(store, "CREATE TABLE diary (day TEXT)"),
+    _changed,
+    _torn,
+    Path.mkdir,
 )
 def test_a_foreign_or_damaged_store_is_refused_in_one_line(store: Path, damage: Callable[[Path], Any]) -> None:
     damage(store)
-    with pytest.raises(DsimError) as error:
+    with refused() as error:
         ask(opened(store), 1)
     assert str(error.value).startswith(f"{store} is no store of dsim's: ")
     assert str(error.value).endswith(" (delete it)")
-    assert "\n" not in str(error.value)

@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
-
 from dsim.engine.engine import Engine
 from dsim.engine.errors import ProfileError
 from dsim.engine.journal import RequestTable
@@ -11,6 +9,8 @@ from dsim.engine.policy import parse
 from dsim.engine.request import Request
 from dsim.profiler.profile import load
 from dsim.sim.setting import Setting
+
+from ..checks import refused
 
 GEMMA = load("h100-diffusiongemma-fp8")
 LOGITS = 256 * 262_144 * 4  # of a canvas, in fp32
@@ -38,11 +38,11 @@ def test_rows_that_nobody_bounds_take_half_of_the_memory_at_most() -> None:
 
 
 def test_a_workspace_that_leaves_no_room_says_how_many_rows_there_is_room_for() -> None:
-    with pytest.raises(ProfileError, match=r"64 rows 85.9 GB and their logits 17.2 GB, .*: expected at most 37 rows"):
+    with refused(r"64 rows 85.9 GB and their logits 17.2 GB, .*: expected at most 37 rows", ProfileError):
         _ = Setting(parse("vllm-diffusion:64,max_num_batched_tokens=16384"), GEMMA).limits
     assert Setting(parse("vllm-diffusion:37,max_num_batched_tokens=16384"), GEMMA).limits.num_pages >= 15
-    with pytest.raises(ProfileError, match="expected at most 37 rows"):
+    with refused("expected at most 37 rows", ProfileError):
         _ = Setting(parse("vllm-diffusion:38,max_num_batched_tokens=16384"), GEMMA).limits
     small = replace(GEMMA, memory=replace(GEMMA.memory, capacity_bytes=GEMMA.memory.weight_bytes + 10**9))
-    with pytest.raises(ProfileError, match="expected more memory"):
+    with refused("expected more memory", ProfileError):
         _ = Setting(parse("vllm-diffusion:1"), small).limits

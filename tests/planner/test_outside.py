@@ -22,6 +22,8 @@ from dsim.planner.space import space_of
 from dsim.report.page import Table
 from dsim.results.world import World, named_code
 
+from ..checks import cases, refused
+
 ROOT = Path(__file__).parents[2]
 NUMPY, COMPILED, COMBINED = (
     f"{ROOT / 'examples' / 'policies' / name}.py:POLICY" for name in ("numpy_rule", "compiled_rule", "combination")
@@ -30,15 +32,13 @@ ALLOWED = named_code([NUMPY, COMPILED, COMBINED])
 WORLD = World("azure-conv", allow_code=ALLOWED)
 
 
-@pytest.mark.parametrize("lane", ["uncompiled", pytest.param("compiled", marks=pytest.mark.slow)])
-def test_the_two_ways_to_write_a_rule_serve_alike_and_runs_read_back(
-    lane: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+@cases("lane", "uncompiled", pytest.param("compiled", marks=pytest.mark.slow))
+def test_the_two_ways_to_write_a_rule_serve_alike_and_runs_read_back(lane: str, request: pytest.FixtureRequest) -> None:
     request.getfixturevalue(lane)
     how: dict[str, Any] = {"slos": ["ttft=2s"], "num_requests": 4, "arrival": "poisson", "rate": 4.0, "seed": 3}
     compiled = dsim.replay("azure-conv", COMPILED, **how).columns[COMPILED]
     request.getfixturevalue("uncompiled")
-    plain, combined = dsim.replay("azure-conv", [NUMPY, COMBINED], **how, out=tmp_path / "run").columns.values()
+    plain, combined = dsim.replay("azure-conv", [NUMPY, COMBINED], **how, out="run").columns.values()
     for name, column in plain.items():
         assert np.array_equal(column, compiled[name], equal_nan=column.dtype.kind == "f"), name
     assert not np.array_equal(plain["finish"], combined["finish"])
@@ -46,7 +46,7 @@ def test_the_two_ways_to_write_a_rule_serve_alike_and_runs_read_back(
     from tests.cli.command import dsim as command
 
     code = [word for spec in (NUMPY, COMBINED) for word in ("--allow-code", spec.removesuffix(":POLICY"))]
-    ran = command("compare", tmp_path / "run", tmp_path / "run", "--json", *code)
+    ran = command("compare", Path("run"), Path("run"), "--json", *code)
     assert (ran.code, ran.err) == (0, "")
 
 
@@ -62,15 +62,14 @@ def test_a_space_names_the_fields_of_a_policy_from_outside() -> None:
 
 
 def test_a_space_with_a_file_that_is_not_there_is_one_line() -> None:
-    with pytest.raises(PolicyError, match=r"none\.py cannot be read"):
+    with refused(r"none\.py cannot be read", PolicyError):
         space_of(replace(WORLD, allow_code=allowed(["none.py"])), {"policy": ["./none.py:POLICY"]})
 
 
-def test_a_world_takes_its_policy_file_along_to_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copy(COMPILED.removesuffix(":POLICY"), tmp_path / "mine.py")
-    monkeypatch.chdir(tmp_path)
+def test_a_world_takes_its_policy_file_along_to_another_folder() -> None:
+    shutil.copy(COMPILED.removesuffix(":POLICY"), "mine.py")
     located = World("azure-conv", "./mine.py:POLICY:4,max_chunk=16").located()
-    assert located.policy == f"{tmp_path / 'mine.py'}:POLICY:4,max_chunk=16"
+    assert located.policy == str(Path.cwd() / "mine.py:POLICY:4,max_chunk=16")
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,16 @@
 """Pools of a capacity: the smallest numbers of replicas, against known fleets and one pool of such servers."""
 
-import json
 import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dsim.engine.errors import DsimError
 from dsim.planner.capacity import capacity, fewest_replicas
 from dsim.planner.pool_counts import Counts, fewest_of_each_pool, smallest, with_counts
 from dsim.results.world import World
 
+from ..checks import cases, refused
 from ..cli.command import dsim, succeed
 from ..worlds import second_profile
 
@@ -19,7 +18,7 @@ MOST = 6
 QUICK = {"num_requests": 400, "precision": 0.2, "max_replications": 8, "jobs": 1, "curve": False}
 
 
-@pytest.mark.parametrize("seed", range(12))
+@cases("seed", *range(12))
 def test_a_fleet_is_found_whatever_the_first_guess_and_the_prices_of_which_no_pool_can_lose_a_replica(
     seed: int,
 ) -> None:
@@ -42,14 +41,14 @@ def test_a_fleet_is_found_whatever_the_first_guess_and_the_prices_of_which_no_po
         assert num == 1 or not is_enough((*counts[:k], num - 1, *counts[k + 1 :]))
     if len(least) == 1:
         assert counts == least[0]
-    with pytest.raises(DsimError, match="6 replicas of each pool are not enough"):
+    with refused("6 replicas of each pool are not enough"):
         smallest(start, prices, MOST, lambda counts: False, is_enough)
 
 
 @pytest.fixture
-def queue(tmp_path: Path) -> World:
+def queue() -> World:
     """Two pools of servers of constant service of 1 s."""
-    server = f"@{second_profile(tmp_path)},ar,max_batch=1"
+    server = f"@{second_profile(Path.cwd())},ar,max_batch=1"
     return World(
         "azure-conv", pools=(f"one:1{server}", f"two:1{server}"), arrival="poisson", lengths="fixed:1,1",
         slos=("mean:e2el=3s",),
@@ -65,8 +64,7 @@ def one_pool(queue: World, replicas: int) -> World:
 def test_two_pools_of_the_same_servers_sustain_what_one_pool_of_all_does(queue: World) -> None:
     apart = capacity(with_counts(queue, (1, 2)), **QUICK)
     together = capacity(one_pool(queue, 3), **QUICK)
-    assert apart.rate == together.rate
-    assert apart.replicas == 3
+    assert (apart.rate, apart.replicas) == (together.rate, 3)
     assert [(pool.name, pool.replicas) for pool in apart.pools] == [("one", 1), ("two", 2)]
     assert apart.pools[0].busy == pytest.approx(apart.pools[1].busy, rel=0.05)
     assert together.pools == ()
@@ -81,29 +79,24 @@ def test_as_many_servers_are_needed_in_two_pools_as_in_one(queue: World) -> None
 
 
 @pytest.mark.slow
-def test_the_command_takes_a_fleets_file_and_names_its_pools(tmp_path: Path) -> None:
+def test_the_command_takes_a_fleets_file_and_names_its_pools() -> None:
     server = "h100-sdar-8b,lmdeploy-bd32"
     pools, links = [f"prefill:1@{server}", f"decode:1@{server}"], ["450GB/s,10us"]
-    file = tmp_path / "split.toml"
+    file = Path("split.toml")
     file.write_text(f'pools = {pools}\nlinks = {links}\nrouter = "least-tokens"\n')
-    few = ["--num-requests", "100", "--precision", "50%", "--jobs", "1"]
-    asked = ["capacity", "azure-conv", "--slo", "p90:ttft=400ms", *few]
-    done = succeed(*asked, "--fleet", str(file), "--json", "-o", str(tmp_path / "out"))
-    found = json.loads(done.out)
+    few = "--num-requests 100 --precision 50% --jobs 1"
+    found = succeed("capacity azure-conv --slo p90:ttft=400ms", few, "--fleet", file, "--json -o out").json
     assert [pool["name"] for pool in found["pools"]] == ["prefill", "decode"]
-    assert "of prefill" in (tmp_path / "out" / "report.html").read_text()
+    assert "of prefill" in Path("out/report.html").read_text()
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [(["--pool", "1@h100-sdar-8b,ar", "--replicas", "2"], "--pool is 1@h100-sdar-8b,ar and --replicas is 2")],
-)
-def test_what_a_fleet_of_pools_cannot_be_asked_is_refused(given: list[str], message: str) -> None:
-    assert message in dsim("capacity", "azure-conv", "--slo", "ttft=2s", *given).refusal
+def test_pools_and_replicas_are_refused_together() -> None:
+    refusal = dsim("capacity azure-conv --slo ttft=2s --pool 1@h100-sdar-8b,ar --replicas 2").refusal
+    assert "--pool is 1@h100-sdar-8b,ar and --replicas is 2" in refusal
 
 
-def test_a_scaled_fleet_has_no_capacity(tmp_path: Path) -> None:
-    file = tmp_path / "scaled.toml"
+def test_a_scaled_fleet_has_no_capacity() -> None:
+    file = Path("scaled.toml")
     file.write_text('pools = ["1@h100-sdar-8b,ar"]\nscaler = "hpa,target=4"\n')
-    refusal = dsim("capacity", "azure-conv", "--slo", "ttft=2s", "--fleet", str(file)).refusal
+    refusal = dsim("capacity azure-conv --slo ttft=2s --fleet", str(file)).refusal
     assert "scaler is hpa,target=4, expected pools of a fixed count" in refusal

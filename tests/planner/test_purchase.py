@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from dsim.engine.errors import DsimError
 from dsim.planner.plan_result import Fleet, Horizon, growth_of, parsed_growth
 from dsim.planner.quality import Quality
 from dsim.planner.race import Entry, race
 from dsim.planner.replicate import Interval
+
+from ..checks import cases, refused
 
 FLEET = Fleet(
     policy="optimus", place="", profile="p", device="A100-80GB", model="SDAR-8B", implementation="i", estimated=True,
@@ -19,8 +20,7 @@ def test_a_fleet_lasts_until_compound_growth_has_used_its_headroom() -> None:
     found = growth_of(Horizon("10%/year"), FLEET)
     assert found.low == pytest.approx(1.0)  # 1.1 times as much after one year
     assert 1.1**found.high == pytest.approx(1.3)
-    monthly = growth_of(Horizon("2 %/month"), FLEET)
-    assert monthly.low == pytest.approx(np.log(1.1) / np.log(1.02) / 12)
+    assert growth_of(Horizon("2 %/month"), FLEET).low == pytest.approx(np.log(1.1) / np.log(1.02) / 12)
     none = growth_of(Horizon("10%/week"), Fleet(**{**vars(FLEET), "headroom": Interval(-0.1, -0.2, 0.0)}))
     assert (none.low, none.high) == (0.0, 0.0)
 
@@ -29,13 +29,13 @@ def test_what_grows_is_paid_from_when_it_is_needed() -> None:
     horizon = Horizon("44%/year", 2.0)
     assert horizon.dates == [0.0, 0.5, 1.0, 1.5, 2.0]
     assert horizon.mean([2, 2, 3, 3, 4]) == (2 + 2.5 + 3 + 3.5) / 4
-    with pytest.raises(DsimError, match="horizon is 11 years, expected above 0 and at most 10"):
+    with refused("horizon is 11 years, expected above 0 and at most 10"):
         Horizon("44%/year", 11)
 
 
-@pytest.mark.parametrize("text", ["30", "30%", "0%/year", "-5%/year", "30%/day", "1001%/year", "nan%/year", "30/year"])
+@cases("text", "30", "30%", "0%/year", "-5%/year", "30%/day", "1001%/year", "nan%/year", "30/year")
 def test_a_growth_that_is_none_is_refused_with_what_was_expected(text: str) -> None:
-    with pytest.raises(DsimError, match=r"growth is .*, expected a percentage above 0 .* such as 30%/year"):
+    with refused(r"growth is .*, expected a percentage above 0 .* such as 30%/year"):
         parsed_growth(text)
 
 

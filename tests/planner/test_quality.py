@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from dsim.engine.errors import DsimError
 from dsim.engine.policy import parse
 from dsim.planner.quality import load_table, parse_share, published, quality_of
+
+from ..checks import cases, refused
 
 MODEL = "SDAR-8B"
 # Mean over GSM8K, Math500, HumanEval, MBPP, IFEval; the printed rows of FOCUS.
@@ -17,31 +18,29 @@ DELAYED = (84.92 + 59.20 + 64.33 + 49.81 + 57.94) / 5
 NEIGHBOUR = (88.02 + 63.70 + 69.21 + 52.14 + 55.15) / 5
 
 
-def table(tmp_path: Path, text: str) -> Path:
-    path = tmp_path / "mine.csv"
+def table(text: str) -> Path:
+    path = Path("mine.csv")
     path.write_text(text)
     return path
 
 
-@pytest.mark.parametrize(
-    ("spec", "model", "expected"),
-    [
-        ("lmdeploy-bd32,threshold=0.8", MODEL, CONF_8 / BASE), ("lmdeploy-bd32,threshold=0.7", MODEL, CONF_7 / BASE),
-        ("delayed-cache", MODEL, DELAYED / BASE), ("delayed-cache-plus", MODEL, NEIGHBOUR / BASE),
-        # 90.15, 64.30, 69.51, 61.09 and 60.87.
-        ("focus", MODEL, 345.92 / 5 / BASE), ("focus:1.5", MODEL, 345.92 / 5 / BASE),
-        # The full cache is its own reference on any model; of full sequences, what computes everything every step.
-        ("lmdeploy-bd32", MODEL, 1.0), ("lmdeploy-bd32", "LLaDA2.0-mini", 1.0),
-        ("vanilla", "LLaDA-8B", 1.0), ("vanilla,logits=block", "LLaDA-8B", 1.0), ("vanilla:4", "LLaDA-8B", 1.0),
-        ("sparse-dllm:0.5", "LLaDA-8B", 77.56 / 78.39), ("maskkv:256", "Dream-7B", 30.88 / 32.70),
-        # Batching and memory do not change tokens.
-        ("lmdeploy-bd32,max_batch=4", MODEL, 1.0), ("lmdeploy-bd32,max_prefill_tokens=512", MODEL, 1.0),
-        ("lmdeploy-bd32,num_loops=7", MODEL, 1.0), ("lmdeploy-bd32,max_batch=2", MODEL, 1.0),
-        ("lmdeploy-bd32,decide_ahead=false", MODEL, 1.0), ("lmdeploy-bd32,page_size=128,num_pages=999", MODEL, 1.0),
-        # Between published thresholds on a line.
-        ("lmdeploy-bd32,threshold=0.85", MODEL, (CONF_8 + BASE) / 2 / BASE),
-        ("lmdeploy-bd32,threshold=0.72", MODEL, (0.8 * CONF_7 + 0.2 * CONF_8) / BASE),
-    ],
+@cases(
+    "spec model expected",
+    ("lmdeploy-bd32,threshold=0.8", MODEL, CONF_8 / BASE), ("lmdeploy-bd32,threshold=0.7", MODEL, CONF_7 / BASE),
+    ("delayed-cache", MODEL, DELAYED / BASE), ("delayed-cache-plus", MODEL, NEIGHBOUR / BASE),
+    # 90.15, 64.30, 69.51, 61.09 and 60.87.
+    ("focus", MODEL, 345.92 / 5 / BASE), ("focus:1.5", MODEL, 345.92 / 5 / BASE),
+    # The full cache is its own reference on any model; of full sequences, what computes everything every step.
+    ("lmdeploy-bd32", MODEL, 1.0), ("lmdeploy-bd32", "LLaDA2.0-mini", 1.0),
+    ("vanilla", "LLaDA-8B", 1.0), ("vanilla,logits=block", "LLaDA-8B", 1.0), ("vanilla:4", "LLaDA-8B", 1.0),
+    ("sparse-dllm:0.5", "LLaDA-8B", 77.56 / 78.39), ("maskkv:256", "Dream-7B", 30.88 / 32.70),
+    # Batching and memory do not change tokens.
+    ("lmdeploy-bd32,max_batch=4", MODEL, 1.0), ("lmdeploy-bd32,max_prefill_tokens=512", MODEL, 1.0),
+    ("lmdeploy-bd32,num_loops=7", MODEL, 1.0), ("lmdeploy-bd32,max_batch=2", MODEL, 1.0),
+    ("lmdeploy-bd32,decide_ahead=false", MODEL, 1.0), ("lmdeploy-bd32,page_size=128,num_pages=999", MODEL, 1.0),
+    # Between published thresholds on a line.
+    ("lmdeploy-bd32,threshold=0.85", MODEL, (CONF_8 + BASE) / 2 / BASE),
+    ("lmdeploy-bd32,threshold=0.72", MODEL, (0.8 * CONF_7 + 0.2 * CONF_8) / BASE),
 )  # fmt: skip
 def test_published_scores_are_looked_up_or_read_on_a_line(spec: str, model: str, expected: float) -> None:
     assert quality_of(parse(spec), model).relative == pytest.approx(expected, rel=1e-12)
@@ -54,17 +53,15 @@ def test_a_quality_says_its_source() -> None:
     assert quality_of(parse("fast-dllm"), "LLaDA-8B").relative is None
 
 
-@pytest.mark.parametrize(
-    ("spec", "model", "reason"),
-    [
-        ("delayed-cache,threshold=0.8", MODEL, "threshold is 0.8"),
-        ("focus:3", MODEL, "alpha is 3, and scores are published at 1.2, 1.5, 1.8: none is extrapolated"),
-        ("lmdeploy-bd32:16", MODEL, "block_length is 16"),
-        ("chunk:8", MODEL, "no score is published for chunk on SDAR-8B"),
-        ("optimus,obs=true", MODEL, "no score is published for optimus on SDAR-8B"),
-        ("ar", MODEL, "another checkpoint"),
-        ("lmdeploy-bd32,threshold=0.8", "LLaDA2.0-mini", "on LLaDA2.0-mini"),
-    ],
+@cases(
+    "spec model reason",
+    ("delayed-cache,threshold=0.8", MODEL, "threshold is 0.8"),
+    ("focus:3", MODEL, "alpha is 3, and scores are published at 1.2, 1.5, 1.8: none is extrapolated"),
+    ("lmdeploy-bd32:16", MODEL, "block_length is 16"),
+    ("chunk:8", MODEL, "no score is published for chunk on SDAR-8B"),
+    ("optimus,obs=true", MODEL, "no score is published for optimus on SDAR-8B"),
+    ("ar", MODEL, "another checkpoint"),
+    ("lmdeploy-bd32,threshold=0.8", "LLaDA2.0-mini", "on LLaDA2.0-mini"),
 )
 def test_what_nobody_measured_is_unknown_and_says_why(spec: str, model: str, reason: str) -> None:
     found = quality_of(parse(spec), model)
@@ -87,18 +84,16 @@ def test_every_published_table_is_shipped() -> None:
     assert all(s.source for s in scores)
 
 
-def test_a_users_table_replaces_the_published_ones(tmp_path: Path) -> None:
-    mine = load_table(
-        table(tmp_path, "policy,threshold,score,baseline\nlmdeploy-bd32,0.9,80,80\nlmdeploy-bd32,0.5,60,80\n")
-    )
+def test_a_users_table_replaces_the_published_ones() -> None:
+    mine = load_table(table("policy,threshold,score,baseline\nlmdeploy-bd32,0.9,80,80\nlmdeploy-bd32,0.5,60,80\n"))
     assert quality_of(parse("lmdeploy-bd32,threshold=0.5"), MODEL, mine).relative == 0.75
     assert quality_of(parse("lmdeploy-bd32,threshold=0.7"), MODEL, mine).relative == pytest.approx(70 / 80)
     assert quality_of(parse("delayed-cache"), MODEL, mine).relative is None
 
 
-def test_a_users_table_tells_the_quality_of_any_field(tmp_path: Path) -> None:
+def test_a_users_table_tells_the_quality_of_any_field() -> None:
     text = "policy,chunk,max_chunk,obs,score,baseline\nchunk,4,,,99,100\nchunk,8,,,97,100\noptimus,,,false,98,100\n"
-    mine = load_table(table(tmp_path, text))
+    mine = load_table(table(text))
     assert quality_of(parse("chunk:8,max_batch=3"), MODEL, mine).relative == 0.97
     assert quality_of(parse("chunk:6"), MODEL, mine).relative == pytest.approx(0.98)
     # A blank cell is any value: obs of a chunk, max_chunk of an elastic one.
@@ -108,24 +103,20 @@ def test_a_users_table_tells_the_quality_of_any_field(tmp_path: Path) -> None:
     assert refused.notes == (f"obs is True, and no score is in {mine.name} for that on SDAR-8B",)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("threshold\n0.9\n", "has columns threshold, expected policy, score, baseline"),
-        ("policy,treshold,score,baseline\nchunk,0.9,1,1\n", "treshold"),
-        ("policy,score,baseline\nchunk,much,1\n", "score is 'much', expected a number above zero"),
-        ("policy,score,baseline\noptimos,1,1\n", "no preset is named 'optimos' (did you mean optimus?)"),
-    ],
+@cases(
+    "text message",
+    ("threshold\n0.9\n", "has columns threshold, expected policy, score, baseline"),
+    ("policy,treshold,score,baseline\nchunk,0.9,1,1\n", "treshold"),
+    ("policy,score,baseline\nchunk,much,1\n", "score is 'much', expected a number above zero"),
+    ("policy,score,baseline\noptimos,1,1\n", "no preset is named 'optimos' (did you mean optimus?)"),
 )
-def test_a_bad_table_is_one_line(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(DsimError) as caught:
-        load_table(table(tmp_path, text))
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+def test_a_bad_table_is_one_line(text: str, message: str) -> None:
+    with refused(says=message):
+        load_table(table(text))
 
 
 def test_a_share_is_a_percentage_or_a_fraction() -> None:
     assert parse_share("98%") == parse_share("0.98") == pytest.approx(0.98)
     for text in ("98", "-1%", "much"):
-        with pytest.raises(DsimError, match=r"expected such as 98% or 0\.98"):
+        with refused(r"expected such as 98% or 0\.98"):
             parse_share(text)

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Callable, Sequence
 
-import pytest
-
 from dsim.planner.race import CLEAR, FIRST, MOST, Entry, best_of, race, verdict
+
+from ..checks import cases
 
 
 def world(severity: Callable[[int, int, int], float]) -> tuple[list[Entry], Callable[[Sequence[Entry]], list[float]]]:
@@ -44,8 +44,7 @@ def test_what_can_be_neither_first_nor_second_is_dropped_and_costs_few_replays()
     assert third.dropped
     assert third.replicas is None
     assert sum(e.candidate == 2 for e in asked) <= 2 * FIRST
-    dear_but_kept = race([1.0, 1.0, 1.0], [2, 3, 30], 64, severities, drop=False)[2]
-    assert dear_but_kept.replicas == 31
+    assert race([1.0, 1.0, 1.0], [2, 3, 30], 64, severities, drop=False)[2].replicas == 31
 
 
 def test_replays_go_where_the_verdict_is_open() -> None:
@@ -58,22 +57,19 @@ def test_replays_go_where_the_verdict_is_open() -> None:
     asked, severities = world(severity)
     clear, close = race([1.0, 1.0], [2, 2], 8, severities)
     assert (clear.replicas, close.replicas) == (2, 3)
-    spent = [sum(e.candidate == c and e.replicas == 2 for e in asked) for c in (0, 1)]
-    assert spent == [FIRST, MOST]
+    assert [sum(e.candidate == c and e.replicas == 2 for e in asked) for c in (0, 1)] == [FIRST, MOST]
     assert [e.index for e in asked if e.candidate == 1 and e.replicas == 2] == list(range(MOST))
 
 
-@pytest.mark.parametrize(
-    ("severities", "most", "spread", "expected"),
-    [
-        # Twice the bound: out after one replay.
-        ([CLEAR], MOST, None, False), ([CLEAR - 0.01], MOST, None, None), ([-5.0], MOST, None, None),
-        # An interval decides, and what stays undecided counts as too little.
-        ([-0.3, -0.31, -0.29], MOST, None, True), ([0.3, 0.31, 0.29], MOST, None, False),
-        ([-0.2, 0.1, -0.2], MOST, None, None), ([-0.2, 0.1, -0.2], 3, None, False),
-        # A known spread decides from the first replay.
-        ([-0.3], MOST, 0.1, True), ([0.3], MOST, 0.1, False), ([-0.1], MOST, 0.1, None),
-    ],
+@cases(
+    "severities most spread expected",
+    # Twice the bound: out after one replay.
+    ([CLEAR], MOST, None, False), ([CLEAR - 0.01], MOST, None, None), ([-5.0], MOST, None, None),
+    # An interval decides, and what stays undecided counts as too little.
+    ([-0.3, -0.31, -0.29], MOST, None, True), ([0.3, 0.31, 0.29], MOST, None, False),
+    ([-0.2, 0.1, -0.2], MOST, None, None), ([-0.2, 0.1, -0.2], 3, None, False),
+    # A known spread decides from the first replay.
+    ([-0.3], MOST, 0.1, True), ([0.3], MOST, 0.1, False), ([-0.1], MOST, 0.1, None),
 )  # fmt: skip
 def test_a_verdict_is_of_an_interval_a_known_spread_or_one_clear_replay(
     severities: list[float], most: int, spread: float | None, expected: bool | None

@@ -2,16 +2,16 @@
 
 from pathlib import Path
 
-import pytest
-
 from dsim.engine.errors import PolicyError
 from dsim.engine.policy import parse
 from dsim.planner.candidate import policy_toml
 from dsim.results.world import replicas_of
 
+from ..checks import refused
 
-def test_a_setting_s_file_is_its_policy_and_its_replicas(tmp_path: Path) -> None:
-    file = tmp_path / "policy.toml"
+
+def test_a_setting_s_file_is_its_policy_and_its_replicas() -> None:
+    file = Path("policy.toml")
     file.write_text(policy_toml("optimus,max_batch=32", 3))
     assert file.read_text() == 'policy = "optimus"\nmax_batch = 32\nreplicas = 3\n'
     assert parse(str(file)).memory == parse("optimus,max_batch=32").memory
@@ -21,13 +21,13 @@ def test_a_setting_s_file_is_its_policy_and_its_replicas(tmp_path: Path) -> None
     assert replicas_of(["ar"], None) == 1
 
 
-def test_files_that_disagree_or_say_nonsense_are_one_line(tmp_path: Path) -> None:
+def test_files_that_disagree_or_say_nonsense_are_one_line() -> None:
     for name, count in (("two", "2"), ("three", "3"), ("none", "0"), ("word", '"two"')):
-        (tmp_path / f"{name}.toml").write_text(f'policy = "ar"\nreplicas = {count}\n')
+        Path(f"{name}.toml").write_text(f'policy = "ar"\nreplicas = {count}\n')
     for names, says in (
         (["two", "three"], r"two.toml asks for 2, .*three.toml asks for 3 replicas, expected"),
         (["none"], r"none.toml: replicas is 0, expected a whole number of at least 1"),
         (["word"], r"word.toml: replicas is 'two', expected a whole number of at least 1"),
     ):
-        with pytest.raises(PolicyError, match=says):
-            replicas_of([str(tmp_path / f"{name}.toml") for name in names], None)
+        with refused(says, PolicyError):
+            replicas_of([f"{name}.toml" for name in names], None)

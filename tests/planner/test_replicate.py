@@ -56,8 +56,7 @@ def test_a_replication_keeps_each_request_with_its_lengths_and_the_gap_before_it
 def swing(trace: Trace, window: int) -> float:
     """The relative spread of the work that comes in a second, over windows of so many requests."""
     ends = np.arange(window, len(trace), window)
-    work = np.add.reduceat(trace.input_length + trace.output_length, ends)[:-1]
-    rate = work / np.diff(trace.arrival[ends])
+    rate = np.add.reduceat(trace.input_length + trace.output_length, ends)[:-1] / np.diff(trace.arrival[ends])
     return float(rate.std() / rate.mean())
 
 
@@ -79,8 +78,7 @@ def test_blocks_of_a_quarter_keep_the_swings_of_load_that_blocks_of_a_hundred_lo
 
 def test_what_is_judged_by_default_is_the_trace_once() -> None:
     source = AZURE.source()
-    num = to_judge(len(source))
-    seen = judged(num)
+    seen = judged(to_judge(len(source)))
     assert seen.stop - seen.start in (len(source), len(source) + 1)
     counts = np.bincount(resample(len(source), seen.stop - seen.start, -(-len(source) // 4), seed=0))
     # But for a row or two at each end of a block, where its length is no whole part of the trace's.

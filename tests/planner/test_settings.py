@@ -2,9 +2,6 @@
 
 from collections.abc import Sequence
 
-import pytest
-
-from dsim.engine.errors import DsimError
 from dsim.engine.policy import PRESETS, parse
 from dsim.planner.candidate import beyond_tested
 from dsim.planner.candidates import candidates_of
@@ -12,6 +9,8 @@ from dsim.planner.settings import GAIN, halve, settings_to_try
 from dsim.planner.space import searchable
 from dsim.profiler.profile import load
 from dsim.results.world import World
+
+from ..checks import cases, refused
 
 VLLM, FP8 = load("h200x2-diffusiongemma-vllm"), load("h100-diffusiongemma-fp8")
 
@@ -44,7 +43,7 @@ def test_a_setting_that_the_memory_cannot_hold_is_not_tried() -> None:
     rows = [parse(one).batching.max_num_seqs for one in tried("vllm-diffusion", FP8.name)]  # type: ignore[attr-defined]
     assert max(rows) == 32  # of 48 and 64 rows an H100 has no room for the logits
     check = searchable(FP8, None)
-    with pytest.raises(DsimError, match="at most 37 rows"):
+    with refused("at most 37 rows"):
         check(parse("vllm-diffusion,max_num_seqs=64"))
     sglang = load("h200x2-diffusiongemma-sglang")
     [one], _ = candidates_of(World("azure-conv", slos=("ttft=4s",)), ["sglang-gemma"], [sglang], lambda p: None)
@@ -67,17 +66,15 @@ def test_a_policy_of_no_engine_is_tried_as_it_is() -> None:
     assert not PRESETS["optimus"].engine
 
 
-@pytest.mark.parametrize(
-    ("scores", "untested", "best"),
-    [
-        ([1.0, 0.5, 1.2, 1.1, 1.3, 0.0, 1.25, 0.9, 1.0], (), 4),
-        ([0.0, 0.0, 0.1], (), 2),  # the policy as given serves nothing
-        # A gain within the noise changes nothing, and of equals the first is preferred.
-        ([1.0, 0.99 * GAIN], (), 0), ([0.0, 0.0], (), 0), ([1.0, 0.5, 1.2, 1.205, 1.19, *[0.1] * 8], (), 2),
-        # Beyond the tested range a setting must gain a tenth.
-        ([1.0, 1.05, 1.09], [2], 1), ([1.0, 1.05, 1.17], [2], 2),
-        ([1.0, *[1.03] * 4, *[1.2] * 12], range(1, 17), 5),  # none within the range is as good
-    ],
+@cases(
+    "scores untested best",
+    ([1.0, 0.5, 1.2, 1.1, 1.3, 0.0, 1.25, 0.9, 1.0], (), 4),
+    ([0.0, 0.0, 0.1], (), 2),  # the policy as given serves nothing
+    # A gain within the noise changes nothing, and of equals the first is preferred.
+    ([1.0, 0.99 * GAIN], (), 0), ([0.0, 0.0], (), 0), ([1.0, 0.5, 1.2, 1.205, 1.19, *[0.1] * 8], (), 2),
+    # Beyond the tested range a setting must gain a tenth.
+    ([1.0, 1.05, 1.09], [2], 1), ([1.0, 1.05, 1.17], [2], 2),
+    ([1.0, *[1.03] * 4, *[1.2] * 12], range(1, 17), 5),  # none within the range is as good
 )  # fmt: skip
 def test_halving_ends_in_the_best_and_tries_few_of_them_for_long(
     scores: Sequence[float], untested: Sequence[int], best: int

@@ -1,6 +1,5 @@
 """A plan's fleet under drawn profiles: intervals hold the luck of a replay and what the profile does not know."""
 
-import dataclasses
 from dataclasses import replace
 from typing import Any
 
@@ -19,10 +18,9 @@ from dsim.results.world import World
 from ..report.fabricate import setup
 from ..worlds import SECOND
 
-PROFILE = load("a100-sdar-8b")
-ESTIMATED = dataclasses.replace(PROFILE, name="second", latency=SECOND, family="autoregressive")
+ESTIMATED = replace(load("a100-sdar-8b"), name="second", latency=SECOND, family="autoregressive")
 # Measured, with no error of which anything is known: nothing is left to draw but the luck.
-KNOWN = dataclasses.replace(ESTIMATED, origin="measured", commits=(), fit=Fit((1.0, 8192.0), 0.0, {}, None))
+KNOWN = replace(ESTIMATED, origin="measured", commits=(), fit=Fit((1.0, 8192.0), 0.0, {}, None))
 # One step of a second a request: a replica of one row serves 1 req/s.
 QUEUE = World(
     "azure-conv", arrival="poisson", lengths="fixed:1,1", slos=("ttft=10s", "p90:e2el=8s"), policy="ar,max_batch=1",
@@ -39,8 +37,7 @@ def drawn(*fleets: World, num: int = 6) -> Uncertain:
 
 def test_a_fleet_survives_the_draws_that_leave_its_slos_met() -> None:
     ample = drawn(replace(QUEUE, rate=0.5))
-    assert ample.survives == 1.0
-    assert ample.answer == "2 replicas on second meet the SLOs at 0.5 req/s"
+    assert (ample.survives, ample.answer) == (1.0, "2 replicas on second meet the SLOs at 0.5 req/s")
     [values] = ample.intervals.values()
     assert list(values) == ["p90:e2el (ms)", MISSES, REPLICAS, COST]
     # A step is a second, and waiting for one is rare at a quarter of what the fleet serves.
@@ -90,8 +87,7 @@ def test_the_rivals_are_the_runner_up_and_the_cheapest_fleet_of_another_gpu() ->
 def test_the_intervals_hold_the_profile_s_doubt_and_the_luck() -> None:
     doubt = drawn(QUEUE, num=8)
     # The world says what else could be drawn: its front end, and that answers end at an EOS.
-    known = replace(QUEUE, profile_object=KNOWN, frontend=0.0, eos=True)
-    luck = drawn(known, num=8)
+    luck = drawn(replace(QUEUE, profile_object=KNOWN, frontend=0.0, eos=True), num=8)
     [causes], [none] = doubt.effects.values(), luck.effects.values()
     assert {cause.cause for cause in causes} >= {MEMORY}
     assert none == ()  # nothing of the profile is drawn

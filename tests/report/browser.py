@@ -13,9 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-CHROMIUM = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
-)
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
 # Chromium reads commands from descriptor 3 and answers on 4.
 LAUNCH = """
 import fcntl, os, sys
@@ -103,14 +101,6 @@ class Browser:
         found = self.js(code)
         return float(found[0]), float(found[1])
 
-    def shot(self, file: str | Path, *, whole: bool = False) -> None:
-        """Save what the window shows, or the whole page, as a PNG."""
-        how: dict[str, Any] = {"format": "png", "captureBeyondViewport": whole}
-        if whole:
-            size = self._ask("Page.getLayoutMetrics")["cssContentSize"]
-            how["clip"] = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 16000), "scale": 1}
-        Path(file).write_bytes(base64.b64decode(self._ask("Page.captureScreenshot", **how)["data"]))
-
     def pdf(self) -> bytes:
         """The page as it would be printed."""
         return base64.b64decode(self._ask("Page.printToPDF")["data"])
@@ -153,8 +143,7 @@ class Browser:
                 self.errors.append(details.get("exception", {}).get("description", details["text"]))
             if answer.get("id") == self._id:
                 assert "error" not in answer, f"{method}: {answer.get('error')}"
-                found: dict[str, Any] = answer["result"]
-                return found
+                return answer["result"]
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._read:
@@ -164,5 +153,4 @@ class Browser:
             assert more, "the browser has ended"
             self._read += more
         line, self._read = self._read.split(b"\0", 1)
-        found: dict[str, Any] = json.loads(line)
-        return found
+        return json.loads(line)

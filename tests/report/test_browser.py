@@ -11,7 +11,9 @@ import pytest
 
 from dsim.profiler.profile import load, save
 
+from ..checks import cases
 from ..cli.command import rows, succeed
+from ..cli.test_sweep import TOML
 from .browser import CHROMIUM, Browser
 
 pytestmark = [
@@ -19,33 +21,16 @@ pytestmark = [
     pytest.mark.skipif(not CHROMIUM, reason="no chromium on this machine: apt-get install chromium"),
 ]
 
-QUEUE = [
-    "azure-conv",
-    "--profile",
-    "ar.json",
-    "--policy",
-    "ar,max_batch=1",
-    "--arrival",
-    "poisson",
-    "--lengths",
-    "fixed:512,1",
-    "--jobs",
-    1,
-]
+QUEUE = "azure-conv --profile ar.json --policy ar,max_batch=1 --arrival poisson --lengths fixed:512,1 --jobs 1"
 COMMANDS = {
-    "replay": ["replay", "azure-conv", "--num-requests", 80, "--policy", "lmdeploy-bd32", "--policy", "optimus",
-               "--slo", "ttft=800ms"],
-    "capacity": ["capacity", *QUEUE, "--slo", "mean:e2el=150ms", "--num-requests", 150, "--precision", "50%"],
-    "tune": ["tune", "trace.jsonl", "--space", "space.toml", "--slo", "norm_latency=20ms", "--trials", 3],
-    "sweep": ["sweep", "sweep.toml", "--jobs", 1],
-    "compare": ["compare", "replay", "replay"],
-    "plan": ["plan", *QUEUE, "--policy", "ar,max_batch=8", "--slo", "mean:e2el=150ms", "--num-requests", 200,
-             "--rate", 30],
+    "replay": "replay azure-conv --num-requests 80 --policy lmdeploy-bd32 --policy optimus --slo ttft=800ms",
+    "capacity": f"capacity {QUEUE} --slo mean:e2el=150ms --num-requests 150 --precision 50%",
+    "tune": "tune trace.jsonl --space space.toml --slo norm_latency=20ms --trials 3",
+    "sweep": "sweep sweep.toml --jobs 1",
+    "compare": "compare replay replay",
+    "plan": f"plan {QUEUE} --policy ar,max_batch=8 --slo mean:e2el=150ms --num-requests 200 --rate 30",
 }  # fmt: skip
 SPACE = 'policy = ["optimus", "chunk"]\nchunk = [4, 16]\nmax_batch = ["none", 32]\n'
-SWEEP = (
-    '[base]\ntrace = "azure-conv"\npolicy = "chunk"\nnum_requests = 40\n[grid]\nrate = [1, 2]\npolicy.chunk = [4, 8]\n'
-)
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +40,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         Path("trace.jsonl").write_text(rows(100))
         save(replace(load("a100-sdar-8b"), family="autoregressive"), "ar.json")
         Path("space.toml").write_text(SPACE)
-        Path("sweep.toml").write_text(SWEEP)
+        Path("sweep.toml").write_text(TOML)
         for name, command in COMMANDS.items():
-            succeed(*command, "-o", name)
+            succeed(command, "-o", name)
         yield Path.cwd()
 
 
@@ -80,14 +65,13 @@ WIDER = (
 )
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@cases("name", *COMMANDS)
 def test_a_page_draws_everything_and_fits_wide_and_narrow_light_and_dark_and_on_paper(
     browser: Browser, folder: Path, name: str
 ) -> None:
     for width, dark in ((400, True), (1400, False)):
         browser.open(folder / name / "report.html", width=width, dark=dark)
-        assert browser.errors == []
-        assert browser.js("document.documentElement.scrollWidth") == width
+        assert (browser.errors, browser.js("document.documentElement.scrollWidth")) == ([], width)
         undrawn = "[...document.querySelectorAll('.plot')].filter(p => p.checkVisibility() && !p.data).map(p => p.id)"
         assert browser.js(undrawn) == []
         assert colours(browser)[0] == ("rgb(22, 24, 27)" if dark else "rgb(246, 247, 249)")
@@ -107,13 +91,12 @@ def test_a_page_draws_everything_and_fits_wide_and_narrow_light_and_dark_and_on_
     assert len(bottoms) == 3
     assert max(bottoms) < 900
     command = browser.js("document.querySelector('.command').textContent")
-    assert command.startswith(f"dsim {COMMANDS[name][0]} ")
+    assert command.startswith(f"dsim {COMMANDS[name].split()[0]} ")
     assert " -o " not in command
     browser.print_view()
     shown = "[...document.querySelectorAll('section.table > .scroll > table, .plot .main-svg')]"
-    assert browser.js(
-        f"{shown}.filter(e => e.checkVisibility()).every(e => e.getBoundingClientRect().right <= innerWidth)"
-    )
+    fits = ".filter(e => e.checkVisibility()).every(e => e.getBoundingClientRect().right <= innerWidth)"
+    assert browser.js(shown + fits)
 
 
 def test_buttons_change_light_and_dark_hide_a_policy_everywhere_and_open_the_wall_of_numbers(
@@ -187,8 +170,7 @@ def test_a_table_without_room_is_stacked(browser: Browser, folder: Path) -> None
 
 def test_a_printed_page_is_light_and_unfolded(browser: Browser, folder: Path) -> None:
     browser.open(folder / "replay" / "report.html", dark=True)
-    pdf = browser.pdf()
-    assert pdf.startswith(b"%PDF")
+    assert browser.pdf().startswith(b"%PDF")
     assert browser.js("document.querySelector('details.section').open")
 
 
@@ -197,8 +179,7 @@ def test_a_page_shows_the_numbers_of_its_json(browser: Browser, folder: Path) ->
     browser.open(folder / "capacity" / "report.html")
     shown, unit = browser.js("document.querySelector('.number p').textContent").split()
     assert (float(shown), unit) == (pytest.approx(found["rate"]["value"], rel=0.005), "req/s")
-    lines = browser.js("document.getElementById('distance').data.map(t => [t.x, t.y])")
-    [[rates, used]] = lines
+    [[rates, used]] = browser.js("document.getElementById('distance').data.map(t => [t.x, t.y])")
     bound = found["bounds"]["mean:e2el=150ms"]
     assert used == pytest.approx([p["values"]["mean:e2el=150ms"] / bound for p in found["curve"]])
     assert rates == pytest.approx([p["rate"] for p in found["curve"]])

@@ -2,12 +2,11 @@
 
 from dataclasses import replace
 
-import pytest
-
 from dsim.planner.capacity import AtBound, Capacity, Point
 from dsim.planner.replicate import Interval
 from dsim.report.capacity import _cliff, _verdict
 
+from ..checks import cases
 from .fabricate import setup
 
 NAME = "99% meet ttft=2s"
@@ -19,14 +18,12 @@ CAPACITY = Capacity(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("rate", "holds", "stable", "verdict"),
-    [
-        (1.4, True, True, "meets all"), (1.8, False, True, "missed in its replays"),
-        (1.8, False, False, "missed in its replays"),
-        (1.95, False, True, "at the limit"), (2.2, False, True, "violated"), (2.2, False, False, "unstable"),
-        (2.2, True, True, "met in its replays"),
-    ],
+@cases(
+    "rate holds stable verdict",
+    (1.4, True, True, "meets all"), (1.8, False, True, "missed in its replays"),
+    (1.8, False, False, "missed in its replays"),
+    (1.95, False, True, "at the limit"), (2.2, False, True, "violated"), (2.2, False, False, "unstable"),
+    (2.2, True, True, "met in its replays"),
 )  # fmt: skip
 def test_a_rates_verdict_never_contradicts_the_interval(rate: float, holds: bool, stable: bool, verdict: str) -> None:
     assert _verdict(CAPACITY, Point(rate, {NAME: 0.98}, stable, holds)) == verdict

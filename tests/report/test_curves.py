@@ -16,7 +16,6 @@ SWEEP = Sweep(
 def test_a_curve_is_of_one_setting_and_joins_its_cells_in_order() -> None:
     page = sweep_page(SWEEP)
     figure = page.chart
-    assert figure is not None
     assert page.answer.endswith("; steps are priced by different implementations (a script and vLLM).")
     first, other = figure.chart.data
     assert (first["name"], first["x"], first["y"]) == ("policy ar", [2, 4], [20.0, 40.0])

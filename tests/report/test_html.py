@@ -42,10 +42,7 @@ def bundle() -> str:
 
 def figures_of(page: str) -> dict[str, Any]:
     """What the page's script draws, by name."""
-    found = re.search(r'<script type="application/json" id="figures">(.*)</script>', page)
-    assert found is not None
-    figures: dict[str, Any] = json.loads(found[1])
-    return figures
+    return json.loads(re.search(r'<script type="application/json" id="figures">(.*)</script>', page)[1])
 
 
 def test_every_figure_is_on_the_page(page: str) -> None:
@@ -93,16 +90,16 @@ def test_numbers_are_as_short_as_a_screen_shows() -> None:
     )
 
 
-def test_a_run_without_slos_or_requests_still_has_a_page(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", num_requests=5, rate=1.0, slos=(), policies=("lmdeploy-bd32",))
-    names = set(figures_of((tmp_path / "run" / "report.html").read_text()))
+def test_a_run_without_slos_or_requests_still_has_a_page() -> None:
+    write_run(Path("run"), num_requests=5, rate=1.0, slos=(), policies=("lmdeploy-bd32",))
+    names = set(figures_of(Path("run/report.html").read_text()))
     assert "cdf-e2el" in names
     assert "slo-time" not in names
-    with RunWriter(tmp_path / "none") as writer:
+    with RunWriter("none") as writer:
         writer.requests("ar", request_columns([]))
         empty = summarize("ar", request_columns([]), StepTotals())
         writer.finish(RunInfo(trace=TraceInfo("none"), policies=(empty,)), run_html)
-    assert "cdf-ttft" not in (tmp_path / "none" / "report.html").read_text()
+    assert "cdf-ttft" not in Path("none/report.html").read_text()
 
 
 def test_a_distribution_keeps_its_ends_and_few_points() -> None:
@@ -132,19 +129,19 @@ def test_attainment_over_time_is_by_arrival() -> None:
     assert middle.tolist() == [4.5, 14.5, 24.5, 34.5]
 
 
-def test_a_step_belongs_to_the_bin_of_its_middle(tmp_path: Path) -> None:
+def test_a_step_belongs_to_the_bin_of_its_middle() -> None:
     columns = {name: np.zeros(2, dtype) for name, dtype in STEP_COLUMNS.items()}
     columns |= {"start": np.array([0.0, 10.0]), "latency": np.array([10.0, 2.0]), "batch": np.array([3, 5])}
-    with RunWriter(tmp_path / "run") as writer:
+    with RunWriter("run") as writer:
         writer.append("p", columns)
         writer.finish(RunInfo(trace=TraceInfo("none")))
-    found = curves.step_means(read_run(tmp_path / "run"), "p", np.array([0.0, 8.0, 20.0]), 1.0)
+    found = curves.step_means(read_run("run"), "p", np.array([0.0, 8.0, 20.0]), 1.0)
     assert found["batch"].tolist() == [3.0, 5.0]
 
 
-def test_steps_average_by_time(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", num_requests=30, rate=8.0)
-    run = read_run(tmp_path / "run")
+def test_steps_average_by_time() -> None:
+    write_run(Path("run"), num_requests=30, rate=8.0)
+    run = read_run("run")
     raw = run.steps("optimus")
     decode = ~raw["prefill"]
     found = curves.step_means(run, "optimus", np.array([0.0, 1e9]), 4000.0)

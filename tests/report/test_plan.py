@@ -4,7 +4,6 @@ import io
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from rich.console import Console
 
 from dsim.planner.deploy import Deployment
@@ -15,6 +14,7 @@ from dsim.report.plan import answer, plan_page, runner_up
 from dsim.report.text import render
 from dsim.results.spread import Spread
 
+from ..checks import cases
 from .fabricate import setup
 
 MET = "99% meet ttft=2s and norm_latency=50ms"
@@ -54,7 +54,7 @@ def info(*ranking: Fleet, **more: Any) -> Planned:
 def text(planned: Planned) -> list[str]:
     out = io.StringIO()
     render(plan_page(planned), Console(file=out))
-    return [line.strip() for line in out.getvalue().splitlines()]
+    return [" ".join(line.split()) for line in out.getvalue().splitlines()]
 
 
 def test_the_answer_is_a_fleet_its_price_what_it_attains_and_who_came_second() -> None:
@@ -91,39 +91,29 @@ def test_every_column_of_the_ranking_has_something_and_a_place_where_there_are_s
     assert "on" not in ranking.head
     two = info(fleet("optimus", 4, 0.994, place="H100"), fleet("optimus", 6, 0.991, place="A100-80GB"))
     [section] = [s for s in plan_page(two).sections if s.title == "The ranking"]
-    places = [row.cells[1:3] for row in section.blocks[0].rows]
-    assert places == [("H100", "4"), ("A100-80GB", "6")]
+    assert [row.cells[1:3] for row in section.blocks[0].rows] == [("H100", "4"), ("A100-80GB", "6")]
 
 
 def test_the_slo_that_most_requests_miss_binds_first() -> None:
-    assert any("norm_latency=50ms   compute" in line for line in text(info()))
+    assert any("norm_latency=50ms compute" in line for line in text(info()))
 
 
-@pytest.mark.parametrize(
-    ("risk", "says"),
-    [
-        (
-            {"verdict": "misses", "needs": 5, "per_hour": 10.0},
-            "98.2 %, misses them   5 GPUs, 10.00 USD an hour",
-        ),
-        ({"verdict": "meets", "needs": 1, "per_hour": 2.0}, "98.2 %, meets them   1 GPU, 2.00 USD an hour"),
-        (
-            {"verdict": "misses", "needs": None, "per_hour": None},
-            "98.2 %, misses them   more than were allowed",
-        ),
-    ],
+@cases(
+    "risk says",
+    ({"verdict": "misses", "needs": 5, "per_hour": 10.0}, "98.2 %, misses them 5 GPUs, 10.00 USD an hour"),
+    ({"verdict": "meets", "needs": 1, "per_hour": 2.0}, "98.2 %, meets them 1 GPU, 2.00 USD an hour"),
+    ({"verdict": "misses", "needs": None, "per_hour": None}, "98.2 %, misses them more than were allowed"),
 )
 def test_a_risk_says_what_becomes_of_the_fleet_and_what_it_then_needs(risk: dict[str, Any], says: str) -> None:
-    assert f"30% more traffic   {says}" in text(info(risks=(replace(RISK, **risk),)))
+    assert f"30% more traffic {says}" in text(info(risks=(replace(RISK, **risk),)))
 
 
 def test_what_was_left_out_and_what_is_unknown_is_said() -> None:
     unknown = Quality(None, "", ("no score is published for optimus on SDAR-8B",))
-    dropped = fleet(
-        "sglang-bd32", 0, 0.0, dropped="about 18 replicas by the pilot: costs far more than the two cheapest"
-    )
+    why = "about 18 replicas by the pilot: costs far more than the two cheapest"
+    dropped = fleet("sglang-bd32", 0, 0.0, dropped=why)
     lines = text(info(fleet("optimus", 4, 0.994, quality=unknown), left_out=(dropped,)))
-    assert any(line.startswith("sglang-bd32   about 18 replicas by the pilot") for line in lines)
+    assert any(line.startswith("sglang-bd32 about 18 replicas by the pilot") for line in lines)
     assert "Profile: p: estimated, not measured" in lines
     assert any("quality of the recommended policy is unknown: no score is published" in line for line in lines)
 
@@ -134,12 +124,11 @@ def test_the_launch_is_said_with_what_it_cannot_say() -> None:
         command=("serve", "M", "--x", "1"), port_flag="--port", everywhere="", config={"threshold": 0.9},
         unset=("num_loops=4",), differs={"--x 1": "GPUs of a replica"}, product="", untested=(),
     )  # fmt: skip
-    plan_toml = 'policy = "vllm"\nreplicas = 4\n'
-    lines = text(info(deployment=launch, plan_toml=plan_toml))
+    lines = text(info(deployment=launch, plan_toml='policy = "vllm"\nreplicas = 4\n'))
     at = lines.index("vLLM 0.32.0 (vllm:v0), fp8 weights, 2 GPUs a replica; 4 replicas, 0 of them spare:")
     assert lines[at - 2 : at] == ['policy = "vllm"', "replicas = 4"]
     assert lines[at + 1 : at + 4] == ["serve M --x 1 --port 8000", "with a file dllm.yaml of", "threshold: 0.9"]
-    assert {"--x 1                      GPUs of a replica", "No flag sets: num_loops=4."} <= set(lines[at:])
+    assert {"--x 1 GPUs of a replica", "No flag sets: num_loops=4."} <= set(lines[at:])
     assert "no released engine" not in lines[0]
     assert "No released engine is known to run this policy: the file is for dsim's own engine." in text(info())
 
@@ -155,7 +144,7 @@ def test_each_gpu_has_its_best_row_also_where_it_lost_and_why() -> None:
         lost("optimus", device="B200", price=6.0, least=4, dropped="costs more than two others"),
         lost("optimus", device="L4", dropped="misses even on 64 replicas"),
     ]
-    lines = [" ".join(line.split()) for line in text(info(*ranked, left_out=tuple(left)))]
+    lines = text(info(*ranked, left_out=tuple(left)))
     at = lines.index("The best of each GPU")
     assert lines[at + 4 : at + 8] == [
         "H100 optimus 4 14.00 USD 99.4 % (99.3 to 99.5)",
@@ -166,8 +155,7 @@ def test_each_gpu_has_its_best_row_also_where_it_lost_and_why() -> None:
     assert "The best of each GPU" not in text(info(ranked[0], ranked[1]))
     spare = fleet("optimus", 4, 0.994, spare=1, gpus=5, per_hour=10.0)
     one = lost("optimus", device="B200", price=6.0, about=1, dropped="by the pilot")
-    rows = [" ".join(line.split()) for line in text(info(spare, left_out=(one,)))]
-    assert "B200 optimus about 2 about 12.00 USD – by the pilot" in rows
+    assert "B200 optimus about 2 about 12.00 USD – by the pilot" in text(info(spare, left_out=(one,)))
 
 
 def test_replications_that_agree_show_no_interval_of_no_width() -> None:
@@ -176,7 +164,7 @@ def test_replications_that_agree_show_no_interval_of_no_width() -> None:
     lines = text(info(equal, criteria=(slo,), bounds={slo: 2.0}, share_criteria=(), risks=()))
     assert any("p90:ttft 1,500 ms in every replication" in line for line in lines)
     every = {MET: Spread(1.0, None, None)}
-    assert any("100 % of 2,550  " in line for line in text(info(fleet("optimus", 4, 1.0, values=every))))
+    assert any("100 % of 2,550 " in line for line in text(info(fleet("optimus", 4, 1.0, values=every))))
 
 
 def test_a_spare_is_in_the_fleet_and_its_cost_and_the_slos_are_met_without_it() -> None:
@@ -189,34 +177,28 @@ def test_a_spare_is_in_the_fleet_and_its_cost_and_the_slos_are_met_without_it() 
     assert any("6 GPUs, 10.00 USD an hour" in line for line in text(info(best)))
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "says"),
-    [
-        (0.42, 0.71, "it runs out after 5 to 9 months."),
-        (0.3, 5.2, "it runs out after 3 to 63 months."),
-        (0.02, 0.05, "it runs out after 7 to 19 days."),
-        (0.0, 0.2, "it runs out after 0 to 11 weeks."),
-        (0.0, 0.0, "there is no room to grow."),
-    ],
+@cases(
+    "low high says",
+    (0.42, 0.71, "it runs out after 5 to 9 months."),
+    (0.3, 5.2, "it runs out after 3 to 63 months."),
+    (0.02, 0.05, "it runs out after 7 to 19 days."),
+    (0.0, 0.2, "it runs out after 0 to 11 weeks."),
+    (0.0, 0.0, "there is no room to grow."),
 )
 def test_growth_says_how_long_the_fleet_lasts_and_what_the_horizon_costs(low: float, high: float, says: str) -> None:
     growth = Growth(text="30%/year", share=0.3, per="year", low=low, high=high, horizon=1.0)
-    due = tuple(
-        Due(years=k / 4, rate=12.0 + k, replicas=n, gpus=n, per_hour=2.0 * n) for k, n in enumerate((4, 4, 4, 5, 5))
-    )
+    counts = enumerate((4, 4, 4, 5, 5))
+    due = tuple(Due(years=k / 4, rate=12.0 + k, replicas=n, gpus=n, per_hour=2.0 * n) for k, n in counts)
     data = info(fleet("optimus", 4, 0.994, due=due, mean_cost=8.75), growth=growth)
     cost = "; over 1 year it costs 76,702.50 USD."  # 8.75 an hour, 24 x 365.25 hours
-    rows = [" ".join(line.split()) for line in text(data)]
+    rows = text(data)
     assert f"If traffic grows by 30 % a year, {says[:-1]}{cost}" in rows
     assert "optimus 4: 8.00 USD 4: 8.00 USD 4: 8.00 USD 5: 10.00 USD 5: 10.00 USD 76,702.50 USD" in rows
 
 
 def test_clients_percentiles_are_those_of_a_replay() -> None:
     times = {"p50": 100.0, "p90": 0.0, "p95": 200.0, "p99": 300.0}
-    rows = [
-        " ".join(line.split()) for line in text(info(fleet("vllm-diffusion", 4, 0.994, latency_ms={"ttft": times})))
-    ]
-    assert "ttft 100 200 300" in rows
+    assert "ttft 100 200 300" in text(info(fleet("vllm-diffusion", 4, 0.994, latency_ms={"ttft": times})))
 
 
 def test_today_s_fleet_stands_beside_the_recommendation() -> None:
@@ -225,7 +207,7 @@ def test_today_s_fleet_stands_beside_the_recommendation() -> None:
 
     best = fleet("vllm-diffusion", 4, 0.994, latency_ms=times(100.0))
     data = info(best, today=fleet("vllm-diffusion:4", 5, 0.981, latency_ms=times(200.0)))
-    rows = [" ".join(line.split()) for line in text(data)]
+    rows = text(data)
     assert "ttft p95, ms 200 400" in rows
     assert "an hour 8.00 USD 10.00 USD" in rows
     assert "meet the SLOs 99.4 % (99.3 to 99.5) 98.1 % (98.0 to 98.2)" in rows
@@ -239,21 +221,17 @@ def test_the_answer_says_where_it_rests_on_an_assumed_price_or_leaves_what_was_t
     assert "; 93 % of its time is in large steps, whose cost is assumed, not published; max_num" in said
     assert said.endswith("; max_num_seqs=12 is beyond 8.")
     other = fleet("lmdeploy-bd32", 6, 0.991, implementation="j")
-    assert "; steps are priced by different implementations (i and j)" in answer(
-        info(fleet("optimus", 4, 0.994), other)
-    )
+    said = answer(info(fleet("optimus", 4, 0.994), other))
+    assert "; steps are priced by different implementations (i and j)" in said
     assert "of its time" not in answer(info())
 
 
 def test_the_chart_has_a_bar_for_each_gpu_and_of_one_gpu_for_each_policy() -> None:
     def bars(data: Planned) -> dict[str, str]:
-        figure = plan_page(data).chart
-        assert figure is not None
-        [bar] = figure.chart.data
+        [bar] = plan_page(data).chart.chart.data
         return dict(zip(bar["y"], bar["text"], strict=True))
 
-    two = {"optimus<br>4 × A100-80GB": "8.00", "lmdeploy-bd32<br>6 × A100-80GB": "12.00"}
-    assert bars(info()) == two
+    assert bars(info()) == {"optimus<br>4 × A100-80GB": "8.00", "lmdeploy-bd32<br>6 × A100-80GB": "12.00"}
     left = [
         lost("chunk", device="B200", price=6.0, about=5, dropped="by the pilot"),
         lost("optimus", device="L4", dropped="misses even on 64 replicas"),

@@ -1,22 +1,20 @@
 """Printed numbers stay on their side of a bound, and intervals are rounded outward."""
 
-import pytest
-
 from dsim.report.table import outward, percent, percent_span, plus_minus, within
 
+from ..checks import cases
 
-@pytest.mark.parametrize(
-    ("share", "least", "shown"),
-    [
-        (1.0, 0.99, "100"), (0.0, 0.99, "0"), (0.9996, None, "99.96"), (0.994, 0.99, "99.4"), (0.99, 0.99, "99.0"),
-        (0.98996, 0.99, "98.996"), (0.99949, 0.9995, "99.9"), (1e-5, None, "0.001"),
-    ],
+
+@cases(
+    "share least shown",
+    (1.0, 0.99, "100"), (0.0, 0.99, "0"), (0.9996, None, "99.96"), (0.994, 0.99, "99.4"), (0.99, 0.99, "99.0"),
+    (0.98996, 0.99, "98.996"), (0.99949, 0.9995, "99.9"), (1e-5, None, "0.001"),
 )  # fmt: skip
 def test_a_share_is_all_none_or_enough_exactly_if_it_is(share: float, least: float | None, shown: str) -> None:
     assert percent(share, least) == shown
 
 
-@pytest.mark.parametrize(("value", "shown"), [(49.96, "50.0"), (50.04, "50.04"), (50.0, "50.0"), (44.12, "44.1")])
+@cases("value shown", (49.96, "50.0"), (50.04, "50.04"), (50.0, "50.0"), (44.12, "44.1"))
 def test_a_time_exceeds_its_bound_exactly_if_it_does(value: float, shown: str) -> None:
     assert within(value, 50.0, 1) == shown
 

@@ -22,6 +22,7 @@ from dsim.results.run_info import CommitInfo, FleetCost, ProfileInfo, RunInfo, T
 from dsim.results.slo import Slo
 from dsim.results.world import World
 
+from ..checks import cases
 from .fixtures import rejected, request, request_columns, unfinished
 
 
@@ -73,7 +74,7 @@ def profile(**more: Any) -> ProfileInfo:
     return ProfileInfo(**({"name": "a", "device": "no GPU", "model": "none", "implementation": "a script"} | more))
 
 
-@pytest.mark.parametrize("estimated", [True, False])
+@cases("estimated", True, False)
 def test_a_profile_is_estimated_unless_it_says_otherwise(estimated: bool) -> None:
     text = printed(summary(), profiles={"ar": profile(estimated=estimated)})
     assert ("Profile: a (none, no GPU, a script): estimated, not measured" in text) is estimated
@@ -107,10 +108,7 @@ def test_notes_say_what_was_dropped_or_changed() -> None:
     assert run_words(info()).notes == ()
 
 
-@pytest.mark.parametrize(
-    ("unknown", "says"),
-    [(("host_request",), "host_request"), (("host_step", "x"), "host_step and x")],
-)
+@cases("unknown says", (("host_request",), "host_request"), (("host_step", "x"), "host_step and x"))
 def test_what_a_profile_does_not_know_is_told(
     unknown: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,11 +154,11 @@ def test_a_narrow_terminal_gets_every_policy() -> None:
     assert "".join(names).replace("-", "") in re.sub(r"[-\W]", "", narrow)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(None, "–"), (float("nan"), "–"), (0.0, "0"),
+@cases(
+    "value text",
+    (None, "–"), (float("nan"), "–"), (0.0, "0"),
      (0.01234, "0.0123"), (4.5678, "4.57"), (99.95, "100"), (45.67, "45.7"),
-     (123.4, "123"), (12345.6, "12,346"), (-4.5678, "-4.57")],
+     (123.4, "123"), (12345.6, "12,346"), (-4.5678, "-4.57"),
 )  # fmt: skip
 def test_numbers_show_three_digits(value: float | None, text: str) -> None:
     assert number(value) == text
@@ -169,8 +167,7 @@ def test_numbers_show_three_digits(value: float | None, text: str) -> None:
 def test_the_best_is_marked_and_ties_deserters_and_those_without_the_metric_are_not() -> None:
     slow, fast = summary("slow", 3.0), summary("fast")
     best = {row.label: row.best for row in compare([slow, fast])}
-    assert best["ttft p50"] == {1}
-    assert best["SLO attainment"] == {1}
+    assert (best["ttft p50"], best["SLO attainment"]) == ({1}, {1})
     assert best["completed"] == best["tpot_chunk p50"] == frozenset()
     best = {row.label: row.best for row in compare([slow, replace(fast, unfinished=1)])}
     assert best["ttft p50"] == frozenset()
@@ -185,8 +182,6 @@ def test_a_row_has_one_unit() -> None:
 
 def test_a_price_is_told_with_what_a_million_good_requests_cost() -> None:
     [told] = [line for line in printed(summary("p"), cost=FleetCost(2, 4.0, "EUR")).splitlines() if "EUR" in line]
-    goodput = summary("p").goodput
-    assert goodput is not None
-    million = 4.0 / (3600 * goodput) * 1e6
+    million = 4.0 / (3600 * summary("p").goodput) * 1e6
     assert told == f"Cost: 4.00 EUR an hour for 2 GPUs; a million good requests: p {million:,.2f}"
     assert "Cost: " not in printed(summary("p"))

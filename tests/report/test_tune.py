@@ -58,15 +58,13 @@ def test_less_cost_is_a_gain_above_zero_in_text_table_and_plot() -> None:
     assert gain_text(GAIN) == "+20.0 % (95 %: +19.0 to +21.0)"
     assert [row.cells[3] for row in confirmed(TUNED).rows] == ["+20.0 % (95 %: +19.0 to +21.0)", ""]
     history = page.chart
-    assert history is not None
     assert history.chart.data[0]["marker"]["symbol"] == ["circle", "x-thin-open"]
     assert history.chart.data[1]["y"] == [2.0, 2.0]  # the best so far
 
 
 def test_a_column_in_which_nobody_has_a_number_is_left_out() -> None:
-    without = replace(
-        TUNED, winner=finalist("optimus", 2.0, attainment=None), default=finalist("ar", 2.5, attainment=None)
-    )
+    winner, default = finalist("optimus", 2.0, attainment=None), finalist("ar", 2.5, attainment=None)
+    without = replace(TUNED, winner=winner, default=default)
     for tuned in (TUNED, without):
         rows = confirmed(tuned)
         assert ("requests that meet the SLOs" in rows.head) == (tuned is TUNED)

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from dsim.research.attack import disasters, fuzz
 from dsim.research.attack.targets import Target, targets
 
+from ..checks import cases
+
 pytestmark = pytest.mark.slow
 NAMES: tuple[str, ...] = (
     "trace mooncake", "trace guidellm", "trace json", "trace azure",
@@ -62,14 +64,14 @@ def test_every_slow_target_has_a_slice(places: tuple[dict[str, Target], Path]) -
     assert {n for n, target in places[0].items() if not target.weight} == {"hostile clients", *dict(AGREEING)}
 
 
-@pytest.mark.parametrize(("name", "seed"), AGREEING)
+@cases("name seed", *AGREEING)
 def test_paths_agree_and_a_failure_loses_nothing(name: str, seed: int, places: tuple[dict[str, Target], Path]) -> None:
     found = fuzz.Found()
     fuzz.attack_once(places[0][name], seed, places[1], found)
     assert (found.faults, found.refused[name]) == ({}, 0)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@cases("name", *NAMES)
 def test_no_input_ends_in_more_than_a_line(name: str, places: tuple[dict[str, Target], Path]) -> None:
     target, folder = places[0][name], places[1]
 
@@ -104,7 +106,7 @@ WRITER = {writer.name: writer for writer in disasters.WRITERS}
 # `python -m dsim.research.attack --each` is every disaster of every command.
 
 
-@pytest.mark.parametrize(("name", "size"), [("replay", 3000), ("sweep --force", 300), ("trace convert", 3000)])
+@cases("name size", ("replay", 3000), ("sweep --force", 300), ("trace convert", 3000))
 def test_a_full_disk_is_told_in_a_line_and_costs_nothing_that_was_there(name: str, size: int, folder: Path) -> None:
     assert disasters.full_disk(WRITER[name], folder, size) == "told"
 

@@ -6,7 +6,7 @@ from dsim.research.reproduce.ratios import BEGIN, END, SET_ASIDE, ratios, record
 
 def test_pages_have_the_ratios_of_recorded_predictions() -> None:
     for page, text in tables(ratios(recorded())).items():
-        assert f"{BEGIN}\n{text}\n{END}" in page.read_text(encoding="utf-8")
+        assert f"{BEGIN}\n{text}\n{END}" in page.read_text()
 
 
 def test_recorded_pairs_are_as_published_and_at_least_30_are_not_calibrated() -> None:

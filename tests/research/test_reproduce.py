@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from dsim.engine.errors import DsimError
 from dsim.profiler.models import model
 from dsim.research.reproduce.experiment import AT_LEAST, CALIBRATED, PREDICTED, UNPUBLISHED, read, shipped
 from dsim.research.reproduce.memory import GIB, RUNS, Sizes, peak
 from dsim.research.reproduce.run import reproduce, summary, to_csv
 
+from ..checks import cases, refused
 from .experiments import part, rows
 
 pytestmark = pytest.mark.slow
@@ -41,8 +41,7 @@ why = "a constant was moved"
 
 
 @pytest.fixture
-def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def small() -> Path:
     Path("small.toml").write_text(SMALL)
     return Path("small.toml")
 
@@ -69,18 +68,14 @@ def test_what_is_moved_to_a_published_value_is_never_called_predicted(small: Pat
         ("B", "2", "output_throughput / A"): PREDICTED,
     }
     one, two = found["B", "2", "output_throughput"], found["A", "2", "output_throughput"]
-    assert one.predicted is not None
-    assert two.predicted is not None
     assert found["B", "2", "output_throughput / A"].predicted == pytest.approx(one.predicted / two.predicted)
     assert one.error == pytest.approx(one.predicted / 90.0 - 1.0)
     assert {row.half for row in found.values()} == {None}  # of a single run
 
 
-@pytest.mark.parametrize("share", [0.5, 2.0])
+@cases("share", 0.5, 2.0)
 def test_a_published_lower_bound_is_missed_only_from_below(small: Path, share: float) -> None:
-    predicted = rows(read(str(small)))["A", "1", "output_throughput"].predicted
-    assert predicted is not None
-    bound = share * predicted
+    bound = share * rows(read(str(small)))["A", "1", "output_throughput"].predicted
     small.write_text(SMALL.replace("{ 1 = 20.0 }", f'{{ 1 = {bound} }}\nat_least = ["output_throughput"]'))
     row = rows(read(str(small)))["A", "1", "output_throughput"]
     assert row.status == AT_LEAST
@@ -96,28 +91,26 @@ def test_seeds_give_an_interval_and_a_summary_counts_each_kind(small: Path) -> N
     assert json.loads(json.dumps(found.to_json()))["summary"] == told
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ("axis = \"concurrency\"", "axis = \"rate\"", "axis is rate and over has concurrency"),
-        ("{ 1 = 20.0 }", "{ 3 = 20.0 }", "there is no place 3 on the axis; there are 1, 2"),
-        ("{ 1 = 20.0 }", "{ 1 = \"20\" }", 'published.output_throughput.1 is "20", expected a number'),
-        ("[\"output_throughput\"]\n[base]", "[\"throughput\"]\n[base]", "there is no measure throughput"),
-        ("/ A", "/ C", "is over a series that is not there; there are A, B"),
-        ("why = \"a constant was moved\"", "", "why is missing, expected what was moved"),
-        ("[\"output_throughput\"]\nwhy", "[]\nat_least = [\"tpf\"]\nwhy", "at_least is \"tpf\", expected measures"),
-        ("name = \"B\"", "name = \"A\"", "name is A a second time"),
-        ("policy = \"ar\"", "policy = \"ar\"\nmemory = \"paged\"", "memory is \"paged\", expected one of vanilla"),
-        ("policy = \"ar\"", "policy = \"ar\"\nmachine.gpu = \"H100\"", "machine has one of gpu and model"),
-        ("policy = \"ar\"", "policy = \"ar\"\nmachine.latency.lunch = 1", "machine.latency.lunch is unknown"),
-        ("conditions = \"none\"", "conditons = \"none\"", "conditons is unknown (did you mean conditions?)"),
-        ("num_requests = 4", "num_request = 4", "there is no field num_request"),
-    ],
+@cases(
+    "old new said",
+    ("axis = \"concurrency\"", "axis = \"rate\"", "axis is rate and over has concurrency"),
+    ("{ 1 = 20.0 }", "{ 3 = 20.0 }", "there is no place 3 on the axis; there are 1, 2"),
+    ("{ 1 = 20.0 }", "{ 1 = \"20\" }", 'published.output_throughput.1 is "20", expected a number'),
+    ("[\"output_throughput\"]\n[base]", "[\"throughput\"]\n[base]", "there is no measure throughput"),
+    ("/ A", "/ C", "is over a series that is not there; there are A, B"),
+    ("why = \"a constant was moved\"", "", "why is missing, expected what was moved"),
+    ("[\"output_throughput\"]\nwhy", "[]\nat_least = [\"tpf\"]\nwhy", "at_least is \"tpf\", expected measures"),
+    ("name = \"B\"", "name = \"A\"", "name is A a second time"),
+    ("policy = \"ar\"", "policy = \"ar\"\nmemory = \"paged\"", "memory is \"paged\", expected one of vanilla"),
+    ("policy = \"ar\"", "policy = \"ar\"\nmachine.gpu = \"H100\"", "machine has one of gpu and model"),
+    ("policy = \"ar\"", "policy = \"ar\"\nmachine.latency.lunch = 1", "machine.latency.lunch is unknown"),
+    ("conditions = \"none\"", "conditons = \"none\"", "conditons is unknown (did you mean conditions?)"),
+    ("num_requests = 4", "num_request = 4", "there is no field num_request"),
 )  # fmt: skip
 def test_a_mistake_is_one_line_that_names_it(small: Path, old: str, new: str, said: str) -> None:
     assert old in SMALL
     small.write_text(SMALL.replace(old, new, 1))
-    with pytest.raises(DsimError) as refusal:
+    with refused() as refusal:
         read(str(small))
     assert said in str(refusal.value).replace("'", "")
 
@@ -147,7 +140,6 @@ def test_a_peak_that_does_not_fit_names_the_tensor_that_is_too_many() -> None:
     assert found["dLLM-Cache", "32000", "peak_memory"].shortage is None
     assert found["+ MaskKV, offline budgets", "64000", "peak_memory"].shortage is None
     row = found["dLLM-Cache", "64000", "peak_memory"]
-    assert row.predicted is not None
     assert row.predicted * GIB == pytest.approx(85899345920 + 46.6e9, rel=1e-3)
     assert row.shortage == (
         "out of memory by 46.6 GB of 85.9 GB: keys and values take 33.6 GB in addition to weights 16 GB, "

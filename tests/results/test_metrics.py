@@ -21,6 +21,7 @@ from dsim.results.slo import Slo
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 
+from ..checks import cases
 from ..report.fixtures import rejected, request, request_columns, totals_of, unfinished
 from ..worlds import SECOND, toy_profile, toy_trace
 
@@ -47,7 +48,7 @@ def one(stream: str) -> dict[str, Any]:
     return summarize(stream, request_columns([request(STREAMS[stream])]), totals_of(STREAMS[stream])).to_json()
 
 
-@pytest.mark.parametrize("stream", STREAMS)
+@cases("stream", *STREAMS)
 def test_the_worked_example_holds(stream: str) -> None:
     found = one(stream)
     keys = ("ttft_ms", "e2el_ms", "tpot_ms", "norm_latency_ms", "itl_ms", "tpot_chunk_ms")
@@ -78,21 +79,21 @@ LATENCY = ('    "queue_time":', '    "decode": lambda requests: e2el(requests) -
 
 
 @pytest.mark.slow
-def test_a_metric_is_a_row_a_field_and_a_function(tmp_path: Path) -> None:
+def test_a_metric_is_a_row_a_field_and_a_function() -> None:
     def ran(*words: str) -> str:
         command = [sys.executable, "-m", "dsim", *words]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    shutil.copytree(ROOT, tmp_path / "dsim", ignore=shutil.ignore_patterns(".*", "benchmarks", "research", "tests"))
+    shutil.copytree(ROOT, Path("dsim"), ignore=shutil.ignore_patterns(".*", "benchmarks", "research", "tests"))
     for name, (before, after) in ADDED.items():
-        file = tmp_path / "dsim/results" / name
+        file = Path(f"dsim/results/{name}")
         file.write_text(file.read_text().replace(before, after).replace(*LATENCY))
     replayed = ran("replay", "azure-conv", "--num-requests", "20", "--policy", "ar", "--slo", "decode=9s", "-o", "a")
     assert re.search(r"decode p99 +ms(.*\n)+ decode=9s +\d", replayed)
     assert re.search(r"\n *decode +ms.* 0 %", ran("compare", "a", "a", "--bound", "decode=1%"))
-    (summary,) = json.loads((tmp_path / "a/run.json").read_text())["policies"]
+    (summary,) = json.loads(Path("a/run.json").read_text())["policies"]
     assert summary["decode_ms"]["mean"] == pytest.approx(summary["e2el_ms"]["mean"] - summary["ttft_ms"]["mean"])
-    assert 'id="cdf-decode"' in (tmp_path / "a/report.html").read_text()
+    assert 'id="cdf-decode"' in Path("a/report.html").read_text()
 
 
 def test_a_run_without_requests_is_all_null() -> None:
@@ -122,8 +123,7 @@ def test_goodput_counts_arrivals_in_one_denominator_and_seconds_in_the_other() -
     ]
     slos = [Slo.parse("ttft=2s"), Slo.parse("e2el=5s"), Slo.parse("mean:ttft=2s"), Slo.parse("p99:ttft=2s")]
     found = summarize("p", request_columns(rows), StepTotals(), slos).to_json()
-    assert found["duration_s"] == 10.0
-    assert found["goodput"] == pytest.approx(2 / 10)
+    assert (found["duration_s"], found["goodput"]) == (10.0, pytest.approx(2 / 10))
     assert found["slo_attainment"] == pytest.approx(2 / 5)
     assert found["request_throughput"] == pytest.approx(4 / 10)
     assert found["output_throughput"] == pytest.approx(70 / 10)
@@ -150,8 +150,7 @@ def test_an_unfinished_request_leaves_a_bound_on_the_run_unmet() -> None:
 
 def test_a_missing_metric_passes() -> None:
     requests = request_columns([request([(0.1, 1)]), request([(0.1, 1), (0.2, 1)])])
-    found = summarize("p", requests, StepTotals(), [Slo.parse("tpot=1s")])
-    assert found.slo_attainment == 1.0
+    assert summarize("p", requests, StepTotals(), [Slo.parse("tpot=1s")]).slo_attainment == 1.0
 
 
 def test_steps_give_utilisation_per_replica() -> None:
@@ -165,18 +164,13 @@ def test_steps_give_utilisation_per_replica() -> None:
         totals.step_latency.add(latency)
     rows = [request([(10.0, 8)], num_committed=32), request([(1.0, 8), (2.0, 8)], num_committed=32)]
     found = summarize("p", request_columns(rows), totals, replicas=2)
-    assert found.tpf == 2.0
-    assert found.token_utilization == 0.25
+    assert (found.tpf, found.token_utilization) == (2.0, 0.25)
     assert found.computed_per_token == 64 / 24  # of tokens returned, and prefill is not in it
     assert found.kv_utilization == 400 / (100 * 8)  # a replica holds half of its 100 pages
-    assert found.busy_share == 8 / 20
-    assert found.prefill_time_share == 0.25
-    assert found.wasted_canvas_tokens == 64 - 24
-    assert (found.batch.mean, found.batch.p50) == (8 / 3, 2)
-    assert (found.chunk.mean, found.chunk.p50) == (32 / 3, 8)
+    assert (found.busy_share, found.prefill_time_share, found.wasted_canvas_tokens) == (8 / 20, 0.25, 64 - 24)
+    assert (found.batch.mean, found.batch.p50, found.chunk.mean, found.chunk.p50) == (8 / 3, 2, 32 / 3, 8)
     assert found.step_latency_ms.mean == pytest.approx(20.0)
-    assert found.step_latency_ms.p50 == pytest.approx(20.0, rel=5e-4)
-    assert found.preemptions == 3
+    assert (found.step_latency_ms.p50, found.preemptions) == (pytest.approx(20.0, rel=5e-4), 3)
 
 
 def test_a_device_is_busy_to_the_end_of_the_last_step_and_never_for_more_than_the_run() -> None:
@@ -216,8 +210,7 @@ outcomes = st.lists(
     max_size=30,
 )
 bounds = st.lists(
-    st.sampled_from(["ttft=1s", "tpot=100ms", "tpot_chunk=50ms", "norm_latency=500ms", "e2el=5s"]),
-    max_size=3,
+    st.sampled_from(["ttft=1s", "tpot=100ms", "tpot_chunk=50ms", "norm_latency=500ms", "e2el=5s"]), max_size=3
 )
 
 
@@ -237,9 +230,8 @@ def test_attainment_is_a_share_and_goodput_never_beats_throughput(rows: list[dic
 
 
 def test_a_step_that_prefills_one_row_and_decodes_another_counts_the_row_that_decodes() -> None:
-    result = simulate(
-        toy_trace([0.0, 2.5], [8, 8], [6, 1]), Setting(parse("vllm-ar,async_scheduling=false"), toy_profile())
-    )
+    setting = Setting(parse("vllm-ar,async_scheduling=false"), toy_profile())
+    result = simulate(toy_trace([0.0, 2.5], [8, 8], [6, 1]), setting)
     table = result.table.columns
     assert table["num_forwards"].tolist() == [5, 0]  # each first token comes from a prefill
     found = summarize("p", table, result.totals)
@@ -256,5 +248,4 @@ def test_busy_share_leaves_out_the_step_in_flight_as_a_run_ends() -> None:
 
 def test_the_table_explains_every_field_of_a_summary_in_its_order() -> None:
     explained = [name.removesuffix("_ms") for name in Summary.__dataclass_fields__ if name != "policy"]
-    assert list(METRICS) == explained
-    assert METRICS["e2el"].formula == "finish - arrival"
+    assert (list(METRICS), METRICS["e2el"].formula) == (explained, "finish - arrival")

@@ -6,6 +6,7 @@ import pytest
 from dsim.engine.journal import REQUEST_COLUMNS, STATUSES
 from dsim.results.metrics import MIN_REQUESTS, stable
 
+from ..checks import cases
 from ..report.fixtures import Columns
 
 SEEDS = 200
@@ -46,24 +47,20 @@ def share_stable(load: float, **how: float) -> float:
 BURSTY_START = {"n": 200, "burst": 60}
 
 
-@pytest.mark.parametrize(
-    ("load", "how"),
-    [
-        *((load, {}) for load in (0.5, 0.8, 0.9)), *((0.9, {"service": s}) for s in (0.5, 30.0)),
-        (0.7, BURSTY_START), (0.7, {"cv": 3.0}),
-    ],
+@cases(
+    "load how",
+    *((load, {}) for load in (0.5, 0.8, 0.9)), *((0.9, {"service": s}) for s in (0.5, 30.0)),
+    (0.7, BURSTY_START), (0.7, {"cv": 3.0}),
 )  # fmt: skip
 def test_a_loaded_queue_is_stable_whatever_its_unit_of_time_and_its_bursts(load: float, how: dict[str, float]) -> None:
     assert share_stable(load, **how) > (0.99 if how is BURSTY_START else 0.95)
 
 
-@pytest.mark.parametrize(
-    ("load", "how", "least"),
-    [
-        *((load, {}, 0.95) for load in (1.1, 1.3, 2.0)), *((1.1, {"service": s}, 0.95) for s in (0.5, 30.0)),
-        (1.2, {"burst": 200}, 0.95), *((1.3, {"n": 400, "exponential": e}, 0.9) for e in (False, True)),
-        *((2.0, {"n": 400, "exponential": e}, 1.0) for e in (False, True)),
-    ],
+@cases(
+    "load how least",
+    *((load, {}, 0.95) for load in (1.1, 1.3, 2.0)), *((1.1, {"service": s}, 0.95) for s in (0.5, 30.0)),
+    (1.2, {"burst": 200}, 0.95), *((1.3, {"n": 400, "exponential": e}, 0.9) for e in (False, True)),
+    *((2.0, {"n": 400, "exponential": e}, 1.0) for e in (False, True)),
 )  # fmt: skip
 def test_an_overloaded_queue_is_not_in_a_short_run_either(load: float, how: dict[str, float], least: float) -> None:
     assert 1 - share_stable(load, **how) >= least
@@ -80,22 +77,22 @@ def test_a_short_run_near_its_capacity_raises_no_false_alarm(queue: dict[str, fl
     assert alarms < 20
 
 
-@pytest.mark.parametrize("load", [0.1, 0.3, 0.5, 0.7])
-@pytest.mark.parametrize("exponential", [False, True])
+@cases("load", 0.1, 0.3, 0.5, 0.7)
+@cases("exponential", False, True)
 def test_a_calm_run_that_ends_with_its_last_arrival_is_stable(load: float, exponential: bool) -> None:
     runs = [ended_at_the_last_arrival(single_server(load, seed, n=400, exponential=exponential)) for seed in range(500)]
     assert any((run["status"] == STATUSES.index("unfinished")).any() for run in runs)
     assert all(stable(run) for run in runs)
 
 
-@pytest.mark.parametrize("load", [1.3, 2.0, 5.0])
+@cases("load", 1.3, 2.0, 5.0)
 def test_overload_is_seen_where_the_run_ends_with_its_last_arrival(load: float) -> None:
     for exponential in (False, True):
         runs = [ended_at_the_last_arrival(single_server(load, seed, exponential=exponential)) for seed in range(SEEDS)]
         assert sum(stable(run) for run in runs) < 0.01 * SEEDS
 
 
-@pytest.mark.parametrize(("late", "expected"), [(70.0, True), (190.0, False)])
+@cases("late expected", (70.0, True), (190.0, False))
 def test_a_queue_past_its_peak_is_recovering(late: float, expected: bool) -> None:
     wait = np.interp(np.arange(200.0), [0.0, 75.0, 120.0, 200.0], [0.0, 100.0, 60.0, late])
     columns = single_server(0.5, 0, n=200)

@@ -115,8 +115,7 @@ def main(wheels: list[str]) -> None:
         record = {"engine": engine, "version": version, "sources": SOURCES[engine], "metrics": metrics}
         path = DATA / f"{engine}.json"
         lines = [f"  {json.dumps(name)}: {json.dumps(metric)}" for name, metric in record.pop("metrics").items()]
-        head = json.dumps(record)[:-1]
-        path.write_text(head + ', "metrics": {\n' + ",\n".join(lines) + "\n}}\n")
+        path.write_text(json.dumps(record)[:-1] + ', "metrics": {\n' + ",\n".join(lines) + "\n}}\n")
         print(f"{path}: {len(lines)} metrics")
 
 

@@ -20,6 +20,7 @@ from dsim.serve.server import LOOPBACK, Server, ServerOptions
 
 from ..held_up import PATIENCE
 
+Twin = Callable[..., Behind]  # the fixture `twin`
 JSON = {"content-type": "application/json"}
 FAST = LatencyModel(((0.0, 0.002), (16.0, 0.003), (32.0, 0.004)), 0.0)
 SLOW = LatencyModel(((0.0, 0.2), (16.0, 0.2), (32.0, 0.2)), 0.0)
@@ -97,8 +98,7 @@ def serving(behind: Behind, *, api_key: str | None = None, drain: float = 30.0) 
         running.port = int(url.rsplit(":", 1)[1])
         up.set()
 
-    settings = Settings("a model", behind.header, api_key, LOOPBACK)
-    app = application(behind.fleet, behind.words, settings)
+    app = application(behind.fleet, behind.words, Settings("a model", behind.header, api_key, LOOPBACK))
     server = Server(app, ServerOptions("127.0.0.1", 0, drain), behind.fleet, started)
     running = Running(behind, server)
     behind.start()

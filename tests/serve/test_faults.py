@@ -1,7 +1,6 @@
 """What fails behind `dsim serve`: a request, a replica, the journal, the disk. Each client gets an answer."""
 
 import asyncio
-import dataclasses
 import os
 import signal
 import socket
@@ -10,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,12 +20,12 @@ from dsim.engine.state import UNFINISHED
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.results.run import read_run
 from dsim.serve.fleet import STOPPING, Fleet, RefusedError
-from dsim.serve.open import Behind
 from dsim.sim.routers import Router
 
+from ..checks import cases, refused
 from ..cli.command import dsim
 from ..held_up import PATIENCE
-from .serving import SLOW, Running, serving, until
+from .serving import SLOW, Running, Twin, serving, until
 
 
 class FailsAt:
@@ -45,18 +45,14 @@ class FailsAt:
     step = __call__
 
 
-def failing(behind: Behind, n: int) -> Behind:
-    """The first replica's executor fails at its n-th step."""
-    first, *rest = behind.executors
-    return dataclasses.replace(behind, executors=[FailsAt(n, first.step, ValueError("a fault")), *rest])
-
-
-@pytest.mark.parametrize("n", [1, 5])
+@cases("n", 1, 5)
 def test_an_executor_that_fails_at_its_nth_step_ends_its_clients_and_the_server(
-    n: int, twin: Callable[..., Behind], caplog: pytest.LogCaptureFixture
+    n: int, twin: Twin, caplog: pytest.LogCaptureFixture
 ) -> None:
     why = "replica 0 failed: ValueError: a fault"
-    with serving(failing(twin(), n)) as server:
+    behind = twin()
+    executor = FailsAt(n, behind.executors[0].step, ValueError("a fault"))
+    with serving(replace(behind, executors=[executor])) as server:
 
         def client(i: int) -> bool:
             try:
@@ -75,7 +71,7 @@ def test_an_executor_that_fails_at_its_nth_step_ends_its_clients_and_the_server(
     assert (logged[0], len(logged)) == (why, 2)  # and once its traceback
 
 
-def test_health_tells_of_a_failed_replica_while_the_others_serve(twin: Callable[..., Behind]) -> None:
+def test_health_tells_of_a_failed_replica_while_the_others_serve(twin: Twin) -> None:
     behind = twin(SLOW, replicas=2)
     second = behind.fleet.engines[1]
 
@@ -84,7 +80,7 @@ def test_health_tells_of_a_failed_replica_while_the_others_serve(twin: Callable[
         raise ValueError("a fault")
 
     executors = [SimpleNamespace(step=fails), *behind.executors[1:]]
-    with serving(dataclasses.replace(behind, executors=executors)) as server:
+    with serving(replace(behind, executors=executors)) as server:
         connections = [server.begin(prompt=[0], max_tokens=8) for _ in range(2)]  # round robin
         until(lambda: server.behind.fleet.failure is not None and second.num_running == 1)
         health = server.ask("GET", "/health")
@@ -96,7 +92,7 @@ def test_health_tells_of_a_failed_replica_while_the_others_serve(twin: Callable[
     assert replies == [200, 503]
 
 
-def test_a_request_handed_in_as_a_replica_fails_is_answered(twin: Callable[..., Behind]) -> None:
+def test_a_request_handed_in_as_a_replica_fails_is_answered(twin: Twin) -> None:
     """The replica fails between the check that it serves and the request's entry: it has told its clients by then."""
     fleet: Fleet = twin().fleet
     end, told, go, leave = fleet._end, threading.Event(), threading.Event(), threading.Event()
@@ -124,7 +120,7 @@ def test_a_request_handed_in_as_a_replica_fails_is_answered(twin: Callable[..., 
 
     async def hand_in() -> Any:
         first = fleet.submit([0], 4)
-        with pytest.raises(RefusedError, match="replica 0 failed"):
+        with refused("replica 0 failed", RefusedError):
             fleet.submit([0], 4)
         assert await first.emissions.get() == "replica 0 failed: ValueError: a fault"
 
@@ -134,8 +130,7 @@ def test_a_request_handed_in_as_a_replica_fails_is_answered(twin: Callable[..., 
     fleet.stop()
 
 
-def test_a_server_whose_replica_failed_ends_with_1(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_server_whose_replica_failed_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dsim.serve.open.PacedTwin.step", FailsAt(1, lambda plan: None, ValueError("a fault")))
     with socket.create_server(("127.0.0.1", 0)) as free:
         server = Running(None, None)  # type: ignore[arg-type]
@@ -154,7 +149,7 @@ def test_a_server_whose_replica_failed_ends_with_1(monkeypatch: pytest.MonkeyPat
     assert read_run(Path("run")).requests("chunk:2")["status"].tolist() == [UNFINISHED]
 
 
-def test_a_drain_that_ends_says_so_to_whole_and_streamed_replies(twin: Callable[..., Behind]) -> None:
+def test_a_drain_that_ends_says_so_to_whole_and_streamed_replies(twin: Twin) -> None:
     behind = twin(SLOW)  # steps go on until the replies have ended
     with serving(behind, drain=0.0) as server:
         connections = [server.begin(prompt=[0], max_tokens=200, stream=stream) for stream in (False, True)]
@@ -170,8 +165,8 @@ def test_a_drain_that_ends_says_so_to_whole_and_streamed_replies(twin: Callable[
 
 
 @pytest.mark.slow
-def test_a_second_signal_ends_at_once_and_writes_the_journal(tmp_path: Path) -> None:
-    process, server, _ = begun(tmp_path, "-o", "run", "--speed", "0.5")
+def test_a_second_signal_ends_at_once_and_writes_the_journal() -> None:
+    process, server, _ = begun("-o", "run", "--speed", "0.5")
     connection = server.begin(prompt=[0], max_tokens=400)
     until(lambda: b"running{" in (said := server.ask("GET", "/metrics").body) and b'SDAR-8B"} 1.0\n' in said)
     process.send_signal(signal.SIGINT)
@@ -179,14 +174,14 @@ def test_a_second_signal_ends_at_once_and_writes_the_journal(tmp_path: Path) -> 
     code, _, err = ended(process)
     assert connection.getresponse().status == 503
     assert (code, "Traceback" in err) == (0, False), err
-    assert read_run(tmp_path / "run").requests("chunk:2")["status"].tolist() == [UNFINISHED]
+    assert read_run("run").requests("chunk:2")["status"].tolist() == [UNFINISHED]
 
 
 @pytest.mark.slow
-def test_a_port_in_use_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
+def test_a_port_in_use_is_one_line_and_exit_code_1() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         words = [*SERVE, "--port", str(taken.getsockname()[1])]
-        ran = subprocess.run(words, capture_output=True, text=True, env=dict(os.environ), cwd=tmp_path)
+        ran = subprocess.run(words, capture_output=True, text=True, env=dict(os.environ))
     loading, taken_by_another = ran.stderr.splitlines()
     assert (ran.returncode, loading) == (1, "Loading the twin of a100-sdar-8b, chunk:2")
     assert "address already in use" in taken_by_another
@@ -195,13 +190,10 @@ def test_a_port_in_use_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
 SERVE = [sys.executable, "-m", "dsim", "serve", "--twin", "a100-sdar-8b", "--policy", "chunk:2"]
 
 
-def begun(folder: Path, *more: str) -> tuple[subprocess.Popen[str], Running, list[str]]:
+def begun(*more: str) -> tuple[subprocess.Popen[str], Running, list[str]]:
     """A server's process, its clients' side, and the two lines that it begins with."""
     words = [*SERVE, "--port", "0", *(() if "--speed" in more else ("--speed", "1000")), *more]
-    process = subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ), cwd=folder,
-    )  # fmt: skip
-    assert process.stderr is not None
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
     said = [process.stderr.readline() for _ in range(2)]
     server = Running(None, None)  # type: ignore[arg-type]
     server.port = int(said[1].rsplit(":", 1)[1])

@@ -2,26 +2,24 @@
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dsim.engine.errors import DsimError
 from dsim.results.engine_metrics import EDGES, QUANTITIES, RELEASES, engine_of
-from dsim.serve.open import Behind
 from dsim.serve.watch import Buckets
 
-from .serving import CHUNK, FAST, Running, serving, until
+from ..checks import cases, refused
+from .serving import CHUNK, FAST, Running, Twin, serving, until
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "serve-metrics.md"
 SMALL = "block_length=4,num_pages=64"
 
 
-@pytest.mark.parametrize("engine", RELEASES)
+@cases("engine", *RELEASES)
 def test_names_types_and_buckets_are_the_releases(engine: str) -> None:
     record = json.loads((HERE / "data" / f"{engine}.json").read_text())
     released = {name.removesuffix("_total"): metric for name, metric in record["metrics"].items()}
@@ -46,7 +44,7 @@ def test_the_page_lists_every_quantity_by_its_names() -> None:
 def test_a_policy_shows_the_metrics_of_its_engine() -> None:
     policies = ("vllm-diffusion", "sglang-fdfo", "lmdeploy-bd32", "optimus", "ar")
     assert [engine_of(policy) for policy in policies] == ["vllm", "sglang", "lmdeploy", "vllm", "vllm"]
-    with pytest.raises(DsimError, match=r"^--metrics-as is sglan, expected one of vllm, sglang, lmdeploy$"):
+    with refused(r"^--metrics-as is sglan, expected one of vllm, sglang, lmdeploy$"):
         engine_of("optimus", "sglan")
 
 
@@ -70,19 +68,16 @@ LIVED = [
 ]
 
 
-@pytest.mark.parametrize(("engine", "policy", "served"), LIVED)
-def test_the_numbers_are_the_journals(
-    twin: Callable[..., Behind], engine: str, policy: str, served: str, tmp_path: Path
-) -> None:
+@cases("engine policy served", *LIVED)
+def test_the_numbers_are_the_journals(twin: Twin, engine: str, policy: str, served: str) -> None:
     behind = twin(policy=policy, replicas=2)
     with serving(behind) as server:
         for i in range(6):
             assert server.complete(prompt=[0] * (1 + i), max_tokens=8 + i).status == 200
         found = samples(server)
         again = samples(server)
-        (tmp_path / "metrics").write_bytes(server.ask("GET", "/metrics").body)
+        Path("metrics").write_bytes(server.ask("GET", "/metrics").body)
     table, steps = behind.columns(), server.totals
-    assert steps is not None
     assert total(found, served) == total(again, served) == 6
     assert total(found, f"{engine}:prompt_tokens_total") == 21
     assert total(found, f"{engine}:generation_tokens_total") == table["num_tokens"].sum() == 63
@@ -101,8 +96,7 @@ def test_the_numbers_are_the_journals(
         assert total(found, "vllm:diffusion_num_denoising_steps_total") == steps.forwards
         assert total(found, "vllm:diffusion_num_committed_tokens_total") == steps.committed
         assert total(found, "vllm:cache_config_info", block_size="8", num_gpu_blocks="64") == 2
-        gaps = table["num_emissions"].sum() - 6
-        assert total(found, "vllm:inter_token_latency_seconds_count") == gaps
+        assert total(found, "vllm:inter_token_latency_seconds_count") == (table["num_emissions"].sum() - 6)
         assert total(found, "vllm:num_requests_running") == total(found, "vllm:num_requests_waiting") == 0
     if engine == "sglang":
         busy = total(found, "sglang:forward_execution_seconds_total")
@@ -112,7 +106,7 @@ def test_the_numbers_are_the_journals(
     assert total(found, "dsim_simulated_time_seconds") > 0
 
 
-def test_a_request_that_waits_or_runs_or_goes_away_is_counted_so(twin: Callable[..., Behind]) -> None:
+def test_a_request_that_waits_or_runs_or_goes_away_is_counted_so(twin: Twin) -> None:
     behind = twin(policy="lmdeploy-bd32,max_batch=1,block_length=4,num_pages=64,page_size=8", speed=0.1)
     with serving(behind, drain=0.1) as server:
         first = server.begin(prompt=[1], max_tokens=200, stream=True)
@@ -130,7 +124,7 @@ def test_a_request_that_waits_or_runs_or_goes_away_is_counted_so(twin: Callable[
         assert total(samples(server), "lmdeploy:request_success_total") == 1
 
 
-def test_a_faster_clock_changes_no_time_of_the_twin(twin: Callable[..., Behind]) -> None:
+def test_a_faster_clock_changes_no_time_of_the_twin(twin: Twin) -> None:
     found = {}
     for speed in (1.0, 20.0):
         behind = twin(FAST, speed=speed)
@@ -155,7 +149,7 @@ request_decode_time_seconds_sum request_max_num_generation_tokens_sum
 """
 
 
-def test_each_panel_of_vllms_dashboard_has_its_metric_before_any_request(twin: Callable[..., Behind]) -> None:
+def test_each_panel_of_vllms_dashboard_has_its_metric_before_any_request(twin: Twin) -> None:
     with serving(twin()) as server:
         found = samples(server)
     for name in DASHBOARD.split():

@@ -1,13 +1,12 @@
 """dsim serve, asked by plain HTTP clients: what is answered, refused, journalled and kept. Nothing here is timed."""
 
-import dataclasses
 import json
 import os
 import signal
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +27,19 @@ from dsim.results.run import read_run
 from dsim.results.world import World
 from dsim.serve.clock import Clock
 from dsim.serve.fleet import AccessLog
-from dsim.serve.open import Behind, open_live, open_twin
+from dsim.serve.open import open_live, open_twin
 from dsim.serve.replica import Replica
 from dsim.serve.server import Server, ServerOptions
 from dsim.traces import load
 
+from ..checks import cases
 from ..held_up import PATIENCE
 from ..worlds import Collector
-from .serving import CHUNK, FAST, JSON, SLOW, serving, until
+from .serving import CHUNK, FAST, JSON, SLOW, Twin, serving, until
 from .test_faults import begun, ended
 
 
-def test_a_stream_is_a_chunk_an_emission_then_the_usage_then_done(twin: Callable[..., Behind]) -> None:
+def test_a_stream_is_a_chunk_an_emission_then_the_usage_then_done(twin: Twin) -> None:
     with serving(twin()) as server:
         reply = server.complete(prompt="12345678", max_tokens=10, stream=True)
         plain = server.complete(prompt="1", max_tokens=2, stream=True, stream_options={"include_usage": False})
@@ -56,7 +56,7 @@ def test_a_stream_is_a_chunk_an_emission_then_the_usage_then_done(twin: Callable
     assert len({chunk["id"] for chunk in (*chunks, usage)}) == 1
 
 
-def test_a_chats_stream_names_its_role_once(twin: Callable[..., Behind]) -> None:
+def test_a_chats_stream_names_its_role_once(twin: Twin) -> None:
     asked = [{"role": "system", "content": "1234567"}, {"role": "user", "content": [{"type": "text", "text": "1"}]}]
     body = {"messages": asked, "max_completion_tokens": 6, "stream": True, "model": "a model"}
     with serving(twin()) as server:
@@ -70,13 +70,12 @@ def test_a_chats_stream_names_its_role_once(twin: Callable[..., Behind]) -> None
     assert whole["usage"] == usage["usage"] == {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
 
 
-@pytest.mark.parametrize("emit", ["block", "step", "end"])
-def test_every_client_gets_all_its_tokens_however_they_are_emitted(twin: Callable[..., Behind], emit: str) -> None:
+@cases("emit", "block", "step", "end")
+def test_every_client_gets_all_its_tokens_however_they_are_emitted(twin: Twin, emit: str) -> None:
     with serving(twin(emit=emit)) as server:
 
         def client(i: int) -> tuple[int, int]:
-            reply = server.complete(prompt=list(range(1, 2 + i)), max_tokens=3 + i, stream=True)
-            *chunks, usage = reply.chunks
+            *chunks, usage = server.complete(prompt=list(range(1, 2 + i)), max_tokens=3 + i, stream=True).chunks
             assert usage["usage"]["completion_tokens"] == 3 + i
             sizes = [len(chunk["choices"][0]["text"].split()) for chunk in chunks]
             assert all(sizes[:-1])  # the last may say no more than that it is the last
@@ -88,11 +87,10 @@ def test_every_client_gets_all_its_tokens_however_they_are_emitted(twin: Callabl
     if emit == "end":
         assert {chunks for chunks, _ in found} == {1}
     table = server.behind.columns()
-    order = np.argsort(table["output_length"])
-    assert table["num_emissions"][order].tolist() == [chunks for chunks, _ in found]
+    assert table["num_emissions"][np.argsort(table["output_length"])].tolist() == [chunks for chunks, _ in found]
 
 
-def test_the_journal_replays_plan_for_plan(twin: Callable[..., Behind]) -> None:
+def test_the_journal_replays_plan_for_plan(twin: Twin) -> None:
     for policy in (CHUNK, "optimus,block_length=4,max_batch=4,num_pages=64,page_size=8"):
         journal = Collector()
         behind = twin(policy=policy, replicas=2, router="jsq", append=journal)
@@ -107,7 +105,7 @@ def test_the_journal_replays_plan_for_plan(twin: Callable[..., Behind]) -> None:
             assert list(replay(fresh, r, columns, steps, lists)) == []
 
 
-def test_the_limit_of_a_request_is_known_and_no_step_is_spent_behind_it(twin: Callable[..., Behind]) -> None:
+def test_the_limit_of_a_request_is_known_and_no_step_is_spent_behind_it(twin: Twin) -> None:
     behind = twin(policy="vllm-ar,max_num_seqs=2,page_size=8,num_pages=64", eos=True)
     with serving(behind) as server:
         assert server.complete(prompt=[0, 1], max_tokens=5).status == 200
@@ -115,7 +113,7 @@ def test_the_limit_of_a_request_is_known_and_no_step_is_spent_behind_it(twin: Ca
     assert totals.num_prefill_steps + totals.num_decode_steps == 5  # the prompt's has the first of five tokens
 
 
-def test_a_prompt_that_begins_as_another_is_found_by_its_tokens(twin: Callable[..., Behind]) -> None:
+def test_a_prompt_that_begins_as_another_is_found_by_its_tokens(twin: Twin) -> None:
     spec = "lmdeploy-0.18:4,threshold=0.9,max_batch=4,num_pages=64,page_size=8,prefix_caching=true"
     behind = twin(policy=spec, replicas=2, router="prefix")
     shared = list(range(40))
@@ -124,23 +122,20 @@ def test_a_prompt_that_begins_as_another_is_found_by_its_tokens(twin: Callable[.
             assert server.complete(prompt=shared + rest, max_tokens=3).status == 200
         assert server.complete(prompt=[9, *shared], max_tokens=3).status == 200  # another from its first token on
     totals = server.totals
-    assert totals is not None
     # Of the third prompt the last block is computed: it is the first denoising step.
     assert (totals.prefix_queries, totals.prefix_hits) == (50 + 50 + 40 + 41, 40 + 32)
-    columns = behind.columns()
-    assert columns["replica"].tolist()[:3] == [0, 0, 0]
+    assert behind.columns()["replica"].tolist()[:3] == [0, 0, 0]
 
 
 def test_the_manifest_of_what_was_served_names_the_law_that_its_blocks_took_their_steps_from() -> None:
     world = World(trace="", policy="vllm-diffusion", profile="h100-diffusiongemma-fp8")
     behind = open_twin(world)
     law = world.setting().law
-    assert law is not None
     (model,) = behind.info.commit_models
     assert (model.workload, model.median_steps, model.canvas_length) == (law.workload, law.median, 256)
 
 
-def test_a_full_journal_refuses_and_loses_nothing(twin: Callable[..., Behind], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_journal_refuses_and_loses_nothing(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dsim.serve.open.MAX_REQUESTS", 16)
     with serving(twin()) as server:
         assert {server.complete(prompt=[0], max_tokens=1).status for _ in range(14)} == {200}
@@ -155,7 +150,7 @@ def test_a_full_journal_refuses_and_loses_nothing(twin: Callable[..., Behind], m
     assert server.behind.columns()["status"].tolist() == [0] * 16
 
 
-def test_a_client_that_goes_away_frees_its_row_and_the_journal_replays(twin: Callable[..., Behind]) -> None:
+def test_a_client_that_goes_away_frees_its_row_and_the_journal_replays(twin: Twin) -> None:
     journal = Collector()
     behind = twin(SLOW, append=journal)
     (engine,) = behind.fleet.engines
@@ -176,9 +171,7 @@ def test_a_client_that_goes_away_frees_its_row_and_the_journal_replays(twin: Cal
     assert list(replay(fresh, 0, columns, journal.steps, journal.lists)) == []
 
 
-def test_a_request_that_is_cancelled_before_it_reaches_the_engine_is_cancelled_when_it_does(
-    twin: Callable[..., Behind],
-) -> None:
+def test_a_request_that_is_cancelled_before_it_reaches_the_engine_is_cancelled_when_it_does(twin: Twin) -> None:
     behind = twin()
     (engine,) = behind.fleet.engines
     replica = Replica(engine, AllAtOnce(), Clock(), lambda *ended: None, lambda: None)
@@ -190,17 +183,16 @@ def test_a_request_that_is_cancelled_before_it_reaches_the_engine_is_cancelled_w
     assert (behind.fleet.table["status"][0], replica.num_queued) == (CANCELLED, 0)
 
 
-def test_requests_reach_the_engine_after_the_profiles_front_end(twin: Callable[..., Behind]) -> None:
+def test_requests_reach_the_engine_after_the_profiles_front_end(twin: Twin) -> None:
     behind = twin(frontend=0.05)
     with serving(behind) as server:
         assert server.begin(prompt=[0], max_tokens=1).getresponse().status == 200
     columns = behind.columns()
     assert columns["scheduled"][0] >= columns["arrival"][0] + 0.05
-    assert behind.info.profile is not None
     assert behind.info.profile.frontend == 0.05
 
 
-def test_a_stop_serves_what_is_in_flight_to_its_end(twin: Callable[..., Behind]) -> None:
+def test_a_stop_serves_what_is_in_flight_to_its_end(twin: Twin) -> None:
     replies = []
     with serving(twin(SLOW)) as server:
         thread = threading.Thread(target=lambda: replies.append(server.complete(prompt=[0], max_tokens=8, stream=True)))
@@ -212,7 +204,7 @@ def test_a_stop_serves_what_is_in_flight_to_its_end(twin: Callable[..., Behind])
     assert server.behind.columns()["status"].tolist() == [0]
 
 
-REFUSED: list[tuple[object, int, str]] = [
+REFUSED = [
     (b"{", 400, "the request is not JSON"),
     (b"[" * 9_000_000, 413, "the request is larger than 8388608 bytes"),
     (b"[" * 60_000, 400, "the request is not JSON"),
@@ -234,7 +226,7 @@ REFUSED: list[tuple[object, int, str]] = [
 ]  # fmt: skip
 
 
-def test_what_cannot_be_served_is_refused_with_both_values(twin: Callable[..., Behind]) -> None:
+def test_what_cannot_be_served_is_refused_with_both_values(twin: Twin) -> None:
     with serving(twin()) as server:
         for body, status, said in REFUSED:
             reply = server.ask("POST", "/v1/completions", body)
@@ -243,7 +235,7 @@ def test_what_cannot_be_served_is_refused_with_both_values(twin: Callable[..., B
 
 
 def test_a_body_that_does_not_come_in_time_and_a_client_too_many_are_refused(
-    twin: Callable[..., Behind], monkeypatch: pytest.MonkeyPatch
+    twin: Twin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dsim.serve.app.PATIENCE", 0.2)
     monkeypatch.setattr("dsim.serve.server.MAX_CONNECTIONS", 3)
@@ -264,24 +256,18 @@ def test_a_body_that_does_not_come_in_time_and_a_client_too_many_are_refused(
         assert server.ask("GET", "/health").status == 200
 
 
-def test_only_the_api_is_served(twin: Callable[..., Behind]) -> None:
+def test_only_the_api_is_served_and_by_no_name_that_a_page_gives_this_machine(twin: Twin) -> None:
     with serving(twin()) as server:
         for path in ("/", "/docs", "/openapi.json", "/static/../../etc/passwd", "/v1/engines", "/%2e%2e/etc/passwd"):
             assert server.ask("GET", path).status == 404, path
         assert server.ask("GET", "/v1/completions").status == 405
         (model,) = server.ask("GET", "/v1/models").json["data"]
         assert (model["id"], model["root"]) == ("a model", "a model")
-        origin = server.ask("OPTIONS", "/v1/completions", origin="http://evil.example")
-        assert "access-control-allow-origin" not in origin.headers
-
-
-def test_a_page_s_own_name_for_this_machine_is_refused(twin: Callable[..., Behind]) -> None:
-    with serving(twin()) as server:
         assert server.ask("GET", "/health").status == 200
         assert server.ask("GET", "/health", Host="evil.example").status == 400
 
 
-def test_an_api_key_is_asked_for_where_there_is_one(twin: Callable[..., Behind]) -> None:
+def test_an_api_key_is_asked_for_where_there_is_one(twin: Twin) -> None:
     with serving(twin(), api_key="schl\xfcssel") as server:
         for given in (b"Bearer schl\xc3\xbcssel", b"", b"Bearer schl?ssel", b"schl\xc3\xbcssel"):
             headers: Any = {"authorization": given}
@@ -291,14 +277,15 @@ def test_an_api_key_is_asked_for_where_there_is_one(twin: Callable[..., Behind])
         assert server.ask("GET", "/health").status == 200
 
 
-def test_a_page_of_another_origin_can_post_nothing(twin: Callable[..., Behind]) -> None:
+def test_a_page_of_another_origin_can_post_nothing(twin: Twin) -> None:
     """A browser asks before it sends application/json to another origin, and is refused; other types it just sends."""
     body = {"prompt": [0], "max_tokens": 1}
     with serving(twin()) as server:
         for kind in ("text/plain", "text/plain;charset=utf-8", "application/x-www-form-urlencoded", ""):
             reply = server.ask("POST", "/v1/completions", body, content_type=kind, origin="http://evil.example")
             assert reply.status == 415, kind
-        assert server.ask("OPTIONS", "/v1/completions", origin="http://evil.example").status == 405
+        origin = server.ask("OPTIONS", "/v1/completions", origin="http://evil.example")
+        assert (origin.status, "access-control-allow-origin" in origin.headers) == (405, False)
         assert server.ask("POST", "/v1/completions", body, content_type="Application/JSON; charset=utf-8").status == 200
     assert server.behind.fleet.num_requests == 1
 
@@ -328,21 +315,20 @@ def test_a_model_answers_with_the_tokens_that_it_committed() -> None:
         assert len(streamed.encode()) == 24  # bytes are tokens
         assert whole["choices"][0]["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"] == "length"
     ends = " \n"
-    loaded.model.config = dataclasses.replace(loaded.model.config, eos=tuple(ends.encode()))
+    loaded.model.config = replace(loaded.model.config, eos=tuple(ends.encode()))
     with serving(open_live(loaded, World(trace="", policy=policy, eos=True))) as server:
         ended = server.complete(prompt=prompt, max_tokens=24).json
         *chunks, _ = server.complete(prompt=prompt, max_tokens=24, stream=True).chunks
     own = -len(prompt) % 8  # an EOS in the block that holds some of the prompt is missed
     until = min(i for i, byte in enumerate(streamed) if i >= own and byte in ends) + 1
     assert until < 24
-    assert ended["choices"][0]["text"] == streamed[:until]
-    assert ended["usage"]["completion_tokens"] == until
+    assert (ended["choices"][0]["text"], ended["usage"]["completion_tokens"]) == (streamed[:until], until)
     assert ended["choices"][0]["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"] == "stop"
 
 
 @pytest.mark.slow
-def test_the_command_serves_until_it_is_told_to_stop_and_writes_its_journal(tmp_path: Path) -> None:
-    process, server, said = begun(tmp_path, "--speed", "50", "--slo", "ttft=1s", "--json", "-o", "run")
+def test_the_command_serves_until_it_is_told_to_stop_and_writes_its_journal() -> None:
+    process, server, said = begun("--speed", "50", "--slo", "ttft=1s", "--json", "-o", "run")
     assert said[0] == "Loading the twin of a100-sdar-8b, chunk:2\n"
     assert said[1].startswith(
         "Serving SDAR-8B: the twin of SDAR-8B on A100-80GB, chunk:2; times are simulated, 50 times as fast as the "
@@ -353,14 +339,14 @@ def test_the_command_serves_until_it_is_told_to_stop_and_writes_its_journal(tmp_
     assert code == 0, err
     assert out.startswith('{"schema": "dsim-run"')
     assert err.splitlines()[-1] == "Wrote run/ (run.json, requests.parquet, steps.parquet, report.html)"
-    run = read_run(tmp_path / "run")
+    run = read_run("run")
     assert run.requests("chunk:2")["num_tokens"].tolist() == [40]
     assert run.num_steps == run.info.policies[0].num_decode_steps + 1
     assert run.info.live.device == "twin of A100-80GB"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("is_ignored", [False, True])
+@cases("number", signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+@cases("is_ignored", False, True)
 def test_a_server_ends_in_its_own_time_unless_a_signal_is_ignored(number: signal.Signals, is_ignored: bool) -> None:
     server = Server(lambda: None, ServerOptions("127.0.0.1", 0, 1.0), None)  # type: ignore[arg-type]
     before = signal.signal(number, signal.SIG_IGN if is_ignored else signal.default_int_handler)  # nohup ignores SIGHUP
@@ -399,7 +385,7 @@ def test_a_stop_comes_after_the_rows_of_requests_that_are_over() -> None:
     assert idle[-2:] == [False, True]
 
 
-def test_openais_own_client_gets_what_the_journal_says(twin: Callable[..., Behind]) -> None:
+def test_openais_own_client_gets_what_the_journal_says(twin: Twin) -> None:
     openai = pytest.importorskip("openai", reason="a client that nobody here wrote: pip install openai")
     behind = twin(SLOW)
     with serving(behind, api_key="secret") as server:
@@ -446,10 +432,8 @@ POLICY = Policy("ordered", Continuous(num_loops=1), parse("lmdeploy-bd32:4").gra
 """
 
 
-def test_a_scheduler_in_plain_python_is_told_what_requests_say_of_themselves(
-    twin: Callable[..., Behind], tmp_path: Path
-) -> None:
-    path = tmp_path / "ordered.py"
+def test_a_scheduler_in_plain_python_is_told_what_requests_say_of_themselves(twin: Twin) -> None:
+    path = Path("ordered.py")
     path.write_text(ORDERED)
     spec = f"{path}:POLICY,max_batch=1,num_pages=64"
     behind = twin(LatencyModel(((0.0, 0.03), (16.0, 0.03), (32.0, 0.03)), 0.0), policy=spec, allow_code=allowed([path]))
@@ -468,15 +452,15 @@ def test_a_scheduler_in_plain_python_is_told_what_requests_say_of_themselves(
     assert np.argsort(table["scheduled"]).tolist() == [0, 4, 3, 2, 1]
 
 
-def test_an_access_log_is_a_trace(twin: Callable[..., Behind], tmp_path: Path) -> None:
+def test_an_access_log_is_a_trace(twin: Twin) -> None:
     behind = twin(speed=5.0)
-    behind.fleet.access = AccessLog(tmp_path / "access.jsonl", behind.fleet.clock.opened)
+    behind.fleet.access = AccessLog(Path("access.jsonl"), behind.fleet.clock.opened)
     with serving(behind) as server:
         server.complete_many()
         gone = server.begin(prompt=[0], max_tokens=200, stream=True)
         assert gone.getresponse().readline().startswith(b"data: ")
         gone.close()
-    lines = [json.loads(line) for line in (tmp_path / "access.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in Path("access.jsonl").read_text().splitlines()]
     table = behind.columns()
     done = sorted((line for line in lines if line["status"] == "completed"), key=lambda line: int(line["id"]))
     assert [line["output_length"] for line in done] == table["num_tokens"][:24].tolist()
@@ -484,10 +468,9 @@ def test_an_access_log_is_a_trace(twin: Callable[..., Behind], tmp_path: Path) -
         waited = table[column][:24] - table["arrival"][:24]
         assert [line[name] for line in done] == pytest.approx(waited.tolist())
     assert {line["status"] for line in lines} <= {"completed", "cancelled"}
-    assert [line["arrival"] for line in done] == pytest.approx(
-        (table["arrival"][:24] + behind.fleet.clock.opened).tolist()
-    )
-    trace = load(tmp_path / "access.jsonl")
+    arrival = table["arrival"][:24] + behind.fleet.clock.opened
+    assert [line["arrival"] for line in done] == pytest.approx(arrival.tolist())
+    trace = load("access.jsonl")
     order = np.argsort([int(name) for name in trace.extras["id"]])
     assert trace.input_length[order].tolist() == table["input_length"].tolist()
     assert trace.arrival[order] == pytest.approx(table["arrival"] - table["arrival"][0], abs=1e-6)

@@ -4,17 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from dsim.engine.errors import DsimError
 from dsim.traces import Trace, load
 
+from ..checks import refused
 
-def save(folder: Path, data: bytes | str | list[Any], name: str = "trace") -> Path:
+
+def save(data: bytes | str | list[Any], name: str = "trace") -> Path:
     """A file of these bytes, this text, or a line of JSON per row."""
     if isinstance(data, list):
         data = "".join(json.dumps(row) + "\n" for row in data)
-    path = folder / name
+    path = Path(name)
     path.write_bytes(data if isinstance(data, bytes) else data.encode())
     return path
 
@@ -31,14 +30,12 @@ def spend(start: str, first: str | None, end: str, tokens: int = 11, **more: Any
 
 def rows_of(trace: Trace) -> list[tuple[float, int, int]]:
     """Arrival (s), input length and output length of each request."""
-    return list(
-        zip(trace.arrival.round(9).tolist(), trace.input_length.tolist(), trace.output_length.tolist(), strict=True)
-    )
+    columns = trace.arrival.round(9), trace.input_length, trace.output_length
+    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def refusal(given: Any, **how: Any) -> str:
     """The one line with which a trace is refused."""
-    with pytest.raises(DsimError) as error:
+    with refused() as error:
         load(given, **how)
-    assert "\n" not in str(error.value)
     return str(error.value)

@@ -9,7 +9,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_docs_name_every_format_process_workload_and_trace() -> None:
-    text = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("traces.md", "traffic.md"))
+    text = "".join((DOCS / name).read_text() for name in ("traces.md", "traffic.md"))
     for name in (*FORMATS, *ARRIVALS, *LENGTHS, *shipped_names()):
         assert f"`{name}`" in text
     for form in FORMATS.values():

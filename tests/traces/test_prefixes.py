@@ -3,11 +3,12 @@
 from typing import Any
 
 import numpy as np
-import pytest
 
 from dsim.engine.errors import TraceError
 from dsim.traces import Trace, load
 from dsim.traces.prefixes import num_named, prefixes_of, warning
+
+from ..checks import cases, refused
 
 
 def trace(prompts: list[int], answers: list[int], **extras: list[Any]) -> Trace:
@@ -24,12 +25,13 @@ def test_hash_ids_name_a_block_with_all_before_it() -> None:
     assert (sized.block, sized.named.tolist(), sized.of(1).tolist()) == (32, [96, 0], [])
 
 
-@pytest.mark.parametrize(
-    ("ids", "sizes", "says"),
-    [([1], [512, 1024], "block_size is 512 and 1024"), ([1, 2, 3], [512] * 2, "request 0 has 3 hash_ids for 700")],
+@cases(
+    "ids sizes says",
+    ([1], [512, 1024], "block_size is 512 and 1024"),
+    ([1, 2, 3], [512] * 2, "request 0 has 3 hash_ids for 700"),
 )
 def test_ids_that_contradict_the_lengths_are_refused(ids: list[int], sizes: list[int], says: str) -> None:
-    with pytest.raises(TraceError, match=f"^toy: {says}"):
+    with refused(f"^toy: {says}", TraceError):
         prefixes_of(trace([700, 700], [5, 5], hash_ids=[ids, ids], block_size=sizes))
 
 
@@ -48,13 +50,10 @@ def test_a_turn_begins_with_the_turn_before_and_its_answer() -> None:
 def test_a_trace_without_prefixes_is_warned_of_with_the_count() -> None:
     bare = load("azure-conv")
     assert warning(bare, "round-robin", caches=False) is None
-    assert warning(bare, "jsq", caches=True) == (
-        "prefixes are used and 0 of 19366 requests have hash_ids or a session_id"
-    )
+    said = "prefixes are used and {} requests have hash_ids or a session_id"
+    assert warning(bare, "jsq", caches=True) == said.format("0 of 19366")
     assert prefixes_of(bare).named.sum() == 0
     half = trace([600, 600], [1, 1], hash_ids=[[1], None])
     assert num_named(half) == 1
-    assert warning(half, "prefix", caches=False) == (
-        "prefixes are used and 1 of 2 requests have hash_ids or a session_id"
-    )
+    assert warning(half, "prefix", caches=False) == said.format("1 of 2")
     assert warning(load("mooncake-conv"), "prefix", caches=True) is None

@@ -1,8 +1,6 @@
 """Lengths, synthetic traces, and what a replay makes of a trace."""
 
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +10,8 @@ from dsim.traces import LENGTHS, Trace, describe, load, prepare, synth, write
 from dsim.traces.lengths import draw_lengths
 from dsim.traces.prefixes import prefixes_of
 from dsim.traces.trace import Ints
+
+from ..checks import cases, refused
 
 
 def batched() -> Trace:
@@ -29,7 +29,7 @@ def both(lengths: str | Trace, num_requests: int, seed: int) -> tuple[Ints, Ints
     return draw_lengths(lengths, num_requests, seed)[:2]
 
 
-@pytest.mark.parametrize("name", LENGTHS)
+@cases("name", *LENGTHS)
 def test_published_workloads_have_their_published_moments(name: str) -> None:
     num = 400_000
     means, stds = LENGTHS[name][::2], LENGTHS[name][1::2]
@@ -44,46 +44,42 @@ def test_fixed_and_normal_lengths() -> None:
     assert [column.tolist() for column in both("fixed:512,64", 3, seed=0)] == [[512] * 3, [64] * 3]
     for lengths in both("normal:512,256", 200_000, seed=0):
         # The cut at 1 takes the 2.3 % below 0: the mean of max(1, x) is 2.2 tokens higher.
-        assert lengths.mean() == pytest.approx(514.2, abs=4 * 256 / 200_000**0.5)
-        assert lengths.min() == 1
+        assert (lengths.mean(), lengths.min()) == (pytest.approx(514.2, abs=4 * 256 / 200_000**0.5), 1)
     input_length, output_length = both("normal:1000,10,50,5", 10_000, seed=0)
     assert (input_length.mean(), output_length.mean()) == pytest.approx((1000, 50), rel=0.005)
     assert abs(np.corrcoef(input_length, output_length)[0, 1]) < 0.04
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("chat", "lengths are chat, expected one of: sharegpt, lmsys"),
-        ("fixed:512,a", "lengths are fixed:512,a, expected one of"),
-        ("fixed:512.5,1", "lengths are fixed:512.5,1, expected one of: sharegpt, "),
-        ("lognormal:nan,1", "mean nan and std 1, expected"),
-    ],
+@cases(
+    "text complaint",
+    ("chat", "lengths are chat, expected one of: sharegpt, lmsys"),
+    ("fixed:512,a", "lengths are fixed:512,a, expected one of"),
+    ("fixed:512.5,1", "lengths are fixed:512.5,1, expected one of: sharegpt, "),
+    ("lognormal:nan,1", "mean nan and std 1, expected"),
 )
 def test_lengths_that_are_none_are_refused(text: str, complaint: str) -> None:
-    with pytest.raises(TraceError, match=re.escape(complaint)):
+    with refused(kind=TraceError, says=complaint):
         draw_lengths(text, 1, seed=0)
 
 
-def test_lengths_from_a_trace_are_its_pairs(tmp_path: Path) -> None:
+def test_lengths_from_a_trace_are_its_pairs() -> None:
     pairs = set(zip(*(c.tolist() for c in (batched().input_length, batched().output_length)), strict=True))
     input_length, output_length = both(batched(), 600, seed=0)
     assert set(zip(input_length.tolist(), output_length.tolist(), strict=True)) == pairs
     assert np.bincount(input_length - 10).min() > 60  # each of six is drawn about 100 times
-    path = write(batched(), tmp_path / "b.jsonl")
+    path = write(batched(), "b.jsonl")
     assert set(synth(lengths=str(path), num_requests=50).input_length.tolist()) <= set(range(10, 16))
     assert synth(lengths="azure-conv", num_requests=5000).input_length.mean() == pytest.approx(1155, rel=0.06)
 
 
 def test_synth_says_what_it_drew() -> None:
     trace = synth("gamma,cv=2", 5.0, num_requests=10, seed=3)
-    assert trace.name == "gamma(5/s,cv=2,sharegpt,seed=3)"
-    assert trace.notes.format == "synthetic"
+    assert (trace.name, trace.notes.format) == ("gamma(5/s,cv=2,sharegpt,seed=3)", "synthetic")
     for arguments, complaint in (
         ({"arrival": "bursty"}, "no arrival process named bursty, expected one of: trace, poisson"),
         ({"num_requests": 0}, "number of requests is 0, expected 1 to"),
     ):
-        with pytest.raises(TraceError, match=re.escape(complaint)):
+        with refused(kind=TraceError, says=complaint):
             synth(**arguments)
 
 
@@ -120,15 +116,14 @@ def test_a_replay_that_cannot_be_is_refused() -> None:
         (batched(), {"arrival": "trace,cv=2"}, "cv is 2, expected none with trace arrivals"),
         (still, {"arrival": "poisson"}, "talk has no rate, expected a --rate for poisson arrivals"),
     ):
-        with pytest.raises(TraceError, match=re.escape(complaint)):
+        with refused(kind=TraceError, says=complaint):
             prepare(trace, **arguments)
 
 
 def test_a_description_of_a_small_trace_is_exact() -> None:
     facts = describe(batched())
     assert (facts["num_requests"], facts["duration"], facts["repeated_hash_ids"]) == (6, 6.0, 0)
-    assert facts["rate"] == pytest.approx(5 / 6)
-    assert facts["cv"] == pytest.approx(np.std([0, 0, 3, 0, 3]) / 1.2)
+    assert (facts["rate"], facts["cv"]) == (pytest.approx(5 / 6), pytest.approx(np.std([0, 0, 3, 0, 3]) / 1.2))
     # Windows of 1 s: 3, 0, 0, 2, 0, 0, and the last arrival beyond them.
     late = Trace("late", np.array([0.0, 10.0, 70.0, 130.0]), *np.full((2, 4), 9))
     assert describe(late)["by_minute"] == {
