@@ -34,12 +34,9 @@ def test_layers_share_by_the_importance_of_their_group() -> None:
     rule = MaskKV(budget=100)
     # 400 keys: 160 alike; of 240 the boundary has 6 / 8 and the middle 2 / 8, in equal parts.
     assert layer_budgets(rule, np.array([5.0, 1.5, 0.5, 1.0]), 1000).tolist() == [130, 70, 70, 130]
-    assert layer_budgets(rule, np.array([5.0, 1.5, 0.5, 1.0]), 120).tolist() == [
-        120,
-        80,
-        80,
-        120,
-    ]  # no more than there are
+    assert layer_budgets(rule, np.array([5.0, 1.5, 0.5, 1.0]), 120).tolist() == [120, 80, 80, 120]  # all there are
+    assert layer_budgets(rule, np.zeros(4), 1000).tolist() == [100] * 4
+    assert layer_budgets(rule, np.array([3.0, 1.0]), 1000).tolist() == [100] * 2  # no layer between the boundaries
 
 
 def test_heads_share_by_their_preference_for_the_prompt() -> None:

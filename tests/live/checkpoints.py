@@ -7,6 +7,7 @@ is written out below. What a position sees is a mask that the caller gives.
 import json
 import random
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,75 +88,41 @@ def save_shards(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def saved(model: Any, folder: Path, **config: Any) -> Logits:
-    """transformers saves itself, in shards, under another architecture's name."""
+def of_library(
+    folder: Path, sizes: Sizes = SIZES, *, kind: str, seed: int, said: Mapping[str, Any] | None = None, **more: Any
+) -> Logits:
+    """A model of transformers, which saves itself in shards; `said`: what its config.json says beyond that."""
+    import transformers
+
+    if kind == "Qwen2":  # whose heads are as wide as the width over their number
+        sizes = {key: value for key, value in sizes.items() if key != "head_dim"}
+    config = getattr(transformers, f"{kind}Config")(**sizes, **{"rope_theta": 1e4} | more)
+    model: Any = shaken(getattr(transformers, f"{kind}ForCausalLM")(config), seed)
     model.save_pretrained(folder, max_shard_size="10KB", safe_serialization=True)
     assert len(list(folder.glob("*.safetensors"))) > 2
-    rewrite(folder, **config)
+    rewrite(folder, **said or {})
     return of_transformers(model)
 
 
-def qwen3(folder: Path, sizes: Sizes = SIZES, **said: Any) -> Logits:
-    import transformers
-
-    model = shaken(transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes, rope_theta=1e4)), 1)
-    return saved(model, folder, **said)
-
-
-def sdar(folder: Path, sizes: Sizes = SIZES) -> Logits:
-    return qwen3(folder, sizes, architectures=["SDARForCausalLM"], block_size=4, mask_token_id=96)
-
-
-def sdar_moe(folder: Path, sizes: Sizes = SIZES) -> Logits:
-    return qwen3_moe(folder, sizes, architectures=["SDARMoeForCausalLM"], block_size=4, mask_token_id=96)
-
-
-def qwen3_moe(folder: Path, sizes: Sizes = SIZES, **said: Any) -> Logits:
-    import transformers
-
-    config = transformers.Qwen3MoeConfig(
-        **sizes, rope_theta=1e4, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20, norm_topk_prob=True,
-        decoder_sparse_step=1, mlp_only_layers=[],
-    )  # fmt: skip
-    model = shaken(transformers.Qwen3MoeForCausalLM(config), 2)
-    return saved(model, folder, **said)
-
-
-def qwen2(folder: Path, sizes: Sizes = SIZES, **said: Any) -> Logits:
-    import transformers
-
-    config = transformers.Qwen2Config(**without_head_dim(sizes), rope_theta=1e4)
-    model = shaken(transformers.Qwen2ForCausalLM(config), 3)
-    return saved(model, folder, **said)
-
-
-def llama(folder: Path, sizes: Sizes = SIZES) -> Logits:
-    """With llama3's angles: some components turn as before, some more slowly, and one between."""
-    import transformers
-
-    rope = {
-        "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 32,
-    }  # fmt: skip
-    model = shaken(transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, rope_parameters=rope)), 7)
-    return saved(model, folder)
-
-
-def without_head_dim(sizes: Sizes) -> Sizes:
-    """Qwen2's is the width over the heads."""
-    return {key: value for key, value in sizes.items() if key != "head_dim"}
-
-
-def qwen3_yarn(folder: Path) -> Logits:
-    import transformers
-
-    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
-    model = shaken(transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, rope_parameters=rope)), 1)
-    return saved(model, folder)
-
-
-def dream(folder: Path, sizes: Sizes = SIZES) -> Logits:
-    return qwen2(folder, sizes, architectures=["DreamModel"], mask_token_id=95, eos_token_id=94)
+EXPERTS = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "norm_topk_prob": True,
+    "decoder_sparse_step": 1, "mlp_only_layers": [],
+}  # fmt: skip
+# llama3's angles: some components turn as before, some more slowly, and one between.
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+MASKED = {"block_size": 4, "mask_token_id": 96}
+qwen3 = partial(of_library, kind="Qwen3", seed=1)
+qwen3_moe = partial(of_library, kind="Qwen3Moe", seed=2, **EXPERTS)
+qwen2 = partial(of_library, kind="Qwen2", seed=3)
+llama = partial(of_library, kind="Llama", seed=7, rope_parameters=LLAMA3)
+qwen3_yarn = partial(qwen3, rope_parameters=YARN)
+sdar = partial(qwen3, said={"architectures": ["SDARForCausalLM"], **MASKED})
+sdar_moe = partial(qwen3_moe, said={"architectures": ["SDARMoeForCausalLM"], **MASKED})
+dream = partial(qwen2, said={"architectures": ["DreamModel"], "mask_token_id": 95, "eos_token_id": 94})
 
 
 def llada(folder: Path, sizes: Sizes = SIZES) -> Logits:

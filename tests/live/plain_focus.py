@@ -9,6 +9,8 @@ from torch import Tensor
 from dsim.engine.policies.focus import Focus
 from dsim.live.model import Decoder, Layer, RMSNorm
 
+from .dense import Dense
+
 
 @dataclass(frozen=True)
 class Step:
@@ -38,8 +40,8 @@ class PlainFocus:
         own = open_ & set(range(start, start + block))
         hidden, _ = self.forward(text, positions, [set(range((p // block + 1) * block)) for p in positions])
         committed = self.unmask(hidden, positions, own)
-        steps = [Step(frozenset(range(start, start + block)), frozenset(range(start, start + block)), committed)]
-        uncached = set(range(start, start + block)) if own else set()
+        steps = [Step(frozenset(positions[start:]), frozenset(positions[start:]), committed)]
+        uncached = set(positions[start:]) if own else set()
         open_ -= set(committed)
         text |= committed
 
@@ -157,14 +159,8 @@ def rope(x: Tensor, positions: list[int], theta: float) -> Tensor:
 
 def attention(q: Tensor, keys: Tensor, values: Tensor, seen: list[set[int]]) -> Tensor:
     """[n, H, D] to [n, H x D]; query i sees the keys seen[i]."""
-    mask = torch.full((len(q), len(keys)), -math.inf)
-    for i, there in enumerate(seen):
-        mask[i, sorted(there)] = 0.0
-    group, read = q.shape[1] // keys.shape[1], []
-    for h in range(q.shape[1]):
-        weight = (q[:, h] @ keys[:, h // group].T * q.shape[2] ** -0.5 + mask).softmax(1)
-        read.append(weight @ values[:, h // group])
-    return torch.cat(read, 1)
+    mask = torch.tensor([[j in there for j in range(len(keys))] for there in seen])
+    return Dense(mask)(0, q, keys, values).flatten(1)
 
 
 def drawn(q: Tensor, k: Tensor) -> Tensor:

@@ -4,11 +4,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dsim.engine.policies.dllm_cache import PeriodicCache
-from dsim.engine.policies.maskkv import MaskKV
+from dsim.engine.policies.maskkv import MaskKV, head_budgets, layer_budgets
 from dsim.engine.policy import Policy
 from dsim.live.model import Decoder, Layer
 
@@ -79,9 +80,9 @@ class PlainPeriodic(PlainLoop):
 
     def keep(self, rule: MaskKV, layer: int, cast: Tensor) -> list[list[int]]:
         """The prompt positions that each KV head of a layer keeps, by the votes cast, [KV heads, L] (3.2 to 3.4)."""
-        num = layer_budgets(rule, self.importance, len(self.prompt))[layer]
-        preference = (cast[:, self.prompt].sum(1) / cast.sum(1)).tolist()
-        budgets = head_budgets(rule, num, preference, len(self.prompt))
+        num = layer_budgets(rule, np.array(self.importance), len(self.prompt))[layer]
+        preference = (cast[:, self.prompt].sum(1) / cast.sum(1)).numpy()
+        budgets = head_budgets(rule, preference, int(num), len(self.prompt))
         return [
             sorted(sorted(self.prompt, key=lambda j: (-ballot[j], j))[:budget])
             for ballot, budget in zip(cast.tolist(), budgets, strict=True)
@@ -117,44 +118,3 @@ def votes(q: Tensor, k: Tensor) -> Tensor:
         kv = h // (q.shape[1] // k.shape[1])
         cast[kv] += (q[:, h] @ k[:, kv].T * q.shape[2] ** -0.5).softmax(1).double().sum(0)
     return cast
-
-
-def layer_budgets(rule: MaskKV, importance: Sequence[float], prompt: int) -> list[int]:
-    """Prompt keys of each layer, the mean over its KV heads (3.3)."""
-    n = len(importance)
-    boundary = {range(n)[i] for i in rule.boundary}
-    middle = set(range(n)) - boundary
-    shares, everything = [1 / n] * n, sum(importance)
-    if everything and boundary and middle:
-        for group in (boundary, middle):
-            weight = sum(importance[i] for i in sorted(group)) / everything / len(group)
-            for i in group:
-                shares[i] = rule.beta / n + (1 - rule.beta) * weight
-    return divided(n * rule.budget, shares, prompt)
-
-
-def head_budgets(rule: MaskKV, num: int, preference: list[float], prompt: int) -> list[int]:
-    """Prompt keys of each KV head of a layer whose mean is num (3.4)."""
-    heads, total = len(preference), sum(preference)
-    likings = [p / total if total else 1 / heads for p in preference]
-    return divided(num * heads, [rule.alpha / heads + (1 - rule.alpha) * p for p in likings], prompt)
-
-
-def divided(total: int, shares: list[float], most: int) -> list[int]:
-    """Parts of a total by shares, none over `most`; what floors leave goes to the largest shares below it."""
-    full: set[int] = set()
-    while True:
-        open_ = [i for i in range(len(shares)) if i not in full]
-        weight = sum(shares[i] for i in open_)
-        rest = total - most * len(full)
-        ideal = {i: rest / weight * shares[i] if weight else rest / len(open_) for i in open_}
-        reached = {i for i in open_ if ideal[i] >= most}
-        if not reached:
-            break
-        full |= reached
-    parts = [most if i in full else math.floor(ideal[i]) for i in range(len(shares))]
-    left = total - sum(parts)
-    assert 0 <= left <= len(open_), "no rounding loses more than one each"
-    for i in sorted(open_, key=lambda i: (-shares[i], i))[:left]:
-        parts[i] += 1
-    return parts

@@ -53,7 +53,12 @@ class Plain(PlainLoop):
     seen: list[tuple[Tensor, Tensor]]  # of each layer, keys and values that later steps of the block see
 
     def logits(self, text: list[int], start: int, step: int) -> Tensor:
-        rule, length, block = self.policy.cache, len(text), self.block
+        first, rows = self.rows(text, start, step)
+        return rows[start - first :][: self.block]
+
+    def rows(self, text: list[int], start: int, step: int) -> tuple[int, Tensor]:
+        """The first position that a step computes, and the logits of all of them."""
+        rule, length = self.policy.cache, len(text)
         if type(rule) is NoCache or step <= isinstance(rule, SparseCache):
             made: list[tuple[Tensor, Tensor]] = []
 
@@ -63,9 +68,9 @@ class Plain(PlainLoop):
 
             hidden = self.model(torch.tensor(text), torch.arange(length), attend)
             self.seen = made
-            return self.model.logits(hidden[start : start + block])
+            return 0, self.model.logits(hidden)
         seen = self.seen
-        last = length if isinstance(rule, FastCache) and rule.reuse == "prefix" else start + block
+        last = length if isinstance(rule, FastCache) and rule.reuse == "prefix" else start + self.block
         at = torch.arange(start, last)
 
         def attend_cached(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -77,7 +82,7 @@ class Plain(PlainLoop):
             return Dense(torch.ones(len(q), len(keys), dtype=torch.bool))(layer, q, keys, values)
 
         hidden = self.model(torch.tensor(text[start:last]), at, attend_cached)
-        return self.model.logits(hidden[:block])
+        return start, self.model.logits(hidden)
 
     def keep(self, rule: Any, q: Tensor, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor]:
         """What of a full pass's keys and values reuses see."""

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from dsim.engine.engine import Limits
+from dsim.engine.policies.fast_dllm import FastCache
 from dsim.engine.policy import Policy, parse
 from dsim.engine.step import Phase, StepOutcome, StepPlan
-from dsim.live.config import ModelConfig
 from dsim.live.model import Decoder
 
 from .dense import SMALL, Dense, logits
+from .test_full_sequence import Plain
 from .watched import PROMPTS, Texts, decoder, run
 
 SHIFTED = replace(SMALL, shifted=True)
@@ -22,71 +23,39 @@ LENGTHS = [(9, 11), (8, 16), (12, 3), (23, 16), (3, 9), (16, 8)]
 BLOCK = 4
 
 
-def quota(block: int, steps: int, step: int) -> int:
-    """LLaDA's linear schedule."""
-    return block // steps + (step < block % steps)
+class Dream(Plain):
+    """The published loop by blocks: a row predicts the position behind its own, and the least doubtful commit (1.2)."""
 
+    def logits(self, text: list[int], start: int, step: int) -> Tensor:
+        first, rows = self.rows(text, start, step)
+        rows = torch.cat([rows[:1], rows[:-1]])[start - first :][:BLOCK]
+        self.doubt = dict(enumerate(torch.distributions.Categorical(logits=rows).entropy().tolist(), start))
+        return rows
 
-def without_mask(config: ModelConfig) -> Decoder:
-    """A decoder that never predicts the mask: the published loops would go on for ever."""
-    model = decoder(config)
-    with torch.no_grad():
-        model.head.weight[config.mask_token] = 0.0
-    return model
-
-
-@torch.no_grad()
-def dream(model: Decoder, prompt: list[int], output: int, steps: int, reuse: str | None) -> list[int]:
-    """The published loop by blocks; with a cache a block's first pass commits its first position alone (1.2)."""
-    text = prompt + [model.config.mask_token] * (-(-output // BLOCK) * BLOCK)
-    for start in range(len(prompt), len(text), BLOCK):
-        kept: list[tuple[Tensor, Tensor]] = []
-        for step in range(steps):
-            masks = [p for p in range(start, start + BLOCK) if text[p] == model.config.mask_token]
-            if not masks:
-                break
-            whole = reuse is None or step == 0
-            first, last = (0, len(text)) if whole else (start, len(text) if reuse == "prefix" else start + BLOCK)
-            at = torch.arange(first, last)
-
-            def attend(
-                layer: int, q: Tensor, k: Tensor, v: Tensor, at: Tensor = at, whole: bool = whole,
-                kept: list[tuple[Tensor, Tensor]] = kept,
-            ) -> Tensor:  # fmt: skip
-                if whole:
-                    kept[layer:] = [(k.clone(), v.clone())]
-                kept[layer][0][at], kept[layer][1][at] = k, v
-                return Dense(torch.ones(len(q), len(text), dtype=torch.bool))(layer, q, *kept[layer])
-
-            rows = model.logits(model(torch.tensor(text[first:last]), at, attend))
-            shifted = torch.cat([rows[:1], rows[:-1]])[start - first : start - first + BLOCK]
-            token, doubt = shifted.argmax(-1), torch.distributions.Categorical(logits=shifted).entropy()
-            order = sorted(masks, key=lambda p: (float(doubt[p - start]), p))
-            time = [1 - i * (1 - 1e-3) / steps for i in range(steps + 1)]
-            now = order if step == steps - 1 else order[: int(len(order) * (1 - time[step + 1] / time[step]))]
-            for p in [start] if reuse and step == 0 else now:
-                text[p] = int(token[p - start])
-    return text[: len(prompt) + output]
+    def choose(self, best: dict[int, float], masks: set[int], step: int) -> set[int]:
+        steps = self.policy.unmasking.denoising_steps or BLOCK
+        if step == 0 and isinstance(self.policy.cache, FastCache):
+            return {min(masks)}  # with a cache a block's first pass commits its first position alone
+        order = sorted(masks, key=lambda p: (self.doubt[p], p))
+        time = [1 - i * (1 - 1e-3) / steps for i in range(steps + 1)]
+        return set(order if step == steps - 1 else order[: int(len(order) * (1 - time[step + 1] / time[step]))])
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    ("spec", "reuse"),
-    [("vanilla", None), ("vanilla,logits=block", None), ("fast-dllm", "dual"), ("fast-dllm:prefix", "prefix"),
-     ("fast-dllm,logits=block", "dual")],
-)  # fmt: skip
-@pytest.mark.parametrize(("steps", "strategy"), [(4, None), (3, None), (3, "entropy")])
-def test_dream_answers_as_its_published_loop(spec: str, reuse: str | None, steps: int, strategy: str | None) -> None:
+    "spec", ["vanilla", "vanilla,logits=block", "fast-dllm", "fast-dllm:prefix", "fast-dllm,logits=block"]
+)
+@pytest.mark.parametrize(("steps", "strategy"), [(4, ""), (3, ""), (3, ",strategy=entropy")])
+def test_dream_answers_as_its_published_loop(spec: str, steps: int, strategy: str) -> None:
     # The schedule is the checkpoint's, or the policy's, whatever the checkpoint is.
     config = SHIFTED if strategy else DREAM
-    model = without_mask(config)
-    strategy = "" if strategy is None else f",strategy={strategy}"
+    model = decoder(config)
+    with torch.no_grad():  # a mask is never predicted: the published loops would go on for ever
+        model.head.weight[config.mask_token] = 0.0
     policy = parse(f"{spec},denoising_steps={steps},block_length={BLOCK},page_size=8{strategy}")
     watched = run(policy, LENGTHS, config=config, model=model)
     for i, (p, o) in enumerate(LENGTHS):
-        said = {at: token for step in watched.commits[i] for at, token in step.items()}
-        expected = dream(model, PROMPTS(i, p).tolist(), o, steps, reuse)
-        assert [said[at] for at in range(p, p + o)] == expected[p:], i
+        assert watched.commits[i] == Dream(model, policy).serve(PROMPTS(i, p).tolist(), o), i
         if strategy:  # and the twin's steps commit as many
             quotas = policy.unmasking.quotas(policy)
             assert [len(step) for step in watched.commits[i]] == quotas * -(-o // BLOCK)
@@ -105,7 +74,7 @@ def llada(model: Decoder, prompt: list[int], output: int, steps: int) -> tuple[l
                 rows = model.logits(model(torch.tensor(text), torch.arange(len(text)), Dense(seen)))
                 best, token = rows[start : start + BLOCK].softmax(-1).max(-1)
                 order = sorted(masks, key=lambda p: (-float(best[p - start]), p))
-                for p in order[: quota(BLOCK, steps, step)]:
+                for p in order[: BLOCK // steps + (step < BLOCK % steps)]:  # LLaDA's linear schedule
                     text[p] = int(token[p - start])
         left += text[start : start + BLOCK].count(mask)
     return text[: len(prompt) + output], left

@@ -18,7 +18,7 @@ from dsim.live.full_sequence import FullSequenceExecutor
 from dsim.live.periodic import PeriodicForward, importance_of, least_alike, votes_of
 
 from .dense import SMALL, Dense
-from .plain_periodic import PlainPeriodic
+from .plain_periodic import PlainPeriodic, votes
 from .watched import LENGTHS, PROMPTS, Commits, decoder, policy_of, run, served_by
 
 DEEP = replace(SMALL, name="deep", layers=4)
@@ -54,10 +54,7 @@ def served(spec: str) -> dict[int, Commits]:
 def test_votes_are_the_column_sums_of_the_attention_of_the_masks(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(63, heads, 24, generator=generator).to(dtype) for heads in (6, 2))
-    expected = torch.zeros(2, 63, dtype=torch.float64)
-    for head in range(6):
-        scores = q[40:, head].double() @ k[:, head // 3].double().T * 24**-0.5
-        expected[head // 3] += scores.softmax(1).sum(0)
+    expected = votes(q[40:].double(), k.double())
     torch.testing.assert_close(votes_of(q, k, 40).double(), expected, rtol=2e-5, atol=1e-7)
 
 
