@@ -260,7 +260,6 @@ class PlainLoop(ABC):
             self.ended.extend(int(i) for i in engine.commit(outcome, now))
             assert 0 <= engine.pages_held <= self.limits.num_pages
             assert engine.expected_tokens >= 0
-            assert engine.expected_tokens >= 0
             assert engine.num_waiting + engine.num_running == next_request - len(self.ended)
             assert len(set(self.ended)) == len(self.ended)
 
@@ -285,6 +284,16 @@ class PlainLoop(ABC):
             self.committed[request] |= where
 
 
+def draws_of(policy: Policy, trace: Trace, seed: int, model: CommitModel = TOY_MODEL) -> Commits | None:
+    """What a toy model commits of a trace."""
+    if policy.rows.commits == "tokens":
+        return TokenDraws(policy.granularity.acceptances, seed) if policy.width > 1 else None
+    if policy.unmasking.strategy == "law":
+        return LawDraws(TOY_LAW, seed, len(trace))
+    model = model.for_block(policy.block_length)
+    return CommitDraws(model, seed, trace.input_length, trace.output_length, policy.width, TOY_DELTAS)
+
+
 class Driver(PlainLoop):
     """A block-diffusion or autoregressive policy's plain loop."""
 
@@ -304,15 +313,7 @@ class Driver(PlainLoop):
     ) -> None:
         limits = Limits(num_pages, 4096, max_batch, **windows)
         engine = Engine(policy, limits, RequestTable(len(trace)), latency=latency, emit=emit, eos=eos)
-        draws: Commits | None = None
-        if policy.rows.commits == "tokens":
-            if policy.width > 1:
-                draws = TokenDraws(policy.granularity.acceptances, seed)
-        elif policy.unmasking.strategy == "law":
-            draws = LawDraws(TOY_LAW, seed, len(trace))
-        else:
-            model = model.for_block(policy.block_length)
-            draws = CommitDraws(model, seed, trace.input_length, trace.output_length, policy.width, TOY_DELTAS)
+        draws = draws_of(policy, trace, seed, model)
         super().__init__(engine, StepModel(latency, draws, hides_host=policy.batching.hides_host), trace)
 
     def _check(self, plan: StepPlan, outcome: StepOutcome) -> None:

@@ -61,21 +61,21 @@ def at_two_places(n: Any) -> Any:
     return 10 * between(1) + between(2) + between(n)
 
 
-@compiled
-def test_a_rule_is_compiled_once_for_a_type_and_not_for_every_constant(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep compiled code in a folder of this test."""
     monkeypatch.setattr("dsim.engine.jit._home", lambda: tmp_path)
+
+
+@compiled
+def test_a_rule_is_compiled_once_for_a_type_and_not_for_every_constant() -> None:
     made = bind(at_two_places, {ask: triple})
     assert made(3) == 10 * 30 + 60 + 90
     assert len(made.py_func.__globals__["between"].signatures) == 1
 
 
 @compiled
-def test_code_that_is_on_disk_is_loaded_without_binding_what_it_calls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dsim.engine.jit._home", lambda: tmp_path)
+def test_code_that_is_on_disk_is_loaded_without_binding_what_it_calls() -> None:
     first, again = bind(top, {ask: triple}), bind(top, {ask: triple})
     assert (first(4), again(4)) == (121, 121)
     later = bind(top, {ask: triple})
@@ -84,8 +84,7 @@ def test_code_that_is_on_disk_is_loaded_without_binding_what_it_calls(
 
 
 @compiled
-def test_what_another_process_compiles_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsim.engine.jit._home", lambda: tmp_path)
+def test_what_another_process_compiles_is_waited_for(tmp_path: Path) -> None:
     assert bind(top, {ask: triple})(3) == 91
     [lock] = tmp_path.glob("*/lock")
     found: list[int] = []

@@ -1,6 +1,8 @@
 """The commit model: what it draws, and which one a run gets."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -8,6 +10,7 @@ import pytest
 
 from dsim.engine.commits import CanvasLaw, CommitDraws, CommitModel, LawDraws, TokenDraws, choose
 from dsim.engine.errors import ProfileError
+from dsim.engine.state import CACHED
 from dsim.engine.step import StepPlan
 
 from ..worlds import plan_of
@@ -24,22 +27,15 @@ def draws(model: CommitModel, n: int, width: int = 4, prompt: int = 8, output: i
 
 
 def plan(
-    requests: npt.ArrayLike, width: int = 4, start: int = 8, status: object = None, window: object = None, seen: int = 0
+    requests: npt.ArrayLike, width: int = 4, start: int = 8, status: object = 0, seen: int = 0, **more: Any
 ) -> StepPlan:
-    """Rows whose block at `start` is all masked and all computed, unless told."""
+    """Rows whose block at `start` is computed where it is not cached, all of it masks unless a status is given."""
     who = np.atleast_1d(np.asarray(requests, np.int32))
-    shape = (len(who), width)
-
-    def full(value: object, kind: type) -> npt.NDArray[np.generic]:
-        return np.broadcast_to(np.array(value, kind), shape).copy()
-
+    states = np.broadcast_to(np.array(status, np.uint8), (len(who), width)).copy()
     return plan_of(
-        requests=who,
-        status=full(0 if status is None else status, np.uint8),
-        window=full(True if window is None else window, np.bool_),
-        evaluations=np.full(shape, seen, np.uint16),
-        block_start=np.full(len(who), start, np.int32),
-    )
+        requests=who, status=states, window=states != CACHED, evaluations=np.full(states.shape, seen, np.uint16),
+        block_start=np.full(len(who), start, np.int32), **more,
+    )  # fmt: skip
 
 
 def test_without_spread_each_distance_passes_as_often_as_the_table_says() -> None:
@@ -70,14 +66,15 @@ def test_a_step_that_computes_a_mask_commits_at_least_the_best() -> None:
 
 
 def test_requests_blocks_and_steps_differ_by_their_spreads() -> None:
-    for name, key in (("request_spread", "request"), ("block_spread", "start"), ("step_spread", "seen")):
+    of_each: dict[str, Callable[[int], StepPlan]] = {
+        "request_spread": lambda i: plan(i, 64, start=64),
+        "block_spread": lambda i: plan(0, 64, start=64 * (i + 1)),
+        "step_spread": lambda i: plan(0, 64, start=64, seen=i),
+    }
+    for name, ith in of_each.items():
         model = replace(PLAIN, block_length=64, pass_probability=(0.5,) * 64, **{name: 2.0})
         d = draws(model, 400, width=64, prompt=64, output=64 * 500)
-        if key == "request":
-            rates = d.draw(plan(np.arange(400), 64, start=64)).mean(axis=1)
-        else:
-            wheres = [{"start": 64, key: 64 * (i + 1) if key == "start" else i} for i in range(400)]
-            rates = np.array([d.draw(plan(0, 64, **where)).mean() for where in wheres])
+        rates = np.array([d.draw(ith(i)).mean() for i in range(400)])
         # A logistic of a normal of deviation 2 has deviation 0.32; 64 coin tosses alone have 0.06.
         assert 0.27 < rates.std() < 0.37, name
 
@@ -155,9 +152,9 @@ def test_a_table_is_cut_or_continued_with_the_ratio_of_its_end() -> None:
 
 
 def forwards(
-    law: CanvasLaw, num: int, index: int, seed: int = 0, prompt: int = 10, cap: npt.ArrayLike | None = None
+    law: CanvasLaw, num: int, index: int, seed: int = 0, begin: int = 10, cap: npt.ArrayLike | None = None
 ) -> npt.NDArray[np.int64]:
-    """The forwards that the canvas of this index takes, of requests 0 to num - 1."""
+    """The forwards that the canvas of this index takes, of requests 0 to num - 1 with prompts of 10 tokens."""
     drawn = LawDraws(law, seed, num, cap)
     columns = (num, law.canvas_length)
     taken = np.zeros(num, np.int64)
@@ -166,8 +163,8 @@ def forwards(
             plan_of(
                 status=np.zeros(columns, np.uint8), evaluations=np.full(columns, seen, np.uint16),
                 window=np.ones(columns, np.bool_), requests=np.arange(num, dtype=np.int32),
-                block_start=np.full(num, prompt + index * law.canvas_length, np.int32),
-                prompt=np.full(num, prompt, np.int32),
+                block_start=np.full(num, begin + index * law.canvas_length, np.int32),
+                prompt=np.full(num, 10, np.int32),
             )
         )  # fmt: skip
         assert (committed.all(axis=1) == committed.any(axis=1)).all()  # all of a canvas at once
@@ -184,16 +181,8 @@ def test_a_law_without_spread_is_its_median_and_its_drift() -> None:
 def test_the_first_block_of_a_grid_may_begin_within_the_prompt() -> None:
     law = CanvasLaw("blocks", 4, 3.0, drift=3.0, most=30)
     # A prompt of 10: blocks begin at 8, 12 and 16.
-    assert [forwards(law, 1, index, prompt=10)[0] for index in (0, 1)] == [3, 9]
-    drawn = LawDraws(law, 0, 1)
-    for start, steps in ((8, 3), (12, 9), (16, 27)):
-        last = plan_of(
-            status=np.zeros((1, 4), np.uint8), evaluations=np.full((1, 4), steps - 1, np.uint16),
-            window=np.ones((1, 4), np.bool_), requests=np.zeros(1, np.int32), block_start=np.array([start], np.int32),
-            prompt=np.array([10], np.int32),
-        )  # fmt: skip
-        assert drawn.draw(last).all()
-        assert not drawn.draw(replace(last, evaluations=last.evaluations - np.uint16(1))).any()
+    assert [forwards(law, 1, index)[0] for index in (0, 1)] == [3, 9]
+    assert [forwards(law, 1, index, begin=8)[0] for index in (0, 1, 2)] == [3, 9, 27]
 
 
 def test_a_law_s_mean_and_spreads_are_found_again_in_what_it_draws() -> None:
@@ -235,8 +224,8 @@ def test_a_cap_on_steps_holds_whatever_the_law_says() -> None:
 def test_blocks_behind_the_one_that_an_answer_ends_in_are_padding(on_a_grid: bool, answer: int, padding: int) -> None:
     # A prompt of 50 and a limit of 160 in blocks of 32: the last is number 6. On the grid an answer of 20 ends at 69,
     # in number 2, and one of 14 in number 1; blocks that begin where the prompt ends hold 32 tokens of it each.
-    lengths = (np.array([n]) for n in (50, answer))
     model = replace(PLAIN, block_length=32, pass_probability=(0.5,) * 32, padding_share=0.9)
+    lengths = np.array([50]), np.array([answer])
     draws = CommitDraws(model, 0, *lengths, 32, max_tokens=np.array([160]), on_a_grid=on_a_grid)
     assert draws.arrays.requests["last_block"].tolist() == [6]
     assert draws.num_padding.tolist() == [padding]

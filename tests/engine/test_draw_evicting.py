@@ -12,7 +12,7 @@ from dsim.engine.policies.focus import Focus
 from dsim.engine.state import MASKED
 from dsim.engine.step import Evicting, StepPlan
 
-from ..worlds import plan_of
+from .test_commits import plan as commit_plan
 
 N = 20_000
 WIDTH = 8
@@ -25,20 +25,11 @@ def draws(deltas: ImportanceDeltas = DELTAS, model: CommitModel = MODEL, n: int 
 
 
 def plan(
-    who: npt.ArrayLike, status: object = 0, seen: int = 0, decoded: int = 0, steps: int = 0, progress: int = -1,
-    rule: Focus = Focus(), start: int = 16,  # noqa: B008
+    who: npt.ArrayLike, status: object = 0, decoded: int = 0, steps: int = 0, progress: int = -1,
+    rule: Focus = Focus(),  # noqa: B008
 ) -> StepPlan:  # fmt: skip
-    requests = np.atleast_1d(np.asarray(who, np.int32))
-    n, shape = len(requests), (len(requests), WIDTH)
-    states = np.broadcast_to(np.array(status, np.uint8), shape).copy()
-
-    def each(value: int) -> npt.NDArray[np.int32]:
-        return np.full(n, value, np.int32)
-
-    return plan_of(
-        requests=requests, status=states, window=states != 2, evaluations=np.full(shape, seen, np.uint16),
-        block_start=each(start), evicting=Evicting(rule, each(decoded), each(steps), each(progress)),
-    )  # fmt: skip
+    evicting = Evicting(rule, *(np.full(np.size(who), value, np.int32) for value in (decoded, steps, progress)))
+    return commit_plan(who, WIDTH, 16, status, evicting=evicting)
 
 
 def importance(p: StepPlan, **how: Any) -> npt.NDArray[np.float32]:

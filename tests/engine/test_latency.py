@@ -25,12 +25,12 @@ def test_a_step_that_evicts_pays_its_first_layers_for_all_and_the_rest_for_what_
 
 
 def test_choosing_waits_for_the_device_and_is_hidden_by_nothing() -> None:
-    slow_host = LatencyModel(**(vars(MODEL) | {"launch": 1.0}))
+    slow_host = replace(MODEL, launch=1.0)
     assert slow_host.step(BEFORE, AFTER) == pytest.approx(1.0 + 0.003 + 0.008 + 0.005, rel=1e-12)
 
 
 def test_a_step_without_an_eviction_knows_nothing_of_its_cost() -> None:
-    plain = LatencyModel(**(vars(MODEL) | {"early": 0.0, "eviction": 0.0}))
+    plain = replace(MODEL, early=0.0, eviction=0.0)
     for f in (BEFORE, AFTER, Features(1000, 10**6, 1000, 32, 32, 4, 1000, 2)):
         assert MODEL.step(f) == plain.step(f)
     device = 0.028 + 200 * 1e-4 + 256 * 2e-4
@@ -67,19 +67,16 @@ def test_a_captured_step_is_padded_to_its_bucket_and_an_evicting_one_in_both_sta
 
 
 def test_buckets_are_powers_of_two_and_then_multiples_of_256() -> None:
-    assert [bucket(n) for n in (1, 2, 3, 32, 33, 255, 256, 257, 512, 513)] == [
-        1, 2, 4, 32, 64, 256, 256, 512, 512, 768,
-    ]  # fmt: skip
     for n in range(1, 1200):
         expected = 2 ** math.ceil(math.log2(n)) if n <= 256 else 256 * math.ceil(n / 256)
         assert bucket(n) == expected
 
 
 def test_layers_with_a_window_are_charged_for_what_their_rows_see_of_it_alone() -> None:
-    windowed = LatencyModel(**(vars(MODEL) | {"window_attention": 1e-5, "window_kv_read": 1e-4}))
+    windowed = replace(MODEL, window_attention=1e-5, window_kv_read=1e-4)
     seen = {"window_q_kv": 700, "window_kv": 90}
     for left, first in ((None, None), (AFTER, None), (None, BEFORE._replace(tokens=300))):
-        model, bare = (LatencyModel(**(vars(m) | {"layers": 4})) for m in (windowed, MODEL))
+        model, bare = (replace(m, layers=4) for m in (windowed, MODEL))
         more = model.step(BEFORE._replace(**seen), left, first) - bare.step(BEFORE, left, first)
         assert more == pytest.approx(700e-5 + 90e-4)
         assert model.step(BEFORE, left, first) == bare.step(BEFORE, left, first)

@@ -3,17 +3,15 @@
 import numpy as np
 import pytest
 
-from dsim.engine.commits import CommitDraws, Commits, LawDraws, TokenDraws
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import RequestTable, StepRecorder
-from dsim.engine.policy import Policy, parse
+from dsim.engine.policy import parse
 from dsim.engine.replay import replay
 from dsim.engine.state import MASKED
 from dsim.sim.step_model import StepModel
-from dsim.traces import Trace
 from dsim.traces.prefixes import prefixes_of
 
-from ..worlds import SECOND, TOY_LAW, TOY_MODEL, Collector, World, table_bytes
+from ..worlds import SECOND, Collector, World, draws_of, table_bytes
 from .hand import asked
 from .singly import run_singly
 from .test_prefix import check_account, conversations, prefixes, world
@@ -147,7 +145,7 @@ def test_every_scheduler_keeps_account_and_serves_all_and_its_journal_replays(sp
         return Engine(policy, limits, table, latency=SECOND, prefixes=prefixes_of(trace))
 
     engine, journal = fresh(), Collector()
-    model = StepModel(SECOND, _draws(policy, trace), policy.cache)
+    model = StepModel(SECOND, draws_of(policy, trace, 3), policy.cache)
     run_singly(engine, model, trace, StepRecorder(journal, policy.width), check_account)
     assert (engine.table["status"] == 0).all()
     assert (engine.table["num_tokens"] == trace.output_length).all()
@@ -158,11 +156,3 @@ def test_every_scheduler_keeps_account_and_serves_all_and_its_journal_replays(sp
     assert list(replay(again, 0, engine.table.columns, journal.steps, journal.lists)) == []
     assert table_bytes(again.table) == table_bytes(engine.table)
     assert np.array_equal(again._own.cache.cached, engine._own.cache.cached)
-
-
-def _draws(policy: Policy, trace: Trace) -> Commits | None:
-    if policy.rows.commits == "tokens":
-        return TokenDraws(policy.granularity.acceptances, 3) if policy.width > 1 else None
-    if policy.unmasking.strategy == "law":
-        return LawDraws(TOY_LAW, 3, len(trace))
-    return CommitDraws(TOY_MODEL, 3, trace.input_length, trace.output_length, 4)
