@@ -15,6 +15,7 @@ from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import REQUEST_COLUMNS, STEP_COLUMNS, STEP_LISTS, RequestTable
 from dsim.engine.latency import LatencyModel
 from dsim.engine.policy import PRESETS, Policy, parse
+from dsim.engine.prefix import Prefixes
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.engine.step import Phase, StepOutcome, StepPlan
@@ -61,10 +62,11 @@ class World:
         latency: LatencyModel = SECOND,
         eos: bool = False,
         windows: Mapping[str, int] = NO_WINDOWS,
+        prefixes: Prefixes | None = None,
     ) -> None:
         self.table = RequestTable(requests)
         limits = Limits(num_pages, context_limit, max_batch, **windows)
-        self.engine = Engine(parse(spec), limits, self.table, latency=latency, emit=emit, eos=eos)
+        self.engine = Engine(parse(spec), limits, self.table, latency=latency, emit=emit, eos=eos, prefixes=prefixes)
         self.now = 0.0
         self.plan: Any = None  # a StepPlan; None where there is nothing to do
 
@@ -93,14 +95,19 @@ class World:
         words = [f"{request}{WORDS[Phase(phase)]}{tokens}/{keys}" for request, phase, tokens, keys in rows]
         return " ".join(["prefill" if plan.prefill else "decode", *words])
 
-    def commit(self, commits: Mapping[int, Iterable[int]] | None = None) -> list[int]:
+    def commit(self, commits: Mapping[int, Iterable[int]] | None = None, retained: Any = None) -> list[int]:
         """End the step in flight with these columns committed, by request; the requests that finished."""
         committed = np.zeros(self.plan.window.shape, np.bool_)
         rows = {int(request): row for row, request in enumerate(self.plan.requests)}
         for request, columns in (commits or {}).items():
             committed[rows[request], list(columns)] = True
         self.now += 1.0
-        return sorted(int(i) for i in self.engine.commit(StepOutcome(1.0, committed), self.now))
+        return sorted(int(i) for i in self.engine.commit(StepOutcome(1.0, committed, retained=retained), self.now))
+
+    def commit_masks(self, num: int | None = None) -> list[int]:
+        """End the step in flight with the first masks of each row committed, by default all; as `commit`."""
+        masks = self.plan.window & (self.plan.status == 0)
+        return self.commit({int(i): np.flatnonzero(masks[row])[:num] for row, i in enumerate(self.plan.requests)})
 
     def step(self, commits: Mapping[int, Iterable[int]] | None = None) -> str:
         """Schedule and commit; the step in words."""

@@ -1,6 +1,7 @@
 """What each step of a full-sequence model computes and sees (full-sequence-diffusion.md 1.3, 2.1, 3.1, 4.3)."""
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ def every_step(prompt: int, output: int, block: int = 32, steps: int | None = No
 
 
 def passes(cache: NoCache, at: RowPosition) -> dict[Phase, int]:
-    return {Phase(p): n for p, n in sorted(Counter(cache.work(at).phases.tolist()).items())}
+    return {Phase(p): n for p, n in Counter(cache.work(at).phases.tolist()).items()}
 
 
 def numbers(cache: NoCache, at: RowPosition, *steps: int) -> list[tuple[int, int, int]]:
@@ -37,47 +38,50 @@ def numbers(cache: NoCache, at: RowPosition, *steps: int) -> list[tuple[int, int
     return [(int(does.tokens[i]), int(does.keys[i]), int(rows[i])) for i in steps]
 
 
-def test_without_a_cache_every_step_computes_the_whole_sequence() -> None:
-    at = every_step(100, 256)
-    assert passes(NoCache(), at) == {Phase.FULL: 256}
-    assert numbers(NoCache(), at, 0, 1, 255) == [(356, 356, 356)] * 3
-    assert numbers(NoCache(logits="block"), at, 0, 255) == [(356, 356, 32)] * 2
-
-
-def test_fast_dllm_s_dual_cache_computes_the_block_against_all_keys() -> None:
-    at = every_step(100, 256)
-    assert passes(FastCache(), at) == {Phase.FULL: 8, Phase.REUSE: 248}
-    assert numbers(FastCache(), at, 0, 1, 31, 32, 255) == [
-        (356, 356, 356), (32, 356, 32), (32, 356, 32), (356, 356, 356), (32, 356, 32)
-    ]  # fmt: skip
-
-
-def test_fast_dllm_s_prefix_cache_computes_the_block_and_all_after_it() -> None:
-    at = every_step(100, 256)
-    cache = FastCache(reuse="prefix")
-    assert passes(cache, at) == {Phase.FULL: 8, Phase.REUSE: 248}
-    # L - s_b, for blocks that begin at 100, 132 and 324.
-    assert numbers(cache, at, 0, 1, 33, 64, 255) == [
-        (356, 356, 356), (256, 356, 256), (224, 356, 224), (356, 356, 356), (32, 356, 32)
-    ]  # fmt: skip
-    assert numbers(FastCache(logits="block", reuse="prefix"), at, 0, 1) == [(356, 356, 32), (256, 356, 32)]
-
-
-def test_sparse_dllm_takes_two_full_passes_a_block() -> None:
-    at = every_step(100, 256)
-    assert passes(SparseCache(), at) == {Phase.FULL: 8, Phase.PACK: 8, Phase.REUSE: 240}
-    assert SparseCache().work(at).phases[[0, 1, 2, 31, 32, 33, 34]].tolist() == [4, 5, 6, 6, 4, 5, 6]
-    # floor(0.5 * (356 - 32)) + 32 keys.
-    assert numbers(SparseCache(), at, 0, 1, 2, 255) == [(356, 356, 356), (356, 356, 356), (32, 194, 32), (32, 194, 32)]
-    assert numbers(SparseCache(logits="block"), at, 0, 1, 2) == [(356, 356, 32), (356, 356, 32), (32, 194, 32)]
+WHOLE, BLOCK, SPARSE = (356, 356, 356), (32, 356, 32), (32, 194, 32)  # sparse: floor(0.5 * (356 - 32)) + 32 keys
 
 
 @pytest.mark.parametrize(
-    ("steps", "full", "pack", "reuse"), [(32, 8, 8, 240), (16, 8, 8, 112), (2, 8, 8, 0), (1, 8, 0, 0)]
+    ("cache", "expected"),
+    [
+        (NoCache(), {0: WHOLE, 1: WHOLE, 255: WHOLE}),
+        (NoCache(logits="block"), {0: (356, 356, 32), 255: (356, 356, 32)}),
+        (FastCache(), {0: WHOLE, 1: BLOCK, 31: BLOCK, 32: WHOLE, 255: BLOCK}),
+        # The block and all after it: L - s_b, for blocks that begin at 100, 132 and 324.
+        (FastCache(reuse="prefix"), {0: WHOLE, 1: (256, 356, 256), 33: (224, 356, 224), 64: WHOLE, 255: BLOCK}),
+        (FastCache(logits="block", reuse="prefix"), {0: (356, 356, 32), 1: (256, 356, 32)}),
+        (SparseCache(), {0: WHOLE, 1: WHOLE, 2: SPARSE, 255: SPARSE}),
+        (SparseCache(logits="block"), {0: (356, 356, 32), 1: (356, 356, 32), 2: SPARSE}),
+        # Steps 0 (both), 7 (response), 50 (prompt and 64 of 256), 1 (64); the code projects all of L every step.
+        (PeriodicCache(), {0: WHOLE, 7: (256, 356, 356), 50: (164, 356, 356), 1: (64, 356, 356)}),
+        (PeriodicCache(transfer=0.0), {1: (0, 356, 356), 50: (100, 356, 356)}),
+        (PeriodicCache(transfer=0.3), {1: (76, 356, 356)}),
+        (PeriodicCache(transfer=1.0), {1: (256, 356, 356), 50: WHOLE}),
+    ],
 )
-def test_a_block_s_first_pass_is_full_and_its_second_packs(steps: int, full: int, pack: int, reuse: int) -> None:
-    counts = passes(SparseCache(), every_step(100, 256, steps=steps))
-    assert [counts.get(p, 0) for p in (Phase.FULL, Phase.PACK, Phase.REUSE)] == [full, pack, reuse]
+def test_a_step_computes_and_sees_what_its_cache_leaves_it(cache: NoCache, expected: dict[int, Any]) -> None:
+    assert numbers(cache, every_step(100, 256), *expected) == [*expected.values()]
+
+
+@pytest.mark.parametrize(
+    ("cache", "steps", "counts"),
+    [
+        (NoCache(), 32, {Phase.FULL: 256}),
+        (FastCache(), 32, {Phase.FULL: 8, Phase.REUSE: 248}),
+        (FastCache(reuse="prefix"), 32, {Phase.FULL: 8, Phase.REUSE: 248}),
+        (SparseCache(), 32, {Phase.FULL: 8, Phase.PACK: 8, Phase.REUSE: 240}),
+        (SparseCache(), 16, {Phase.FULL: 8, Phase.PACK: 8, Phase.REUSE: 112}),
+        (SparseCache(), 2, {Phase.FULL: 8, Phase.PACK: 8}),
+        (SparseCache(), 1, {Phase.FULL: 8}),
+    ],
+)
+def test_a_block_s_first_pass_is_full_and_a_sparse_second_packs(cache: NoCache, steps: int, counts: Any) -> None:
+    assert passes(cache, every_step(100, 256, steps=steps)) == counts
+
+
+def test_sparse_dllm_takes_two_full_passes_a_block() -> None:
+    phases = SparseCache().work(every_step(100, 256)).phases
+    assert phases[[0, 1, 2, 31, 32, 33, 34]].tolist() == [4, 5, 6, 6, 4, 5, 6]
 
 
 @pytest.mark.parametrize("retention", [0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0])
@@ -116,17 +120,6 @@ def test_dllm_cache_refreshes_as_the_published_histograms_have_it(
     counts = passes(PeriodicCache(prompt_refresh=prompt, response_refresh=response), every_step(100, steps))
     of = (Phase.FULL, Phase.REFRESH_RESPONSE, Phase.REFRESH_PROMPT, Phase.PARTIAL)
     assert [counts.get(p, 0) for p in of] == [both, gen, only_prompt, partial]
-
-
-def test_dllm_cache_computes_the_part_that_is_refreshed_and_a_share_of_the_response() -> None:
-    at = every_step(100, 256)
-    # Steps 0 (both), 7 (response), 50 (prompt and 64 of 256), 1 (64); the code projects all of L every step.
-    assert numbers(PeriodicCache(), at, 0, 7, 50, 1) == [
-        (356, 356, 356), (256, 356, 356), (164, 356, 356), (64, 356, 356)
-    ]  # fmt: skip
-    assert numbers(PeriodicCache(transfer=0.0), at, 1, 50) == [(0, 356, 356), (100, 356, 356)]
-    assert numbers(PeriodicCache(transfer=0.3), at, 1) == [(76, 356, 356)]
-    assert numbers(PeriodicCache(transfer=1.0), at, 1, 50) == [(256, 356, 356), (356, 356, 356)]
 
 
 def test_maskkv_sees_its_budget_of_the_prompt_and_all_of_the_response() -> None:

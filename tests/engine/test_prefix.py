@@ -21,18 +21,11 @@ from dsim.traces import Trace, load
 from ..reference import prefix as oracle
 from ..worlds import SECOND, World
 
-CACHED = "vllm-ar,max_num_batched_tokens=8,page_size=4,prefix_caching=true,async_scheduling=false"
+AR = "vllm-ar,max_num_batched_tokens=8,page_size=4,prefix_caching=true"
 
 
 def prefixes(block: int, *names: list[int], named: list[int]) -> Prefixes:
     return Prefixes(block, names, named)
-
-
-def world(names: Prefixes, *, num_pages: int = 100, spec: str = CACHED, max_batch: int = 8) -> World:
-    w = World(spec, num_pages=num_pages, max_batch=max_batch)
-    limits = Limits(num_pages, 4096, max_batch)
-    w.engine = Engine(parse(spec), limits, w.table, latency=SECOND, prefixes=names)
-    return w
 
 
 def idle(engine: Engine) -> list[int]:
@@ -67,11 +60,7 @@ def check_account(engine: Engine) -> None:
 
 def test_the_step_behind_an_eos_files_nothing() -> None:
     # Decided on ahead: the answer's last token, the eighth of all, is computed for nothing.
-    spec = CACHED.replace(",async_scheduling=false", "")
-    w = world(prefixes(4, [0, 1], named=[8]), spec=spec)
-    w.engine = Engine(
-        parse(spec), w.engine.limits, w.table, latency=SECOND, eos=True, prefixes=prefixes(4, [0, 1], named=[8])
-    )
+    w = World(AR, eos=True, prefixes=prefixes(4, [0, 1], named=[8]))
     w.submit(0, 4, 4)
     assert [w.step_tokens() for _ in range(6)][3:] == ["decode 0D1/7", "decode 0I1/8", "nothing"]
     assert idle(w.engine) == [0]
@@ -159,9 +148,9 @@ def test_random_worlds_run_as_the_oracle_says(part: int) -> None:
 # ---- whole runs --------------------------------------------------------------------------------------------------
 
 
-def conversations(n: int = 60, seed: int = 0) -> Trace:
+def conversations(n: int) -> Trace:
     """Turns of a few sessions, each prompt the turn before with more behind it."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     length, rows = [0] * 6, []
     for _ in range(n):
         session = int(rng.integers(0, 6))

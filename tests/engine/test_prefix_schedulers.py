@@ -7,14 +7,13 @@ from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import RequestTable, StepRecorder
 from dsim.engine.policy import parse
 from dsim.engine.replay import replay
-from dsim.engine.state import MASKED
 from dsim.sim.step_model import StepModel
 from dsim.traces.prefixes import prefixes_of
 
 from ..worlds import SECOND, Collector, World, draws_of, table_bytes
 from .hand import asked
 from .singly import run_singly
-from .test_prefix import check_account, conversations, prefixes, world
+from .test_prefix import check_account, conversations, prefixes
 
 FDFO = "sglang-fdfo,block_length=4,page_size=4,prefix_caching=true"
 AHEAD = "lmdeploy-0.18:4,page_size=8,prefix_caching=true"
@@ -23,11 +22,9 @@ DIFFUSION = "vllm-diffusion,canvas_length=4,page_size=4,prefix_caching=true,asyn
 
 def step(w: World) -> str:
     """A step, which commits every mask that it computes, in words."""
-    text, plan = w.plan_tokens(), w.plan
-    if plan is None:
-        return text
-    masks = plan.window & (plan.status == MASKED)
-    w.commit({int(request): np.flatnonzero(masks[row]) for row, request in enumerate(plan.requests)})
+    text = w.plan_tokens()
+    if w.plan is not None:
+        w.commit_masks()
     return text
 
 
@@ -43,7 +40,7 @@ def steps_of(w: World, request: int) -> list[str]:
 
 
 def test_rounds_prefill_only_the_blocks_that_are_not_there() -> None:
-    w = asked(world(prefixes(4, [0, 1, 2], [0, 1, 3], [0, 1, 2], named=[10, 11, 8]), spec=FDFO), (10, 2))
+    w = asked(World(FDFO, prefixes=prefixes(4, [0, 1, 2], [0, 1, 3], [0, 1, 2], named=[10, 11, 8])), (10, 2))
     assert steps_of(w, 0) == ["prefill 0P4/4", "prefill 0P4/8", "decode 0D4/12", "decode 0F4/12"]
     w.submit(1, 11, 1)  # its two whole blocks are there: it decodes at once
     assert steps_of(w, 1) == ["decode 1D4/12", "decode 1F4/12"]
@@ -55,7 +52,7 @@ def test_rounds_prefill_only_the_blocks_that_are_not_there() -> None:
 
 
 def test_a_round_s_newcomers_do_not_find_what_it_has_yet_to_compute() -> None:
-    w = asked(world(prefixes(4, [0, 1], [0, 1], named=[8, 8]), spec=FDFO), (8, 1), (8, 1))
+    w = asked(World(FDFO, prefixes=prefixes(4, [0, 1], [0, 1], named=[8, 8])), (8, 1), (8, 1))
     assert w.step_tokens({}) == "prefill 0P4/4 1P4/4"
     assert w.engine.pages_held == 2  # computed twice ...
     assert w.step_tokens({}) == "prefill 0P4/8 1P4/8"
@@ -65,7 +62,7 @@ def test_a_round_s_newcomers_do_not_find_what_it_has_yet_to_compute() -> None:
 
 def test_a_prompt_beside_a_newcomer_that_decodes_in_step_is_computed_again_in_each_of_its_forwards() -> None:
     spec = FDFO.replace("fdfo", "sync")
-    w = asked(world(prefixes(4, [0, 1], [2, 3], [0, 1], named=[8, 8, 8]), spec=spec), (8, 1))
+    w = asked(World(spec, prefixes=prefixes(4, [0, 1], [2, 3], [0, 1], named=[8, 8, 8])), (8, 1))
     steps_of(w, 0)
     w.submit(1, 8, 4)
     w.submit(2, 8, 4)  # its prompt is there
@@ -79,7 +76,7 @@ def test_a_prompt_beside_a_newcomer_that_decodes_in_step_is_computed_again_in_ea
 
 
 def test_a_prefill_leaves_out_the_pages_that_are_there() -> None:
-    w = asked(world(prefixes(8, [0, 1, 2], [0, 1, 3], [0, 4], named=[20, 21, 9]), spec=AHEAD), (20, 4))
+    w = asked(World(AHEAD, prefixes=prefixes(8, [0, 1, 2], [0, 1, 3], [0, 4], named=[20, 21, 9])), (20, 4))
     assert steps_of(w, 0)[0] == "prefill 0P20/20"
     step(w)  # the one decided on ahead
     w.submit(1, 21, 3)
@@ -96,7 +93,7 @@ def test_a_prefill_leaves_out_the_pages_that_are_there() -> None:
 
 
 def test_only_committed_tokens_of_canvases_are_found() -> None:
-    w = world(prefixes(4, [0, 1, 2, 3], [0, 1, 6, 7, 8], [0, 1, 2, 3, 5], named=[16, 20, 20]), spec=DIFFUSION)
+    w = World(DIFFUSION, prefixes=prefixes(4, [0, 1, 2, 3], [0, 1, 6, 7, 8], [0, 1, 2, 3, 5], named=[16, 20, 20]))
     w.submit(0, 4, 12)
     assert w.step_tokens({}) == "prefill 0P4/4"
     assert w.step_tokens({}) == "decode 0D4/8"
@@ -115,7 +112,7 @@ def test_eagle_shares_a_page_only_if_the_next_token_is_equal_too() -> None:
     names = prefixes(1, [*range(9)], [*range(8), 9], [*range(9)], named=[9, 9, 9])
     for drafter, second in (("eagle", "1P5/9"), ("ngram", "1P3/11")):
         spec = f"vllm-ar-spec:2,page_size=4,prefix_caching=true,async_scheduling=false,drafter={drafter}"
-        w = asked(world(names, spec=spec), (9, 1))
+        w = asked(World(spec, prefixes=names), (9, 1))
         assert step(w) == "prefill 0P9/9"
         w.submit(1, 9, 1)
         assert step(w) == f"prefill {second}"

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dsim.engine.engine import Engine
 from dsim.engine.journal import RequestTable, pack, unpack
 from dsim.engine.policy import parse
 from dsim.engine.replay import replay
@@ -24,9 +23,9 @@ SMALL = ",page_size=8,max_batch=4,num_pages=64,max_prefill_tokens=64"
 BLOCK4 = ",block_length=4"
 
 
-def busy(n: int = 25, seed: int = 0) -> Trace:
+def busy() -> Trace:
     """Bursts of requests, some at the same moment, one longer than a prefill and some for one token."""
-    rng = np.random.default_rng(seed)
+    rng, n = np.random.default_rng(0), 25
     arrival = np.cumsum(rng.choice([0.0, 0.5, 1.0, 25.0], n, p=[0.4, 0.2, 0.2, 0.2]))
     prompts, outputs = rng.integers(1, 50, n), rng.integers(1, 40, n)
     prompts[3], prompts[5], outputs[7], outputs[8] = 150, 1, 1, 1
@@ -53,8 +52,8 @@ class Run:
         table = RequestTable(len(self.result.table["request"]))
         found: list[str] = []
         for r in range(self.replicas):
-            policy, limits = parse(self.spec), self.result.limits
-            engine = Engine(policy, limits, table, replica=r, latency=PROFILE.latency, emit=self.emit, eos=self.eos)
+            how: dict[str, Any] = {"replica": r, "emit": self.emit, "eos": self.eos}
+            engine = Setting(parse(self.spec), PROFILE).engine(table, limits=self.result.limits, **how)
             found.extend(replay(engine, r, self.result.table.columns, self.steps, self.lists))
         return found, table
 

@@ -40,21 +40,6 @@ def test_a_long_prompt_takes_turns_with_those_that_decode_a_chunk_at_a_time() ->
 # ---- pages -------------------------------------------------------------------------------------------------------
 
 
-def test_a_sequence_asks_for_a_page_when_its_next_block_does_not_fit_and_the_last_let_in_asks_first() -> None:
-    w = asked(World(SMALL, num_pages=6), (4, 8), (4, 8))
-    assert w.step() == "prefill 0:PPPP 1:PPPP"
-    assert w.plan.pages == 4  # a block, and one more each: none asks for others as the next step is decided on
-    assert w.step({0: ALL, 1: [0, 1]}) == "decode 0D:MMMM 1D:MMMM"
-    assert w.plan.pages == 6
-    assert w.step() == "decode 0F:PPPP 1D:PPMM"
-    # 0 is in its last block, finds no page for one behind it, and waits again: its step in flight is for nothing.
-    assert w.schedule() == "decode 0I:mmmm 1D:PPMM"
-    assert (w.plan.preempted, w.plan.freed, w.plan.pages) == ((0,), (), 6)
-    w.commit({1: [2]})
-    assert w.step({1: [3]}) == "decode 1D:PPPM"
-    assert w.step() == "decode 1F:PPPP"
-
-
 def test_a_request_fits_with_the_tokens_that_its_pages_are_extended_by() -> None:
     assert World(SMALL, num_pages=4).submit(0, 4, 8)
     assert not World(SMALL, num_pages=3).submit(0, 4, 8)

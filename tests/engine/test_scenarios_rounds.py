@@ -79,23 +79,6 @@ def test_a_sync_round_lasts_until_all_its_blocks_are_done() -> None:
 # ---- DiffusionGemma ----------------------------------------------------------------------------------------------
 
 
-def test_a_decoded_canvas_is_prefilled_in_a_round_that_all_others_wait_for_but_not_the_last() -> None:
-    w = asked(World(GEMMA), (5, 7), (6, 4))
-    assert w.step_tokens({}) == "prefill 0P5/5 1P6/6"  # whole prompts, causal
-    assert w.features() == (11, 15 + 21, 11, 0, 0, 2, 11, 1)
-    assert w.step_tokens({}) == "decode 0D4/9 1D4/10"
-    assert w.features() == (8, 4 * 9 + 4 * 10, 19, 8, 8, 2, 0, 1)
-    assert w.step_tokens({0: ALL}) == "decode 0D4/9 1D4/10"
-    assert (w["num_tokens"][0], w["first_emission"][0]) == (4, 3.0)  # tokens leave before it
-    assert w.step_tokens({}) == "prefill 0F4/9"
-    assert w.features() == (4, 4 * 5 + 10, 9, 0, 0, 1, 4, 1)
-    assert w.step_tokens({1: ALL}) == "decode 0D4/13 1D4/10"
-    assert w["finish"][1] == 5.0
-    assert w.step_tokens({0: ALL}) == "decode 0D4/13"
-    assert (w["num_tokens"][:2], w["finish"][0], w["num_emissions"][:2]) == ([7, 4], 6.0, [2, 1])
-    check_over(w)
-
-
 SMALL_WINDOW = {"window": 8, "window_bytes": 1, "kv_bytes": 1}
 
 

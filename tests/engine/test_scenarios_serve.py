@@ -65,14 +65,7 @@ def test_look_ahead_lets_no_one_in_whose_second_refresh_would_collide() -> None:
     assert w.step() == "0r 1K"
 
 
-CACHES = (
-    "vanilla,",
-    "fast-dllm:dual,",
-    "fast-dllm:prefix,",
-    "sparse-dllm:0.5,",
-    "sparse-dllm:0.1,",
-    "dllm-serve:0.5,",
-)
+CACHES = ("vanilla,", "fast-dllm:dual,", "fast-dllm:prefix,", "sparse-dllm:0.5,", "sparse-dllm:0.1,", "dllm-serve:0.5,")
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

@@ -4,11 +4,10 @@ One step by step for each idea: the random scenarios of test_oracles.py, recorde
 """
 
 from ..worlds import World
-from .hand import asked, check_over
+from .hand import asked
 
 SYNC = ",async_scheduling=false"
 AR = "vllm-ar,max_num_batched_tokens=8,page_size=4"
-ALL = range(4)  # of a canvas
 
 
 # ---- chunks and the budget ---------------------------------------------------------------------------------------
@@ -37,25 +36,6 @@ def test_without_chunks_a_request_is_rejected_that_could_not_be_prefilled_again_
     w = World(AR + ",enable_chunked_prefill=false")
     assert w.submit(0, 5, 3)
     assert not w.submit(1, 5, 4)
-
-
-# ---- one step ahead ----------------------------------------------------------------------------------------------
-
-
-def test_a_request_preempted_while_its_last_step_is_in_flight_ends_with_that_step() -> None:
-    w = asked(World("vllm-ar,page_size=2", num_pages=4), (2, 4), (2, 3))
-    assert w.step_tokens() == "prefill 0P2/2 1P2/2"
-    assert w.step_tokens() == "decode 0D1/3 1D1/3"
-    # As this step begins the next is decided: 0 wants a third page there, and takes 1's.
-    assert w.plan_tokens() == "decode 0D1/4 1D1/4"
-    assert (w.plan.preempted, w.plan.freed) == ((1,), ())  # they come free when it is over
-    assert (w.engine.num_waiting, w.engine.num_running) == (1, 1)
-    assert w.commit({0: [0], 1: [0]}) == [1]
-    assert (w.engine.num_waiting, w.engine.num_running) == (0, 1)
-    assert w.step_tokens() == "decode 0D1/5"
-    assert w.plan.freed == (1,)
-    assert (w["num_tokens"][:2], w["finish"][:2], w["num_preemptions"][:2]) == ([4, 3], [4.0, 3.0], [0, 1])
-    check_over(w)
 
 
 # ---- drafts ------------------------------------------------------------------------------------------------------

@@ -129,24 +129,14 @@ def divides(view: View) -> int:
     return 4 // (view.num_waiting * 0)
 
 
-@rule
-def halves(view: View) -> float:
-    return 5 / 2
+def answering(answer: Any) -> Any:
+    """A rule that answers this."""
 
+    @rule
+    def constant(view: View) -> Any:
+        return answer
 
-@rule
-def too_many(view: View) -> int:
-    return 5
-
-
-@rule
-def no_number(view: View) -> float:
-    return np.float64(np.inf)
-
-
-@rule
-def nothing(view: View) -> None:
-    pass
+    return constant
 
 
 @rule
@@ -186,11 +176,11 @@ def test_a_rule_that_writes_what_is_not_its_own_is_refused_before_it_runs(answer
     [
         ({"choose": beyond}, "waiting(100000000) of 0 requests"),
         ({"choose": divides}, "by zero"),
-        ({"choose": too_many}, "policy mine: choose answers 5, expected 1 to 4"),
-        ({"choose": halves}, "policy mine: choose answers 2.5, expected 1 to 4"),
-        ({"choose": no_number}, "policy mine: choose answers inf, expected 1 to 4"),
-        ({"choose": nothing}, "policy mine: choose answers None, expected 1 to 4"),
-        ({"holds_back": nothing}, "policy mine: holds_back answers None, expected 0 to 1"),
+        ({"choose": answering(5)}, "policy mine: choose answers 5, expected 1 to 4"),
+        ({"choose": answering(2.5)}, "policy mine: choose answers 2.5, expected 1 to 4"),
+        ({"choose": answering(np.inf)}, "policy mine: choose answers inf, expected 1 to 4"),
+        ({"choose": answering(None)}, "policy mine: choose answers None, expected 1 to 4"),
+        ({"holds_back": answering(None)}, "policy mine: holds_back answers None, expected 0 to 1"),
         ({"choose": reads_the_truth}, "'View' object has no attribute 'stop'"),
         ({"select": takes_cached}, "policy mine: select marks position 0, which is cached or beyond the first 4"),
         ({"select": takes_all, "choose": by_all_it_sees}, "positions, more than the chunk of"),

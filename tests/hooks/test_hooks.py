@@ -49,15 +49,18 @@ def modules(monkeypatch: pytest.MonkeyPatch, **found: Any) -> None:
         monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
+def lines_of(tmp_path: Path) -> list[Any]:
+    return [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+
+
 def read(tmp_path: Path) -> tuple[StepLog, list[Any]]:
     """The log as dsim reads it, and its lines; a column of which all rows have the same is spelt out."""
-    path = tmp_path / "steps.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = lines_of(tmp_path)
     for line in lines:
         for name in ("phases", "row_tokens", "emitted"):
             if line.get("kind") == "step" and not isinstance(line[name], list):
                 line[name] = [line[name]] * line["batch"]
-    return read_log(path), lines
+    return read_log(tmp_path / "steps.jsonl"), lines
 
 
 def test_nothing_is_hooked_where_no_log_is_asked_for(hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,14 +82,9 @@ def test_requests_and_steps_while_nothing_is_logged_leave_no_line(
     log.step(0.2, 0.1, [("a", "decode", 1, 9, 1)])
     log.finished("a")
     log.close()
-    lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    lines = lines_of(tmp_path)
     assert [line.get("kind") for line in lines] == [None, "request", "step", "finish"]
     assert lines[2]["step"] == 3
-
-
-def kinds(tmp_path: Path) -> list[str | None]:
-    """The kinds of the log's lines; None: the header."""
-    return [json.loads(line).get("kind") for line in (tmp_path / "steps.jsonl").open()]
 
 
 def test_a_step_that_cannot_be_read_is_left_out_with_its_requests_and_said_once(
@@ -105,7 +103,7 @@ def test_a_step_that_cannot_be_read_is_left_out_with_its_requests_and_said_once(
     assert capfd.readouterr().err == (
         "dsim-hooks: the step log leaves out a step and the requests in flight: ValueError: another\n"
     )
-    assert kinds(tmp_path) == [None, "request", "request"]
+    assert [line.get("kind") for line in lines_of(tmp_path)] == [None, "request", "request"]  # None: the header
 
 
 def test_a_log_that_cannot_be_written_ends_and_says_so(
@@ -316,8 +314,7 @@ def test_sglangs_forwards_are_steps_whether_a_batch_runs_one_or_several(
 ) -> None:
     modules(monkeypatch, sglang={"__version__": "0.5.23"})
     sglang = hook("sglang")
-    reqs = [Asked(rid="a", output_ids=[], finished_len=None, over=False, prefill=False),
-            Asked(rid="b", output_ids=[], finished_len=None, over=False, prefill=False)]  # fmt: skip
+    reqs = [Asked(rid=name, output_ids=[], finished_len=None, over=False, prefill=False) for name in "ab"]
     scheduler = Bag(
         waiting_queue=[], dllm_manager=Bag(waiting_queue=reqs), page_size=4, tp_size=1,
         max_total_num_tokens=400, chunked_prefill_size=64, max_prefill_tokens=1024,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 Logits = Callable[[Tensor, Tensor], Tensor]  # token ids [n] and who sees whom [n, n] to logits [n, vocab]
@@ -63,25 +63,14 @@ def rewrite(folder: Path, **values: Any) -> None:
     path.write_text(json.dumps({key: value for key, value in found.items() if value is not None}))
 
 
-def replaced(folder: Path, name: str, make: Callable[[dict[str, Tensor]], Tensor]) -> None:
-    """Put another weight, made of all that there are, in a directory's place of this name, or among them."""
-    index = folder / "model.safetensors.index.json"
-    said = json.loads(index.read_text())
-    shards = {file: load_file(folder / file) for file in set(said["weight_map"].values())}
-    every = {key: tensor for shard in shards.values() for key, tensor in shard.items()}
-    file = said["weight_map"].setdefault(name, sorted(shards)[0])
-    save_file(shards[file] | {name: make(every)}, folder / file, metadata={"format": "pt"})
-    index.write_text(json.dumps(said))
-
-
-def save_shards(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], shards: int = 3) -> None:
+def save_shards(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
     """A checkpoint in several files, its index, and its config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     names = sorted(tensors)
     where = {}
-    for i in range(shards):
-        file = f"model-{i + 1:05}-of-{shards:05}.safetensors"
-        part = {name: tensors[name].contiguous() for name in names[i::shards]}
+    for i in range(3):
+        file = f"model-{i + 1:05}-of-00003.safetensors"
+        part = {name: tensors[name].contiguous() for name in names[i::3]}
         save_file(part, folder / file, metadata={"format": "pt"})
         where |= dict.fromkeys(part, file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))

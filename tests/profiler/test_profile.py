@@ -30,31 +30,18 @@ def refusal(tmp_path: Path, data: object) -> str:
     return str(caught.value).replace(str(path), "p.json")
 
 
-def test_a_profile_survives_its_file(tmp_path: Path) -> None:
-    measured = replace(
-        load(DEFAULT), origin="measured", fit=replace(load(DEFAULT).fit, standard_errors={"slope": 1e-7})
-    )
-    for profile in (load("a100-llada2-mini"), load("h200-sdar-8b"), measured):
-        save(profile, tmp_path / "a.json", force=True)
-        save(load(tmp_path / "a.json"), tmp_path / "b.json", force=True)
-        assert load(tmp_path / "a.json") == profile
-        assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "b.json"]
-    assert (measured.is_estimate, measured.verdict) == (False, "measured")
-
-
-def test_a_measured_profile_keeps_how_it_was_judged(tmp_path: Path) -> None:
+def test_a_profile_survives_its_file_and_a_measured_one_keeps_how_it_was_judged(tmp_path: Path) -> None:
     known = load(DEFAULT)
     model = known.commits[0]
     judged = CommitFit(
         model.workload, 32, 0.9, model.temperature, 90, 4000, 30, {"step_spread": 0.1},
         (Prediction("tokens per step", 4.0, 4.1),), ("too few requests",),
     )  # fmt: skip
-    profile = replace(
+    measured = replace(
         known,
         origin="measured",
         fit=replace(
-            known.fit, num_points=120, held_out=load("h100-sdar-8b/dsim").fit.held_out,
+            known.fit, num_points=120, standard_errors={"slope": 1e-7}, held_out=load("h100-sdar-8b/dsim").fit.held_out,
             unidentified=("launch",), doubts=("noise",),
         ),
         provenance=replace(
@@ -63,9 +50,14 @@ def test_a_measured_profile_keeps_how_it_was_judged(tmp_path: Path) -> None:
         commit_fits=(judged,),
         focus=ImportanceDeltas(1.5, 0.5, -0.5, 0.4),
     )  # fmt: skip
-    save(profile, tmp_path / "p.json")
-    again = load(tmp_path / "p.json")
-    assert again == profile
+    for profile in (load("a100-llada2-mini"), load("h200-sdar-8b"), measured):
+        save(profile, tmp_path / "a.json", force=True)
+        again = load(tmp_path / "a.json")
+        save(again, tmp_path / "b.json", force=True)
+        assert again == profile
+        assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "b.json"]
+    assert (measured.is_estimate, measured.verdict) == (False, "measured")
     assert again.commit_fit(model) == judged
     assert again.commit_fit(model.for_block(16)) == judged
     assert again.commit_fit(known.commits[1]) is None

@@ -27,19 +27,14 @@ def routing_of(spec: str) -> Routing:
     return routing(f"{FOLDER / spec}", allowed([FOLDER / spec.partition(":")[0]]))
 
 
-def made(spec: str, *names: list[int], block: int = 10) -> Router:
+def made(spec: str, *names: list[int]) -> Router:
     routed = routing_of(spec)
-    return routed.kind(Prefixes(block, names, [block * len(prompt) for prompt in names]), **routed.settings)
-
-
-def idle(replica: int, pages: int = 0) -> Load:
-    """A replica without requests that holds pages."""
-    return Load(replica, 0, 0, 0, pages)
+    return routed.kind(Prefixes(10, names, [10 * len(prompt) for prompt in names]), **routed.settings)
 
 
 def test_several_routers_know_only_what_each_has_sent() -> None:
     route = made("several.py:Several,router=prefix,routers=2", [0, 1, 2], [0, 1, 2], [0, 1, 2], [0, 1, 2])
-    loads = [idle(0), idle(1)]
+    loads = [Load(0, 0, 0, 0), Load(1, 0, 0, 0)]
     assert route.route(loads, Request(0, 0.0, 30, 1)) == 0
     loads[0].expected_tokens = 50
     # The second router knows nothing of it; later the first one remembers replica 0, and the second one replica 1.

@@ -15,14 +15,14 @@ from dsim.engine.step import Phase, StepOutcome, StepPlan
 from dsim.engine.windows import have_room
 from dsim.profiler.models import Windowed
 from dsim.sim.setting import Setting
+from dsim.sim.twin import simulate
 from dsim.traces import Trace
 
-from ..worlds import ENGINE_PRESETS, Driver, differences, toy_profile
+from ..worlds import ENGINE_PRESETS, Collector, Driver, differences, toy_profile
 from .test_invariants import (
     CHOICES,
     FEW,
     PARTS,
-    Fleet,
     check_accounts,
     check_fleet,
     fleet_options,
@@ -184,13 +184,11 @@ def runs(draw: st.DrawFn) -> tuple[Trace, str, dict[str, Any]]:
 @given(runs())
 def test_a_fleet_loses_no_request_and_its_journal_replays_plan_for_plan(run: tuple[Trace, str, dict[str, Any]]) -> None:
     trace, spec, how = run
-    f = Fleet(trace, spec, profile=PAGED, **how)
-    assert f.result.limits.window == WINDOW
-    t = f.result.table
-    assert f.steps is not None
-    check_fleet(f.result, f.steps, t["output_length"] if how["eos"] else trace.output_length, how)
-    setting = Setting(f.result.policy, PAGED)
-    assert differences(setting, f.result, f.journal, emit=how["emit"], eos=how["eos"]) == []
+    setting, journal = Setting(parse(spec), PAGED), Collector()
+    result = simulate(trace, setting, append=journal, **how)
+    assert result.limits.window == WINDOW
+    check_fleet(result, journal.steps, result.table["output_length"] if how["eos"] else trace.output_length, how)
+    assert differences(setting, result, journal, emit=how["emit"], eos=how["eos"]) == []
 
 
 def test_the_parts_of_every_production_engine_are_among_the_random_policies() -> None:

@@ -64,8 +64,8 @@ def sent(route: Router, length: int, index: int, *loads: tuple[int, int, int]) -
 IDLE = (0, 0, 0)
 
 
-def by_prefix(*names: list[int], block: int = 10) -> Router:
-    return routing("prefix").new(Prefixes(block, names, [block * len(own) for own in names]))
+def by_prefix(*names: list[int]) -> Router:
+    return routing("prefix").new(Prefixes(10, names, [10 * len(own) for own in names]))
 
 
 def test_by_prefix_a_request_goes_where_most_of_its_beginning_went() -> None:

@@ -33,24 +33,11 @@ def small(name: str) -> str:
     return name + SMALL + ("" if name == "ar" else ",block_length=4")
 
 
-def crowd(n: int = 30, seed: int = 0) -> Trace:
+def crowd(n: int = 30) -> Trace:
     """More than one replica of PROFILE serves as they come."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     arrival = np.cumsum(rng.integers(0, 9, n))
     return toy_trace(arrival - arrival[0], rng.integers(1, 60, n), rng.integers(1, 60, n))
-
-
-class Clicks:
-    """A progress callback on which Ctrl-C is pressed once so many requests have ended."""
-
-    def __init__(self, after: int) -> None:
-        self.after = after
-        self.seen: list[tuple[int, float]] = []
-
-    def __call__(self, ended: int, now: float) -> None:
-        self.seen.append((ended, now))
-        if ended >= self.after:
-            raise KeyboardInterrupt
 
 
 # ---- when a run ends ------------------------------------------------------------------------------------------
@@ -161,10 +148,16 @@ def test_an_interrupt_keeps_what_is_done(how: dict[str, Any], monkeypatch: pytes
     trace, policy = crowd(), parse(small("optimus"))
     whole = simulate(trace, Setting(policy, PROFILE), **how)
     journal = Collector()
-    clicks = Clicks(10)
-    cut = simulate(trace, Setting(policy, PROFILE), append=journal, progress=clicks, **how)
+    ended, now = 0, 0.0
+
+    def click(num: int, time: float) -> None:
+        nonlocal ended, now
+        ended, now = num, time
+        if ended >= 10:
+            raise KeyboardInterrupt
+
+    cut = simulate(trace, Setting(policy, PROFILE), append=journal, progress=click, **how)
     assert cut.interrupted is True
-    ended, now = clicks.seen[-1]
     assert cut.end == now < whole.end
     done = cut.table["status"] == COMPLETED
     assert ended <= done.sum() < len(trace)
