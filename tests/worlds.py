@@ -2,13 +2,14 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from dsim.engine.commits import CanvasLaw, CommitDraws, CommitModel, Commits, ImportanceDeltas, LawDraws, TokenDraws
 from dsim.engine.engine import Engine, Limits
@@ -39,6 +40,14 @@ def second_profile(folder: Path) -> str:
     profile = load("a100-sdar-8b")
     save(dataclasses.replace(profile, name="second", latency=SECOND), folder / "second.json")
     return str(folder / "second.json")
+
+
+def refusal(error: Any, call: Callable[..., object], *arguments: Any) -> str:
+    """The one line of the error with which a call is refused."""
+    with pytest.raises(error) as caught:
+        call(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
 def doubting(profile: Profile, kind: str) -> Profile:

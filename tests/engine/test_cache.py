@@ -1,15 +1,24 @@
-"""What each step of a full-sequence model computes and sees (full-sequence-diffusion.md 1.3, 2.1, 3.1, 4.3)."""
+"""Caches of full-sequence models (full-sequence-diffusion.md 1.3 to 4.3).
+
+What each step computes and sees, what phases cost beyond their features, and how many keys of a prompt MaskKV's layers
+and heads keep.
+"""
 
 from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from dsim.engine import cache_overhead
+from dsim.engine.latency import CacheOverhead, LatencyModel
+from dsim.engine.part import ExactCache
 from dsim.engine.policies.dllm_cache import PeriodicCache
 from dsim.engine.policies.fast_dllm import FastCache
 from dsim.engine.policies.llada import NoCache
-from dsim.engine.policies.maskkv import MaskKV
+from dsim.engine.policies.maskkv import MaskKV, divided, head_budgets, layer_budgets
 from dsim.engine.policies.sparse_dllm import SparseCache
 from dsim.engine.policy import parse
 from dsim.engine.pooled_topk import num_kept
@@ -146,3 +155,64 @@ def test_what_is_held_follows_the_published_memory_of_each() -> None:
     # Dream-7B's hidden states are as wide as 7 of its tokens' keys.
     assert PeriodicCache().held(prompt, length, 7).tolist() == [48 + 240, 368 + 2496, 1264 + 8800]
     assert MaskKV(budget=256).held(prompt, length, 7).tolist() == [16 + 256, 112 + 2048, 271 + 2048]
+
+
+LATENCY = LatencyModel(
+    ((0.0, 1.0),), 0.0,
+    cache_overhead=(
+        CacheOverhead("SparseCache", "pack", 0.5, 0.25), CacheOverhead("SparseCache", "reuse", 2.0, 0.0),
+        CacheOverhead("MaskKV", "full", 7.0, 1.0),
+    ),
+)  # fmt: skip
+
+
+def test_a_cache_has_the_overhead_of_its_own_kind_and_phases() -> None:
+    table = cache_overhead.table_of(LATENCY, SparseCache(head_centric=True))
+    assert {Phase(i).name: tuple(row) for i, row in enumerate(table.tolist()) if any(row)} == {
+        "PACK": (0.5, 0.25), "REUSE": (2.0, 0.0)
+    }  # fmt: skip
+    assert cache_overhead.table_of(LATENCY, MaskKV(logits="block"))[Phase.FULL].tolist() == [7.0, 1.0]
+    # MaskKV is a PeriodicCache, and that is not MaskKV.
+    for cache in (PeriodicCache(), ExactCache(), None):
+        assert not cache_overhead.table_of(LATENCY, cache).any()
+
+
+SHARES = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=40)
+
+
+@given(SHARES, st.integers(0, 400), st.data())
+def test_parts_add_up_and_none_is_above_the_limit(shares: list[float], most: int, data: st.DataObject) -> None:
+    total = data.draw(st.integers(0, most * len(shares)))
+    parts = divided(total, np.array(shares), most)
+    assert parts.sum() == total
+    assert ((parts >= 0) & (parts <= most)).all()
+    # A larger share never gets less, and of equal ones the first no less.
+    order = np.lexsort((-np.arange(len(shares)), shares))
+    assert (np.diff(parts[order]) >= 0).all()
+
+
+def test_what_a_limit_cuts_off_goes_to_the_others_in_proportion() -> None:
+    assert divided(100, np.array([0.7, 0.2, 0.1]), 1000).tolist() == [70, 20, 10]
+    assert divided(100, np.array([0.7, 0.2, 0.1]), 40).tolist() == [40, 40, 20]
+    assert divided(100, np.array([0.7, 0.2, 0.1]), 45).tolist() == [45, 37, 18]
+    # Just at the limit: it is full.
+    assert divided(8, np.array([0.5, 0.3125, 0.1875]), 4).tolist() == [4, 3, 1]
+    assert divided(10, np.array([1.0, 0.0, 0.0]), 4).tolist() == [4, 3, 3]
+    assert divided(5, np.zeros(3), 4).tolist() == [2, 2, 1]
+
+
+def test_layers_share_by_the_importance_of_their_group() -> None:
+    rule = MaskKV(budget=100)
+    # 400 keys: 160 alike; of 240 the boundary has 6 / 8 and the middle 2 / 8, in equal parts.
+    assert layer_budgets(rule, np.array([5.0, 1.5, 0.5, 1.0]), 1000).tolist() == [130, 70, 70, 130]
+    assert layer_budgets(rule, np.array([5.0, 1.5, 0.5, 1.0]), 120).tolist() == [120, 80, 80, 120]  # all there are
+    assert layer_budgets(rule, np.zeros(4), 1000).tolist() == [100] * 4
+    assert layer_budgets(rule, np.array([3.0, 1.0]), 1000).tolist() == [100] * 2  # no layer between the boundaries
+
+
+def test_heads_share_by_their_preference_for_the_prompt() -> None:
+    rule = MaskKV()
+    # 400 keys: 10 each; of 360 in proportion to .9, .6, .3 and 0.
+    assert head_budgets(rule, np.array([0.9, 0.6, 0.3, 0.0]), 100, 1000).tolist() == [190, 130, 70, 10]
+    assert head_budgets(rule, np.array([0.9, 0.6, 0.3, 0.0]), 100, 160).tolist() == [160, 149, 80, 11]
+    assert head_budgets(rule, np.zeros(4), 100, 1000).tolist() == [100] * 4

@@ -15,7 +15,7 @@ from dsim.engine.policies.focus import Focus
 from dsim.engine.state import CACHED, MASKED
 from dsim.engine.step import Evicting, StepPlan
 
-from ..worlds import plan_of
+from ..worlds import plan_of, refusal
 
 N = 20_000
 PLAIN = CommitModel("toy", 4, 0.9, None, (0.9, 0.6, 0.3, 1.0))
@@ -125,9 +125,7 @@ def test_the_first_workload_is_the_default() -> None:
     ],
 )
 def test_a_model_that_is_lacking_is_refused_by_listing_those_held(ask: tuple[object, ...], message: str) -> None:
-    with pytest.raises(ProfileError) as e:
-        choose(MODELS, "p", *ask)  # type: ignore[arg-type]
-    assert str(e.value) == message
+    assert refusal(ProfileError, choose, MODELS, "p", *ask) == message
 
 
 def test_a_profile_without_models_says_what_it_can_run() -> None:

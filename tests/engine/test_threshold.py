@@ -28,7 +28,7 @@ from dsim.sim.setting import Setting
 from dsim.sim.step_model import StepModel
 from dsim.sim.twin import RunRecords, simulate
 
-from ..worlds import TOY_MODEL, Collector, journal_bytes, toy_profile, toy_trace
+from ..worlds import TOY_MODEL, Collector, journal_bytes, refusal, toy_profile, toy_trace
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "policies" / "dilaserve.py"
 LOOSE = replace(TOY_MODEL, threshold=0.5, pass_probability=(0.99, 0.97, 0.95, 0.9))
@@ -143,9 +143,7 @@ def test_a_compiled_rule_s_place_beyond_its_thresholds_is_refused_with_both_howe
     engine = Engine(policy, Limits(100, 4096, 2), RequestTable(1))
     engine.submit(Request(0, 0.0, 10, 10))
     for step in (lambda: engine.schedule(0.0), lambda: run(policy)):
-        with pytest.raises(PolicyError) as caught:
-            step()
-        assert str(caught.value) == "policy chosen: threshold_now answers place 7, expected below 2"
+        assert refusal(PolicyError, step) == "policy chosen: threshold_now answers place 7, expected below 2"
 
 
 def test_one_of_two_chooses_among_thresholds_and_the_policy_s_own_is_among_them() -> None:
@@ -177,9 +175,7 @@ def test_the_example_loosens_a_step_for_every_few_that_wait_and_no_further() -> 
 
 
 def test_a_threshold_without_a_yield_is_refused_by_name_with_those_there_are() -> None:
-    with pytest.raises(ProfileError) as caught:
-        run(dilaserve(",loosest=0.6"), load("a100-sdar-8b"))
-    assert str(caught.value).endswith(
+    assert refusal(ProfileError, run, dilaserve(",loosest=0.6"), load("a100-sdar-8b")).endswith(
         ":POLICY,loosest=0.6 may choose thresholds 0.9, 0.8, 0.7, 0.6: profile a100-sdar-8b holds commit models of "
         "threshold 0.9, 0.8; this run asks for 0.7"
     )
@@ -202,9 +198,7 @@ def test_an_answer_that_is_none_of_its_thresholds_is_refused_with_both(unmasking
     ANSWER[0] = lambda view: answer
     engine = Engine(replace(chosen(), unmasking=unmasking), Limits(100, 4096, 2), RequestTable(1))
     engine.submit(Request(0, 0.0, 10, 10))
-    with pytest.raises(PolicyError) as caught:
-        engine.schedule(0.0)
-    assert str(caught.value) == f"policy chosen: {says}"
+    assert refusal(PolicyError, engine.schedule, 0.0) == f"policy chosen: {says}"
 
 
 def test_a_policy_that_goes_by_no_threshold_can_have_none_of_each_step() -> None:

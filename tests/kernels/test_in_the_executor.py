@@ -27,9 +27,8 @@ from dsim.live.periodic import PeriodicForward
 from dsim.live.prompts import random_prompts
 from dsim.live.weights import load, random_model
 
-from ..live.batches import batch_of
 from ..live.checkpoints import CHECKPOINTS, drawn
-from ..live.dense import block_causal
+from ..live.dense import batch_of, block_causal
 from ..live.test_random_weights import GEMMA
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/live/test_gpu.py serves by them on a GPU")

@@ -18,7 +18,7 @@ from dsim.research.tiny.saved import save_model
 from dsim.results.run import read_run
 
 from ..cli.command import succeed
-from .batches import batch_of
+from .dense import batch_of
 
 pytestmark = [
     pytest.mark.gpu,

@@ -21,8 +21,7 @@ from dsim.live.prompts import random_prompts
 from dsim.live.session import GraphCache
 from dsim.live.weights import random_model
 
-from .batches import batch_of
-from .dense import SMALL
+from .dense import SMALL, batch_of
 
 
 def batch(chance: np.random.Generator, sequences: int) -> Batch:

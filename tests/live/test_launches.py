@@ -18,8 +18,7 @@ from dsim.live.config import ConfigJson, Experts, Settings
 from dsim.live.forward import Batch, Forward
 from dsim.live.weights import random_model
 
-from .batches import batch_of
-from .dense import SMALL
+from .dense import SMALL, batch_of
 from .test_random_weights import GEMMA
 
 

@@ -20,7 +20,7 @@ from dsim.traces import Trace
 
 from ..serving import Loop, serving_profile
 from ..worlds import Collector, differences, toy_trace
-from .test_invariants import CHOICES, PARTS, check_accounts, check_fleet, fleet_options, spec_of, traces
+from .test_engines import CHOICES, PARTS, check_accounts, check_fleet, fleet_options, spec_of, traces
 
 PROFILE = serving_profile()
 FEW = settings(max_examples=18, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

@@ -19,7 +19,7 @@ from dsim.sim.routers.router import Router
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 
-from ..worlds import SECOND, toy_profile, toy_trace
+from ..worlds import SECOND, refusal, toy_profile, toy_trace
 
 
 @dataclass
@@ -103,9 +103,8 @@ def test_by_prefix_what_was_sent_longest_ago_is_forgotten(monkeypatch: pytest.Mo
 
 
 def test_a_server_without_a_trace_routes_by_no_prefix() -> None:
-    with pytest.raises(PolicyError) as error:
-        routing("prefix").new()
-    assert str(error.value) == "router is prefix, and the requests have no known prefixes: expected a trace"
+    said = refusal(PolicyError, routing("prefix").new)
+    assert said == "router is prefix, and the requests have no known prefixes: expected a trace"
 
 
 def test_a_router_sees_what_has_ended_and_what_has_been_served() -> None:

@@ -22,7 +22,7 @@ from dsim.sim.twin import RunRecords, simulate
 from dsim.sim.unknown import warnings_of
 from dsim.traces import Trace
 
-from ..worlds import BLOCK_PRESETS, SECOND, Collector, differences, toy_profile, toy_trace
+from ..worlds import BLOCK_PRESETS, SECOND, Collector, differences, refusal, toy_profile, toy_trace
 
 COMPLETED, REJECTED, UNFINISHED = (STATUSES.index(name) for name in ("completed", "rejected", "unfinished"))
 PROFILE = toy_profile()
@@ -175,9 +175,7 @@ def test_an_interrupt_keeps_what_is_done(how: dict[str, Any], monkeypatch: pytes
 
 def test_a_trace_that_cannot_fit_is_one_line_with_both_values() -> None:
     trace = toy_trace([0.0, 1.0], [500, 320], [100, 1])
-    with pytest.raises(TraceError) as error:
-        simulate(trace, Setting(parse(small("chunk:4")), PROFILE))
-    assert str(error.value) == (
+    assert refusal(TraceError, simulate, trace, Setting(parse(small("chunk:4")), PROFILE)) == (
         f"toy: none of its 2 requests fits into a step of {cut(small('chunk:4'))}, the context of 32768 tokens and 40 "
         "pages of 8: the shortest has 321 tokens (41 pages)"
     )
