@@ -1,7 +1,7 @@
 """Caches of full-sequence models (full-sequence-diffusion.md 1.3 to 4.3).
 
-What each step computes and sees, what phases cost beyond their features, and how many keys of a prompt MaskKV's layers
-and heads keep.
+What each step computes and sees, what phases cost beyond their features, how many keys of a prompt MaskKV's layers and
+heads keep, and which tokens a sparse cache keeps.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ from dsim.engine.policies.llada import NoCache
 from dsim.engine.policies.maskkv import MaskKV, divided, head_budgets, layer_budgets
 from dsim.engine.policies.sparse_dllm import SparseCache
 from dsim.engine.policy import parse
-from dsim.engine.pooled_topk import num_kept
+from dsim.engine.pooled_topk import kept, merged, num_kept
 from dsim.engine.rows.passes import RowPosition
 from dsim.engine.step import Phase
 
@@ -216,3 +216,37 @@ def test_heads_share_by_their_preference_for_the_prompt() -> None:
     assert head_budgets(rule, np.array([0.9, 0.6, 0.3, 0.0]), 100, 1000).tolist() == [190, 130, 70, 10]
     assert head_budgets(rule, np.array([0.9, 0.6, 0.3, 0.0]), 100, 160).tolist() == [160, 149, 80, 11]
     assert head_budgets(rule, np.zeros(4), 100, 1000).tolist() == [100] * 4
+
+
+@pytest.mark.parametrize(
+    ("num_candidates", "retention", "at_least", "expected"),
+    [(992, 0.5, 0, 496), (1, 0.5, 0, 0), (1, 0.5, 1, 1), (0, 0.5, 1, 0), (7, 0.3, 0, 2), (5, 1.0, 0, 5)],
+)
+def test_the_number_kept_is_rounded_down(num_candidates: int, retention: float, at_least: int, expected: int) -> None:
+    assert num_kept(num_candidates, retention, at_least) == expected
+
+
+def test_heads_are_added_in_their_order_when_they_share_a_choice() -> None:
+    scores = np.array([[1e8, 1.0], [1.0, 2.0], [-1e8, 4.0]], np.float32)
+    assert merged(scores, 1, shared=True).tolist() == [[0.0, 7.0]]  # 1e8 + 1 is 1e8 in fp32
+
+
+def test_the_highest_of_a_group_counts_when_each_head_chooses() -> None:
+    scores = np.array([[1, 5], [3, 2], [0, -1], [-4, -2]], np.float32)
+    assert merged(scores, 2, shared=False).tolist() == [[3, 5], [0, -1]]
+
+
+def test_the_best_come_first_and_ties_go_to_the_lower_index() -> None:
+    scores = np.array([[1, 3, 2, 3, 0]], np.float32)
+    assert kept(scores, 3, pool=1).tolist() == [[1, 3, 2]]
+    assert kept(scores, 0, pool=1).shape == (1, 0)
+
+
+def test_of_no_candidates_none_is_kept() -> None:
+    assert kept(np.zeros((2, 0), np.float32), 0, 3).shape == (2, 0)
+
+
+def test_a_token_counts_with_the_highest_score_around_it() -> None:
+    scores = np.array([[0, 0, 0, 9, 0, 0, -5], [7, 0, 0, 0, 0, 0, 8]], np.float32)
+    assert kept(scores, 4, pool=3).tolist() == [[2, 3, 4, 0], [5, 6, 0, 1]]
+    assert kept(scores, 2, pool=5).tolist() == [[1, 2], [4, 5]]

@@ -148,9 +148,6 @@ def test_a_table_is_cut_or_continued_with_the_ratio_of_its_end() -> None:
     assert model.for_block(5).pass_probability == pytest.approx((0.8, 0.4, 0.2, 0.1, 0.05))
 
 
-# ---- laws of forwards a block ------------------------------------------------------------------------------------
-
-
 def forwards(
     law: CanvasLaw, num: int, index: int, seed: int = 0, begin: int = 10, cap: npt.ArrayLike | None = None
 ) -> npt.NDArray[np.int64]:
@@ -229,9 +226,6 @@ def test_blocks_behind_the_one_that_an_answer_ends_in_are_padding(on_a_grid: boo
     draws = CommitDraws(model, 0, *lengths, 32, max_tokens=np.array([160]), on_a_grid=on_a_grid)
     assert draws.arrays.requests["last_block"].tolist() == [6]
     assert draws.num_padding.tolist() == [padding]
-
-
-# ---- steps that evict ---
 
 
 WIDTH = 8

@@ -60,18 +60,12 @@ def check_account(engine: Engine) -> None:
     assert engine.pages_held + len(idle(engine)) <= engine.limits.num_pages
 
 
-# ---- by hand -----------------------------------------------------------------------------------------------------
-
-
 def test_the_step_behind_an_eos_files_nothing() -> None:
     # Decided on ahead: the answer's last token, the eighth of all, is computed for nothing.
     w = World(AR, eos=True, prefixes=prefixes(4, [0, 1], named=[8]))
     w.submit(0, 4, 4)
     assert [w.step_tokens() for _ in range(6)][3:] == ["decode 0D1/7", "decode 0I1/8", "nothing"]
     assert idle(w.engine) == [0]
-
-
-# ---- against the oracle ------------------------------------------------------------------------------------------
 
 
 def draw_world(rng: np.random.Generator) -> dict[str, Any]:
@@ -150,9 +144,6 @@ def test_random_worlds_run_as_the_oracle_says(part: int) -> None:
     assert (hits > 500, evictions > 200, preemptions > 3) == (True, True, True)
 
 
-# ---- whole runs --------------------------------------------------------------------------------------------------
-
-
 def conversations(n: int) -> Trace:
     """Turns of a few sessions, each prompt the turn before with more behind it."""
     rng = np.random.default_rng(0)
@@ -190,9 +181,6 @@ def test_a_pool_without_end_finds_what_the_conversation_trace_repeats(num: int, 
     assert sum(expected) > share * trace.input_length[served].sum()
 
 
-# ---- which policies ----------------------------------------------------------------------------------------------
-
-
 def test_a_scheduler_that_shares_no_pages_takes_no_prefix_cache() -> None:
     memory = PrefixMemory(page_size=256, prefix_caching=True)
     for preset, kinds in (("sglang-gemma", "Rounds reuses no pages of Canvas"), ("ar", "Continuous reuses no pages")):
@@ -219,9 +207,6 @@ def steps_of(w: World, request: int) -> list[str]:
     while np.isnan(w["finish"][request]):
         found.append(step(w))
     return found
-
-
-# ---- SGLang's rounds ---------------------------------------------------------------------------------------------
 
 
 def test_rounds_prefill_only_the_blocks_that_are_not_there() -> None:
@@ -257,9 +242,6 @@ def test_a_prompt_beside_a_newcomer_that_decodes_in_step_is_computed_again_in_ea
     assert w.step_tokens({}) == "prefill 1P4/8"
 
 
-# ---- LMDeploy's look-ahead ---------------------------------------------------------------------------------------
-
-
 def test_a_prefill_leaves_out_the_pages_that_are_there() -> None:
     w = asked(World(AHEAD, prefixes=prefixes(8, [0, 1, 2], [0, 1, 3], [0, 4], named=[20, 21, 9])), (20, 4))
     assert steps_of(w, 0)[0] == "prefill 0P20/20"
@@ -274,9 +256,6 @@ def test_a_prefill_leaves_out_the_pages_that_are_there() -> None:
     assert w.engine._own.cache.cached.tolist() == [0, 16, 8]
 
 
-# ---- vLLM's canvases ---------------------------------------------------------------------------------------------
-
-
 def test_only_committed_tokens_of_canvases_are_found() -> None:
     w = World(DIFFUSION, prefixes=prefixes(4, [0, 1, 2, 3], [0, 1, 6, 7, 8], [0, 1, 2, 3, 5], named=[16, 20, 20]))
     w.submit(0, 4, 12)
@@ -288,9 +267,6 @@ def test_only_committed_tokens_of_canvases_are_found() -> None:
     assert [step(w).split(" 1")[0] for _ in range(3)] == ["decode 0D4/8", "decode 0F4/8", "decode 0D4/12"]
     w.submit(2, 18, 1)
     assert "2P10/18" in step(w)  # one canvas is committed
-
-
-# ---- whole runs --------------------------------------------------------------------------------------------------
 
 
 def test_eagle_shares_a_page_only_if_the_next_token_is_equal_too() -> None:

@@ -13,9 +13,6 @@ SYNC = ",async_scheduling=false"
 AR = "vllm-ar,max_num_batched_tokens=8,page_size=4"
 
 
-# ---- chunks and the budget ---------------------------------------------------------------------------------------
-
-
 def test_a_prompt_takes_what_the_budget_has_left_and_goes_on_beside_decoding() -> None:
     w = asked(World(AR + SYNC), (5, 3), (10, 2))
     assert w.step_tokens() == "prefill 0P5/5 1P3/3"
@@ -41,9 +38,6 @@ def test_without_chunks_a_request_is_rejected_that_could_not_be_prefilled_again_
     assert not w.submit(1, 5, 4)
 
 
-# ---- drafts ------------------------------------------------------------------------------------------------------
-
-
 def test_drafts_end_at_the_context_limit_and_a_token_without_room_for_them_is_not_padded() -> None:
     # With its drafts a token is more than a step's budget: where they have room, vLLM would wait forever.
     w = asked(
@@ -55,8 +49,6 @@ def test_drafts_end_at_the_context_limit_and_a_token_without_room_for_them_is_no
     assert w.plan.pages == 2 + 2
     assert w.step_tokens() == "decode 0D3/7 1D3/4"
 
-
-# ---- canvases ----------------------------------------------------------------------------------------------------
 
 DIFFUSION = "vllm-diffusion,canvas_length=4,page_size=4,max_num_batched_tokens=8,max_num_seqs=2"
 
@@ -74,9 +66,6 @@ def test_looking_ahead_a_canvas_in_flight_has_room_for_another_behind_it() -> No
 
 LOOK_AHEAD = "lmdeploy-0.18:4,page_size=4"
 ALL = range(4)
-
-
-# ---- when to prefill ---------------------------------------------------------------------------------------------
 
 
 LANE = LOOK_AHEAD + ",max_prefill_tokens=8,opt_ttft_short_turns=2"
@@ -103,9 +92,6 @@ def test_a_long_prompt_takes_turns_with_those_that_decode_a_chunk_at_a_time() ->
     assert w.step() == "decode 0D:MMMM 1F:PPPP"
 
 
-# ---- pages -------------------------------------------------------------------------------------------------------
-
-
 def test_a_request_fits_with_the_tokens_that_its_pages_are_extended_by() -> None:
     assert World(LOOK_AHEAD, num_pages=4).submit(0, 4, 8)
     assert not World(LOOK_AHEAD, num_pages=3).submit(0, 4, 8)
@@ -121,9 +107,6 @@ def test_a_request_fits_with_the_tokens_that_its_pages_are_extended_by() -> None
 PAGES = ",block_length=4,page_size=4"
 FDFO, IN_STEP = (name + PAGES for name in ("sglang-fdfo", "sglang-sync"))
 GEMMA = "sglang-gemma,canvas_length=4,page_size=4"
-
-
-# ---- masked models -----------------------------------------------------------------------------------------------
 
 
 def test_a_prompt_is_prefilled_a_block_a_round_and_its_tail_heads_the_first_decode_block() -> None:
@@ -156,9 +139,6 @@ def test_a_request_of_no_tokens_at_all_decodes_a_block_and_holds_its_pages() -> 
     assert not World("sglang-gemma,canvas_length=8,page_size=4", num_pages=1).submit(0, 0, 0)
 
 
-# ---- sync --------------------------------------------------------------------------------------------------------
-
-
 def test_a_sync_round_lasts_until_all_its_blocks_are_done() -> None:
     latency = LatencyModel(((0.0, 1.0),), 0.0, host_step=0.5)
     model = StepModel(latency, None)
@@ -182,9 +162,6 @@ def test_a_sync_round_lasts_until_all_its_blocks_are_done() -> None:
     assert w.schedule() == "decode 1F:PPPP 2F:PPPP"
     assert w.commit() == [1, 2]
     check_over(w)
-
-
-# ---- DiffusionGemma ----------------------------------------------------------------------------------------------
 
 
 WINDOW_POOL = {"window": 8, "window_bytes": 1, "kv_bytes": 1}

@@ -20,9 +20,6 @@ SERVE = "dllm-serve,max_batched_tokens=1000"
 COMPLETED, REJECTED = 0, 1
 
 
-# ---- dLLM-Serve as published (4.3) -----------------------------------------------------------------------------
-
-
 def test_a_newcomer_takes_what_a_stalled_refresh_leaves_and_stands_before_it() -> None:
     # R0 and R1 of 900 tokens about to refresh in the same step of 1,000, and N of 84 waiting.
     w = asked(Served(SERVE), (900 - 256, 256))
@@ -51,9 +48,6 @@ def test_a_request_that_no_step_or_pool_could_hold_is_rejected() -> None:
     assert context.submit(0, 4064, 32) is True
     assert context.submit(1, 4065, 32) is False  # tokens of the context
     assert context.submit(2, 4064, 33) is False
-
-
-# ---- each fault repaired alone ---------------------------------------------------------------------------------
 
 
 def test_look_ahead_lets_no_one_in_whose_second_refresh_would_collide() -> None:
@@ -103,9 +97,6 @@ def test_refreshes_at_other_periods_than_the_block_s_collide_beyond_what_is_look
     assert [i for i, plan in enumerate(loop.plans) if plan.running > len(plan.requests)] == [7]
     assert loop.plans[7].phases.tolist() == [Phase.REFRESH_PROMPT]
     assert len(loop.ended) == 2
-
-
-# ---- a static batch (5) ----------------------------------------------------------------------------------------
 
 
 def test_a_static_batch_is_padded_to_its_longest_prompt_and_output_and_ends_as_one() -> None:

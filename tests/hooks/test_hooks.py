@@ -176,6 +176,16 @@ def test_an_engine_of_another_release_runs_without_a_log(
     assert capfd.readouterr().err.startswith("dsim-hooks: the step log leaves out everything: ModuleNotFoundError: ")
 
 
+def vllm_config(model: dict[str, Any], cache: dict[str, Any], **scheduler: Any) -> Any:
+    """What vLLM was started with."""
+    return Bag(
+        model_config=Bag(served_model_name=["tiny"], enforce_eager=True, dtype="torch.bfloat16", **model),
+        cache_config=Bag(enable_prefix_caching=False, **cache),
+        scheduler_config=Bag(**scheduler),
+        parallel_config=Bag(tensor_parallel_size=1),
+    )
+
+
 def test_vllms_steps_are_its_schedulers(hook: Hook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Scheduler:
         """Runs the whole prompt of whoever waits, then a token each."""
@@ -231,15 +241,10 @@ def test_vllms_steps_are_its_schedulers(hook: Hook, tmp_path: Path, monkeypatch:
     vllm = hook("vllm")
     vllm.register()
     vllm.register()  # vLLM may load a plug-in more than once
-    config = Bag(
-        model_config=Bag(
-            hf_config=CONFIG, max_model_len=256, served_model_name=["tiny"], enforce_eager=True, dtype="torch.bfloat16"
-        ),
-        cache_config=Bag(block_size=16, num_gpu_blocks=100, enable_prefix_caching=False),
-        scheduler_config=Bag(max_num_seqs=4, max_num_batched_tokens=64),
-        parallel_config=Bag(tensor_parallel_size=1),
+    cache = {"block_size": 16, "num_gpu_blocks": 100}
+    engine = EngineCore(
+        vllm_config({"hf_config": CONFIG, "max_model_len": 256}, cache, max_num_seqs=4, max_num_batched_tokens=64)
     )
-    engine = EngineCore(config)
 
     def add(name: str, prompt: int, output: int, extra: dict[str, int] | None = None) -> None:
         engine.add_request(

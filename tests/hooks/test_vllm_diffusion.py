@@ -20,7 +20,7 @@ from dsim.profiler.logged import PHASES
 from dsim.profiler.steplog import StepLog, policy_of, profile_of_log, read_log
 
 pytest.importorskip("torch")
-from .test_hooks import GEMMA, Bag, Layers, hook, modules
+from .test_hooks import GEMMA, Bag, Layers, hook, modules, vllm_config
 
 __all__ = ["hook"]
 
@@ -92,18 +92,10 @@ def _logged(
         Bag(**about, num_key_value_heads=1 + (kind != kinds[-1]), head_dim=128 if kind == kinds[-1] else 64)
         for kind in kinds
     ]
-    config = Bag(
-        model_config=Bag(
-            hf_config=Bag(text_config=Layers(**about, per_layer_config=each), canvas_length=64),
-            max_model_len=640, served_model_name="tiny", enforce_eager=True, dtype="torch.bfloat16", is_diffusion=True,
-        ),
-        cache_config=Bag(
-            block_size=128, num_gpu_blocks=HEAD["blocks"], enable_prefix_caching=False,
-            prefix_cache_retention_interval=0,
-        ),
-        scheduler_config=Bag(max_num_seqs=6, max_num_batched_tokens=256, async_scheduling=True),
-        parallel_config=Bag(tensor_parallel_size=1),
-    )  # fmt: skip
+    text = Bag(text_config=Layers(**about, per_layer_config=each), canvas_length=64)
+    cache = {"block_size": 128, "num_gpu_blocks": HEAD["blocks"], "prefix_cache_retention_interval": 0}
+    model = {"hf_config": text, "max_model_len": 640, "is_diffusion": True}
+    config = vllm_config(model, cache, max_num_seqs=6, max_num_batched_tokens=256, async_scheduling=True)
 
     class Engine(Bag):
         __hash__ = object.__hash__

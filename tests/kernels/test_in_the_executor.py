@@ -36,9 +36,6 @@ TINY = ModelConfig("tiny", 2, 64, 4, 2, 16, 96, 67, 256, 8, 66)
 PATHS: tuple[Path, ...] = ("reference", "triton")
 
 
-# ---- block diffusion ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_forwards_over_pages_say_the_logits_and_tokens_of_an_independent_implementation(
@@ -61,9 +58,6 @@ def test_forwards_over_pages_say_the_logits_and_tokens_of_an_independent_impleme
         assert taken["ragged_paged_attention", path] == before + config.layers
         torch.testing.assert_close(model.logits(hidden), expected, rtol=0, atol=1e-4)
         assert said.tolist() == expected.argmax(1).tolist()
-
-
-# ---- full-sequence models -----------------------------------------------------------------------------------------
 
 
 def served(

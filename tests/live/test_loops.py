@@ -97,8 +97,6 @@ def test_llada_answers_as_its_published_loop_where_masks_are_predicted(steps: in
     assert 0 < predicted < 60
 
 
-# ---- SGLang's rounds: prompts prefilled a block a round, and tokens that change until their block is done ----------
-
 # No empty prompt: its masks look alike, so which is the most confident is rounding, another on every machine.
 ROUNDS = [(9, 7), (8, 8), (2, 5), (17, 6), (1, 5)]
 

@@ -53,9 +53,6 @@ def test_missing_files_are_named(saved: Path, tmp_path: Path) -> None:
         load(str(tmp_path / "empty"), "cpu", torch.float32)
 
 
-# ---- a name on Hugging Face is its snapshot in the local cache, and nothing is fetched ------------------------------
-
-
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache with two snapshots of owner/tiny.model, the first of which is main."""

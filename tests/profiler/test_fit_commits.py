@@ -1,20 +1,83 @@
-"""Logs drawn from a known commit model or law of steps give it back, in what it yields and in how it varies."""
+"""Commit logs: read from journals, and drawn from a known commit model or law of steps, which a fit gives back."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from dsim.engine.commits import CanvasLaw, CommitModel
+from dsim.engine.commits import CanvasLaw, CommitDraws, CommitModel
 from dsim.engine.draw import CELLS, CELLS_PER_STD
+from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import ProfileError
+from dsim.engine.journal import RequestTable, StepRecorder
+from dsim.engine.policy import parse
+from dsim.engine.request import Request
+from dsim.engine.state import MASKED
+from dsim.engine.step import StepOutcome
 from dsim.profiler.canvas_law import mean_forwards
-from dsim.profiler.commit_log import CommitLog
+from dsim.profiler.commit_log import CommitLog, from_journal
 from dsim.profiler.fit_canvas import fit_canvas_law
 from dsim.profiler.fit_commits import fit_commits
 from dsim.profiler.likelihood import STEP, Likelihood, Variances
 from dsim.profiler.logged import NO_LIMIT, Canvases
+from dsim.profiler.profile import load
 from dsim.profiler.yields import Blocks, draw, figures, prefix_curve, quantile
+
+REQUESTS = ((5, 90), (64, 40), (130, 200), (1, 33), (31, 65))
+
+
+def journal(policy: str, num_pages: int) -> tuple[dict[str, Any], list[Any], Any]:
+    """A run's list columns, the rows of its plans, and its request table."""
+    chosen = parse(policy)
+    inputs, outputs = np.array(REQUESTS).T
+    draws = CommitDraws(load("a100-sdar-8b").commits[1], 3, inputs, outputs, 32)
+    table = RequestTable(len(REQUESTS))
+    engine = Engine(chosen, Limits(num_pages, 4096, 8), table)
+    for i, (length, more) in enumerate(REQUESTS):
+        engine.submit(Request(i, 0.0, length, more))
+    lists: dict[str, Any] = {}
+    recorder = StepRecorder(lambda _, found: lists.update({k: v for k, (v, _) in found.items()}), 32)
+    rows, now = [], 0.0
+    while (plan := engine.schedule(now)) is not None:
+        outcome = StepOutcome(1.0, draws.draw(plan))
+        now += 1.0
+        rows.append((plan.requests, plan.block_start, plan.status, plan.window, outcome.committed))
+        recorder.record(0, plan, outcome, engine.commit(outcome, now))
+    recorder.flush()
+    return lists, rows, table
+
+
+@pytest.mark.parametrize("policy", ["lmdeploy-bd32", "chunk:8", "delayed-cache-plus"])
+@pytest.mark.parametrize("num_pages", [100, 7])  # 7: sequences are preempted
+def test_a_journal_tells_the_blocks_that_the_engine_had(policy: str, num_pages: int) -> None:
+    lists, rows, table = journal(policy, num_pages)
+    assert (table["num_preemptions"].sum() > 0) == (num_pages == 7)
+    found = from_journal(32, np.array(REQUESTS)[:, 0], *(lists[name] for name in ("requests", "window", "commits")))
+    request, start, status, window, committed = (np.concatenate(column) for column in zip(*rows, strict=True))
+    masked = status == MASKED
+    computes = (window & masked).any(axis=1)
+    expected = {"request": request, "block_start": start, "masked": masked, "window": window & masked,
+                "committed": committed}  # fmt: skip
+    for name, column in expected.items():
+        assert np.array_equal(getattr(found, name), column[computes]), name
+    # Every output token was a mask once, and the last block's tail with them.
+    whole = [-(-(p + n) // 32) * 32 - p for p, n in REQUESTS]
+    assert np.bincount(found.request, found.committed.sum(axis=1)).tolist() == whole
+
+
+def test_a_commit_of_what_was_not_computed_is_refused() -> None:
+    words = np.array([[0b0001], [0b0010]], np.uint64)
+    with pytest.raises(ProfileError, match="request 0 committed what is not a computed mask"):
+        from_journal(4, np.array([0]), np.array([0], np.int32), words[:1], words[1:])
+    with pytest.raises(ProfileError, match="the journal's windows reach beyond the block"):
+        from_journal(65, np.array([0]), np.array([0], np.int32), words[:1], words[:1])
+
+
+def test_rows_that_compute_no_mask_are_left_out() -> None:
+    windows, commits = np.array([[0b11], [0b11]], np.uint64), np.array([[0], [0b01]], np.uint64)
+    log = from_journal(2, np.array([0, 0]), np.array([0, 1], np.int32), windows, commits)
+    assert (log.request.tolist(), log.window.tolist()) == ([1], [[True, True]])
 
 
 def known(p0: float, reach: float, block_length: int = 16, **spreads: float) -> CommitModel:

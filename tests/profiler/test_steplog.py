@@ -178,8 +178,6 @@ def test_a_step_whose_end_came_late_and_the_short_one_behind_it_are_not_fitted()
     assert np.flatnonzero(~fittable(samples(features, latency))).tolist() == [30, 31]
 
 
-# ---- requests, rows and emissions -------------------------------------------------------------------
-
 HEADER2: dict[str, Any] = {**HEADER, "preset": "lmdeploy-bd4", "started": 1.7e9}
 ARRIVED: list[dict[str, Any]] = [
     {"kind": "request", "request": 0, "id": "a", "input_length": 4, "output_length": 9, "arrival": 0.5,

@@ -28,8 +28,6 @@ def test_a_prefill_that_leaves_no_room_for_pages_is_made_smaller() -> None:
     assert Setting(parse("lmdeploy-bd32"), small).limits.max_prefill_tokens == 4096
 
 
-# ---- a limit beside the answer: `output_length` tokens, of `max_tokens` that were asked for ------------------------
-
 FULL = load("l40s-llada-8b")
 ALONE = "lmdeploy-bd32,num_loops=1,decide_ahead=false"
 

@@ -226,9 +226,6 @@ def test_the_pools_that_a_link_does_not_name_are_the_others_of_two(text: str, en
     assert (link.source, link.to) == ends
 
 
-# ---- words that cannot be read: one line with both values, whichever reads them ------------------------------------
-
-
 @pytest.mark.parametrize(
     ("read", "words", "message"),
     [

@@ -123,8 +123,6 @@ def test_a_fleet_loses_no_request_and_no_time_and_its_journal_replays_plan_for_p
     assert sum(p.features.tokens for p in heard) == s["tokens"].sum()
 
 
-# ---- published single-stream throughput ------------------------------------------------------------------------
-
 # Sparse-dLLM, Table 1: RTX 4090 48 GB, batch 1, b = 32, LLaDA-8B-Instruct; L from its peak memory (6).
 TASKS = ("MMLU", "ARC-C", "PIQA", "GPQA", "GSM8K", "MATH", "HumanEval")
 LENGTHS = (863, 354, 339, 1316, 1769, 990, 651)
@@ -162,9 +160,6 @@ def test_other_scripts_are_predicted_with_their_own_launch_overhead(spec: str, b
     # A profile belongs to an implementation: theirs take 45.4 to 47.0 ms for a step in which Sparse-dLLM takes 26 (6).
     assert max(map(abs, errors(spec, launch=0.046))) < bound
     assert min(errors(spec)) > faster  # the longest request's first layer under dLLM-Cache hides most of the floor
-
-
-# ---- profiles of the other family ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -357,8 +357,6 @@ def test_requests_are_conserved_beside_caches(spec: str, pages: int) -> None:
             assert columns["reserved_in_step"].any()
 
 
-# ---- links with scalers ---
-
 # Every step takes 1 s, so a prompt is prefilled in 1 s; its whole blocks of 4 tokens travel at 2 tokens a second.
 SLOW = Link(KV * 2.0)
 

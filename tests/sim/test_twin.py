@@ -40,9 +40,6 @@ def crowd(n: int = 30) -> Trace:
     return toy_trace(arrival - arrival[0], rng.integers(1, 60, n), rng.integers(1, 60, n))
 
 
-# ---- when a run ends ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("name", "replicas"), zip(BLOCK_PRESETS, itertools.cycle((1, 3))))
 def test_without_draining_a_run_ends_with_the_last_arrival(name: str, replicas: int) -> None:
     trace, policy = crowd(), parse(small(name))
@@ -60,9 +57,6 @@ def test_without_draining_a_run_ends_with_the_last_arrival(name: str, replicas: 
     assert (cut.table["num_forwards"] <= whole.table["num_forwards"]).all()
     assert not (cut.table["last_emission"] > end).any()
     assert np.isnan(cut.table["finish"][~in_time]).all()
-
-
-# ---- closed loop ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["ar", "lmdeploy-bd32", "optimus"])
@@ -88,8 +82,6 @@ def test_a_worker_whose_request_is_rejected_takes_the_next() -> None:
     # 0 and 2 start together; when both end, 5 comes, and 3 and 4 were rejected on the way.
     assert journal.steps["running"].tolist() == [2, 2, 2, 1, 1, 1]
 
-
-# ---- turns of a session that wait for each other ---------------------------------------------------------------
 
 SLOW = toy_profile(latency=SECOND)
 
@@ -139,9 +131,6 @@ def test_a_journal_of_sessions_on_several_replicas_replays_plan_for_plan(router:
     assert late > 5
 
 
-# ---- Ctrl-C ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("how", [{}, {"concurrency": 5}, {"replicas": 2}])
 def test_an_interrupt_keeps_what_is_done(how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dsim.engine.engine.STEPS_A_CALL", 4)
@@ -168,9 +157,6 @@ def test_an_interrupt_keeps_what_is_done(how: dict[str, Any], monkeypatch: pytes
     assert (~steps["prefill"]).sum() == cut.totals.num_decode_steps
     assert steps["prefill"].sum() == cut.totals.num_prefill_steps
     assert steps["finished"].sum() == done.sum()
-
-
-# ---- what fits ------------------------------------------------------------------------------------------------
 
 
 def test_a_trace_that_cannot_fit_is_one_line_with_both_values() -> None:
@@ -234,9 +220,6 @@ def test_a_batch_goes_by_memory_and_kind_and_never_by_the_gpu_s_name(tmp_path: P
     assert Setting(parse("vllm-ar"), roofline(hardware.gpu(str(sheet)), model)).limits.max_batch == 256
     sheet.write_text(sheet.read_text() + 'compute_capability = "9.0"\n')
     assert roofline(hardware.gpu(str(sheet)), model).default_max_batch == 1024  # LMDeploy, on Hopper
-
-
-# ---- memory ---------------------------------------------------------------------------------------------------
 
 
 def test_a_request_costs_at_most_200_bytes() -> None:
