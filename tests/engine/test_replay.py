@@ -1,7 +1,7 @@
 """The keystone: a journal fed to fresh engines reproduces every plan exactly, and a tampered one does not."""
 
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -38,32 +38,25 @@ class Run:
 
     spec: str
     result: RunRecords
-    journal: Collector
-    replicas: int
-    emit: str
-    eos: bool = False
-    steps: dict[str, npt.NDArray[Any]] = field(init=False)
-    lists: dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.steps, self.lists = self.journal.steps, self.journal.lists
+    steps: dict[str, npt.NDArray[Any]]
+    lists: dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]
+    how: dict[str, Any]
 
     def differences(self) -> tuple[list[str], RequestTable]:
         table = RequestTable(len(self.result.table["request"]))
         found: list[str] = []
-        for r in range(self.replicas):
-            how: dict[str, Any] = {"replica": r, "emit": self.emit, "eos": self.eos}
-            engine = Setting(parse(self.spec), PROFILE).engine(table, limits=self.result.limits, **how)
+        emitted = {name: self.how[name] for name in ("emit", "eos") if name in self.how}
+        for r in range(self.how.get("replicas", 1)):
+            setting = Setting(parse(self.spec), PROFILE)
+            engine = setting.engine(table, replica=r, limits=self.result.limits, **emitted)
             found.extend(replay(engine, r, self.result.table.columns, self.steps, self.lists))
         return found, table
 
 
-def record(spec: str, trace: Trace | None = None, *, replicas: int = 1, emit: str = "block", **how: Any) -> Run:
+def record(spec: str, trace: Trace | None = None, **how: Any) -> Run:
     journal = Collector()
-    result = simulate(
-        trace or busy(), Setting(parse(spec), PROFILE), replicas=replicas, emit=emit, append=journal, seed=3, **how
-    )
-    return Run(spec, result, journal, replicas, emit, how.get("eos", False))
+    result = simulate(trace or busy(), Setting(parse(spec), PROFILE), append=journal, seed=3, **how)
+    return Run(spec, result, journal.steps, journal.lists, how)
 
 
 SPECS = [
