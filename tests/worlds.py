@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -139,6 +139,23 @@ class World:
     def __getitem__(self, column: str) -> list[Any]:
         values: list[Any] = self.table[column].tolist()
         return values
+
+
+W = TypeVar("W")  # a World or a Served
+
+
+def asked(world: W, *lengths: tuple[int, int]) -> W:
+    """The world, in which requests of these input and output lengths wait."""
+    given: Any = world
+    for index, (prompt, output) in enumerate(lengths):
+        given.submit(index, prompt, output)
+    return world
+
+
+def check_over(world: Any) -> None:
+    """Nothing is left to do, and nothing is held."""
+    assert world.schedule() == "nothing"
+    assert (world.engine.pages_held, world.engine.expected_tokens) == (0, 0)
 
 
 def _row(plan: StepPlan, i: int) -> str:

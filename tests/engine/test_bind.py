@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from dsim.engine.core import _RULES, answers_of
+from dsim.engine.core import _RULES, PLACEHOLDERS, answers_of
 from dsim.engine.errors import PolicyError
-from dsim.engine.jit import JIT, bind, is_rule, rule
+from dsim.engine.jit import JIT, bind, called_by, is_rule, rule
 from dsim.engine.policy import PRESETS, parse
+from dsim.engine.rows.kind import Kind
 
 compiled = pytest.mark.skipif(not JIT, reason="rules run as plain Python: nothing is compiled")
 
@@ -116,3 +117,16 @@ def test_a_policy_s_rules_are_compiled_into_few_places(spec: str) -> None:
         found: dict[Any, tuple[int, int]] = {}
         inlined = sizes(_RULES[entry], answers, found)[1]
         assert inlined < 2 * sum(own for own, _ in found.values()), "large code takes long to compile"
+
+
+KINDS = {preset.policy.rows.name: preset.policy.rows for preset in PRESETS.values()}
+
+
+def test_every_kind_has_a_preset() -> None:
+    assert set(KINDS) == {"blocks", "passes", "tokens", "chunked", "canvas", "blocks in rounds"}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=str)
+def test_a_kind_lists_the_questions_that_its_rules_ask(kind: Kind) -> None:
+    asked = set(called_by(kind.rules.values(), {})) & set(PLACEHOLDERS)
+    assert {question.__name__ for question in asked - set(kind.rules)} == {q.__name__ for q in kind.asks}

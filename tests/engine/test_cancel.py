@@ -12,8 +12,7 @@ from dsim.engine.replay import replay
 from dsim.engine.state import CANCELLED, COMPLETED, FREE, REJECTED, UNFINISHED
 
 from ..serving import Loop
-from ..worlds import SECOND, Collector, Driver, PlainLoop, World, table_bytes, toy_trace
-from .hand import asked
+from ..worlds import SECOND, Collector, Driver, PlainLoop, World, asked, table_bytes, toy_trace
 
 SMALL = ",page_size=8,max_batch=4,num_pages=30"
 SPECS = [

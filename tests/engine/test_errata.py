@@ -15,8 +15,7 @@ from dsim.engine.step import Phase
 from dsim.engine.unmasking import unmask
 from dsim.sim.step_model import StepModel
 
-from ..worlds import World
-from .hand import asked
+from ..worlds import World, asked
 
 
 def test_a_group_reserves_pages_beyond_the_end_of_the_output() -> None:

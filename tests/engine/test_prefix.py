@@ -22,8 +22,7 @@ from dsim.traces import Trace, load
 from dsim.traces.prefixes import prefixes_of
 
 from ..reference import prefix as oracle
-from ..worlds import SECOND, Collector, World, draws_of, refusal, table_bytes
-from .hand import asked
+from ..worlds import SECOND, Collector, World, asked, draws_of, refusal, table_bytes
 from .singly import run_singly
 
 AR = "vllm-ar,max_num_batched_tokens=8,page_size=4,prefix_caching=true"

@@ -6,8 +6,7 @@ One step by step for each idea: the random scenarios of test_oracles.py, recorde
 from dsim.engine.latency import LatencyModel
 from dsim.sim.step_model import StepModel
 
-from ..worlds import World
-from .hand import asked, check_over
+from ..worlds import World, asked, check_over
 
 SYNC = ",async_scheduling=false"
 AR = "vllm-ar,max_num_batched_tokens=8,page_size=4"

@@ -16,8 +16,7 @@ from dsim.engine.policies import optimus
 from dsim.engine.policies.optimus import ElasticChunk
 from dsim.engine.policy import parse
 
-from ..worlds import World
-from .hand import asked
+from ..worlds import World, asked
 
 TINY = 1e-12
 

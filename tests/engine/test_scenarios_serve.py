@@ -13,8 +13,7 @@ from dsim.engine.request import Request
 from dsim.engine.step import Phase, StepOutcome
 
 from ..serving import Loop, Served
-from ..worlds import toy_trace
-from .hand import asked
+from ..worlds import asked, toy_trace
 
 SERVE = "dllm-serve,max_batched_tokens=1000"
 COMPLETED, REJECTED = 0, 1

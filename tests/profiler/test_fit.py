@@ -11,6 +11,8 @@ from dsim.profiler.fit import fit_latency, predict, split
 from dsim.profiler.profile import Fit
 from dsim.profiler.samples import Floats, Samples, points, samples
 
+from ..worlds import refusal
+
 THREE = LatencyModel(
     ((1.0, 0.005), (120.0, 0.005), (1000.0, 0.02)), 3e-5, attention=3e-9, kv_read=2e-8, head=4e-6, sample=2e-6,
     host_step=1e-3, host_request=2e-5, dense=0.5,
@@ -213,13 +215,8 @@ def slowed(taken: Samples, factor: Floats) -> Fit:
     return fit_latency(samples(taken.features, taken.latency * factor, taken.device * factor))[1]
 
 
-def refused(fit: Fit) -> list[str]:
-    """The reasons of a fit that does not believe itself."""
-    return [line.split(":")[0] for line in fit.doubts]
-
-
 def test_too_few_points_are_refused() -> None:
-    assert refused(fit_latency(run(TWO, shapes(14, 9), 9))[1])[0] == "too few points"
+    assert fit_latency(run(TWO, shapes(14, 9), 9))[1].doubts[0].startswith("too few points:")
     with pytest.raises(ProfileError, match="3 step shapes were measured to fit to, expected at least 4"):
         fit_latency(run(TWO, shapes(3, 9), 9))
 
@@ -227,8 +224,7 @@ def test_too_few_points_are_refused() -> None:
 def test_a_step_that_took_no_time_is_refused() -> None:
     with pytest.raises(ProfileError, match=r"step 1: latency is 0 s, expected more than 0"):
         samples(shapes(2, 1), [0.1, 0.0])
-    with pytest.raises(ProfileError, match="2 steps have 1 latencies and 1 device times"):
-        samples(shapes(2, 1), [0.1])
+    assert "2 steps have 1 latencies and 1 device times" in refusal(ProfileError, lambda: samples(shapes(2, 1), [0.1]))
 
 
 KNOWN = LatencyModel(((32.0, 0.005), (512.0, 0.012)), 3e-5, attention=1e-9, host_step=1e-3, host_request=4e-4)

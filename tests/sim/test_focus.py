@@ -55,15 +55,8 @@ def test_every_step_costs_what_its_journal_says_was_computed_and_left(spec: str)
         num = int(s["evicted"][i])
         assert sampled == 8 * batch
         assert num == unpack(evictions[offsets[i] : offsets[i + 1]][:, None], 8).sum()
-        left = Features(
-            tokens - num,
-            pairs - int(s["evicted_q_kv"][i]),
-            keys - int(s["evicted_kv"][i]),
-            head - num,
-            sampled,
-            batch,
-            0,
-        )
+        evicted = num, int(s["evicted_q_kv"][i]), int(s["evicted_kv"][i]), num
+        left = Features(*np.subtract((tokens, pairs, keys, head), evicted).tolist(), sampled, batch, 0)
         assert s["latency"][i] == LATENCY.step(Features(tokens, pairs, keys, head, sampled, batch, 0), left)
     assert not s["evicted"][s["prefill"]].any()
     decode = ~s["prefill"]
