@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -141,14 +141,10 @@ class World:
         return values
 
 
-W = TypeVar("W")  # a World or a Served
-
-
-def asked(world: W, *lengths: tuple[int, int]) -> W:
-    """The world, in which requests of these input and output lengths wait."""
-    given: Any = world
+def asked(world: Any, *lengths: tuple[int, int]) -> Any:
+    """The World or Served, in which requests of these input and output lengths wait."""
     for index, (prompt, output) in enumerate(lengths):
-        given.submit(index, prompt, output)
+        world.submit(index, prompt, output)
     return world
 
 

@@ -52,9 +52,8 @@ def dilaserve(fields: str = "") -> Policy:
     return parse(f"{EXAMPLE}:POLICY{fields}", allowed([EXAMPLE]))
 
 
-def chosen(**batching: Any) -> Policy:
-    block: Any = parse("lmdeploy-bd32:4").granularity
-    return Policy("chosen", replace(EVERY_STEP, max_batch=2, **batching), block, unmasking=Chosen())
+def chosen() -> Policy:
+    return Policy("chosen", replace(EVERY_STEP, max_batch=2), parse("lmdeploy-bd32:4").granularity, unmasking=Chosen())
 
 
 TRACE = toy_trace(np.arange(12) * 0.5, [10] * 12, [30] * 12)

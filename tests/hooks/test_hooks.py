@@ -391,8 +391,6 @@ def test_sglangs_forwards_are_steps_whether_a_batch_runs_one_or_several(
 def test_lmdeploys_outputs_are_read_with_their_masks(
     hook: Hook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    modules(monkeypatch, lmdeploy={"__version__": "0.18.0"})
-
     class Agent:
         def __init__(self) -> None:
             self.model_config = Bag(hf_config=CONFIG)
@@ -424,7 +422,7 @@ def test_lmdeploys_outputs_are_read_with_their_masks(
                 running[0].status.name = "STOPPED"
 
     modules(
-        monkeypatch, lmdeploy__pytorch={}, lmdeploy__pytorch__engine={},
+        monkeypatch, lmdeploy={"__version__": "0.18.0"}, lmdeploy__pytorch={}, lmdeploy__pytorch__engine={},
         lmdeploy__pytorch__engine__engine_loop={"EngineLoop": Loop}, lmdeploy__pytorch__engine__model_agent={},
         lmdeploy__pytorch__engine__model_agent__agent={"BaseModelAgent": Agent},
         lmdeploy__pytorch__messages={"SchedulerSession": Session}, lmdeploy__pytorch__strategies={},

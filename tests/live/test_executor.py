@@ -35,7 +35,7 @@ LENGTHS = [(1, 9), (5, 3), (8, 16), (13, 1), (40, 12), (3, 20), (17, 5), (0, 6)]
 
 
 def small(name: str) -> Policy:
-    return parse(name + SMALL_WORLD + ("" if name == "ar" else ",block_length=4"))
+    return parse(name + SMALL_WORLD + ("" if name.startswith("ar") else ",block_length=4"))
 
 
 def decoder() -> Decoder:
@@ -207,15 +207,10 @@ def run_to_eos(policy: Policy, eos: tuple[int, ...], emit: str = "block") -> Tex
     return found
 
 
-def policy_of(spec: str) -> Policy:
-    blocks = "" if spec.startswith("ar") else ",block_length=4"
-    return parse(f"{spec},max_batch=4,page_size=8,max_prefill_tokens=24{blocks}")
-
-
 @cache
 def whole(spec: str) -> dict[int, list[int]]:
     """The texts of requests that no EOS ends."""
-    return run_to_eos(policy_of(spec), ()).texts
+    return run_to_eos(small(spec), ()).texts
 
 
 def expected(policy: Policy, text: list[int], prompt: int, output: int) -> int:
@@ -232,7 +227,7 @@ def expected(policy: Policy, text: list[int], prompt: int, output: int) -> int:
     ("spec", "emit"), [*((spec, "block") for spec in SPECS), *product(("chunk:3,obs=true", "focus"), ("step", "end"))]
 )
 def test_a_request_ends_at_its_first_eos_and_its_journal_replays(spec: str, emit: str) -> None:
-    policy, texts = policy_of(spec), whole(spec)
+    policy, texts = small(spec), whole(spec)
     found = run_to_eos(policy, EOS, emit)
     table, engine = found.done.table, found.done.engine
     wanted = [expected(policy, texts[i], *lengths) for i, lengths in enumerate(ANSWERS)]

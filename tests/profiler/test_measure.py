@@ -263,10 +263,7 @@ def test_a_device_is_chosen_by_its_number_and_its_pool_comes_from_what_is_free(m
     assert asked.graph_cache is asked.captured
     # On a GPU they are, in bf16, unless that is refused.
     told: list[Any] = []
-    for name, fake in (
-        ("weights.load", lambda name, *how: told.append(how[:2]) or opened.model),
-        ("describe", lambda device: opened.device),
-    ):
-        monkeypatch.setattr(f"dsim.profiler.measure.{name}", fake)
+    monkeypatch.setattr(measure.weights, "load", lambda name, *how: told.append(how[:2]) or opened.model)
+    monkeypatch.setattr(measure, "describe", lambda device: opened.device)
     assert [open_any("tiny", "cuda:1", graphs=graphs).graphs for graphs in (None, False)] == [True, False]
     assert told == [("cuda:1", torch.bfloat16)] * 2

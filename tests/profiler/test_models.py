@@ -1,4 +1,4 @@
-"""Parameters and bytes of models against published ones, whole and in fewer bits, and what a checkpoint says of them."""
+"""Parameters and bytes of models against published ones, whole and in fewer bits, and what checkpoints say of them."""
 
 import json
 from dataclasses import replace

@@ -21,8 +21,7 @@ GIB = 2**30
 
 
 def memory_of(spec: str, profile: str = "a100-sdar-8b") -> StepMemory:
-    policy, held = parse(spec), load(profile)
-    return StepMemory(Setting(policy, held))
+    return StepMemory(Setting(parse(spec), load(profile)))
 
 
 def test_logits_are_those_that_exist_at_once() -> None:
