@@ -1,7 +1,7 @@
 """The names that a policy of your own imports: parts, questions, the view and `rule` (docs/policy-of-your-own.md).
 
-A policy is a few parts (Scheduler, Discipline, Granularity, Eviction, Cache, Unmasking, PagedMemory). A part answers questions
-(`hooks`) in plain Python and NumPy, or with compiled rules, from what a `View` shows.
+A policy is a few parts (Scheduler, Discipline, Granularity, Eviction, Cache, Unmasking, PagedMemory). A part answers
+questions (`hooks`) in plain Python and NumPy, or with compiled rules, from what a `View` shows.
 """
 
 from .engine import hooks as hooks

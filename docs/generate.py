@@ -9,7 +9,8 @@ from typing import Any
 from dsim.cli import QUESTIONS, TRACES, declared
 from dsim.cli.declared import Option, options_of
 from dsim.cli.lists import value_of
-from dsim.engine.part import AXES, QUESTIONS, Discipline, fields_of
+from dsim.engine import part
+from dsim.engine.part import AXES, Discipline, fields_of
 from dsim.engine.policy import PRESETS, settings_of
 from dsim.engine.view import RequestView, View
 from dsim.profiler.hardware import GPUS
@@ -145,7 +146,7 @@ def view() -> str:
         out += [f"| `{name}` | {_cell(meaning)} |" for name, meaning in meanings if name != "engine"]
         out.append("")
     out += ["## What a discipline answers", "", _cell(Discipline.__doc__ or ""), "", "| method | answer |", "|---|---|"]
-    out += [f"| `{name}(view)` | {_cell(getattr(Discipline, name).__doc__)} |" for name in QUESTIONS]
+    out += [f"| `{name}(view)` | {_cell(getattr(Discipline, name).__doc__)} |" for name in part.QUESTIONS]
     return "\n".join([*out, ""])
 
 

@@ -1,19 +1,21 @@
 """Small worlds: an engine driven by hand, one driven by a plain loop, and journals collected in memory."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from dsim.engine.commits import CanvasLaw, CommitDraws, CommitModel, Commits, ImportanceDeltas, LawDraws, TokenDraws
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import REQUEST_COLUMNS, STEP_COLUMNS, STEP_LISTS, RequestTable
 from dsim.engine.latency import LatencyModel
 from dsim.engine.policy import PRESETS, Policy, parse
+from dsim.engine.prefix import Prefixes
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.engine.step import Phase, StepOutcome, StepPlan
@@ -39,6 +41,14 @@ def second_profile(folder: Path) -> str:
     return str(folder / "second.json")
 
 
+def refusal(error: Any, call: Callable[..., object], *arguments: Any) -> str:
+    """The one line of the error with which a call is refused."""
+    with pytest.raises(error) as caught:
+        call(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
 def doubting(profile: Profile, kind: str) -> Profile:
     """Judged by this kind of steps alone, which it prices 6 to 13 % too fast."""
     error = KindError(kind, 52, median=-0.09, by_time=-0.08, low=-0.131, high=-0.063, p95=0.16, doubted=True)
@@ -60,11 +70,12 @@ class World:
         latency: LatencyModel = SECOND,
         eos: bool = False,
         windows: Mapping[str, int] = NO_WINDOWS,
+        prefixes: Prefixes | None = None,
     ) -> None:
         self.table = RequestTable(requests)
         limits = Limits(num_pages, context_limit, max_batch, **windows)
         policy = parse(spec) if isinstance(spec, str) else spec
-        self.engine = Engine(policy, limits, self.table, latency=latency, emit=emit, eos=eos)
+        self.engine = Engine(policy, limits, self.table, latency=latency, emit=emit, eos=eos, prefixes=prefixes)
         self.now = 0.0
         self.plan: Any = None  # a StepPlan; None where there is nothing to do
 
@@ -93,14 +104,19 @@ class World:
         words = [f"{request}{WORDS[Phase(phase)]}{tokens}/{keys}" for request, phase, tokens, keys in rows]
         return " ".join(["prefill" if plan.prefill else "decode", *words])
 
-    def commit(self, commits: Mapping[int, Iterable[int]] | None = None) -> list[int]:
+    def commit(self, commits: Mapping[int, Iterable[int]] | None = None, retained: Any = None) -> list[int]:
         """End the step in flight with these columns committed, by request; the requests that finished."""
         committed = np.zeros(self.plan.window.shape, np.bool_)
         rows = {int(request): row for row, request in enumerate(self.plan.requests)}
         for request, columns in (commits or {}).items():
             committed[rows[request], list(columns)] = True
         self.now += 1.0
-        return sorted(int(i) for i in self.engine.commit(StepOutcome(1.0, committed), self.now))
+        return sorted(int(i) for i in self.engine.commit(StepOutcome(1.0, committed, retained=retained), self.now))
+
+    def commit_masks(self, num: int | None = None) -> list[int]:
+        """End the step in flight with the first masks of each row committed, by default all; as `commit`."""
+        masks = self.plan.window & (self.plan.status == 0)
+        return self.commit({int(i): np.flatnonzero(masks[row])[:num] for row, i in enumerate(self.plan.requests)})
 
     def step(self, commits: Mapping[int, Iterable[int]] | None = None) -> str:
         """Schedule and commit; the step in words."""
@@ -122,6 +138,19 @@ class World:
 
     def __getitem__(self, column: str) -> list[Any]:
         return self.table[column].tolist()
+
+
+def asked(world: Any, *lengths: tuple[int, int]) -> Any:
+    """The World or Served, in which requests of these input and output lengths wait."""
+    for index, (prompt, output) in enumerate(lengths):
+        world.submit(index, prompt, output)
+    return world
+
+
+def check_over(world: Any) -> None:
+    """Nothing is left to do, and nothing is held."""
+    assert world.schedule() == "nothing"
+    assert (world.engine.pages_held, world.engine.expected_tokens) == (0, 0)
 
 
 def _row(plan: StepPlan, i: int) -> str:
@@ -279,6 +308,16 @@ class PlainLoop(ABC):
             self.committed[request] |= where
 
 
+def draws_of(policy: Policy, trace: Trace, seed: int, model: CommitModel = TOY_MODEL) -> Commits | None:
+    """What a toy model commits of a trace."""
+    if policy.rows.commits == "tokens":
+        return TokenDraws(policy.granularity.acceptances, seed) if policy.width > 1 else None
+    if policy.unmasking.strategy == "law":
+        return LawDraws(TOY_LAW, seed, len(trace))
+    model = model.for_block(policy.block_length)
+    return CommitDraws(model, seed, trace.input_length, trace.output_length, policy.width, TOY_DELTAS)
+
+
 class Driver(PlainLoop):
     """A block-diffusion or autoregressive policy's plain loop."""
 
@@ -298,15 +337,7 @@ class Driver(PlainLoop):
     ) -> None:
         limits = Limits(num_pages, 4096, max_batch, **windows)
         engine = Engine(policy, limits, RequestTable(len(trace)), latency=latency, emit=emit, eos=eos)
-        draws: Commits | None = None
-        if policy.rows.commits == "tokens":
-            if policy.width > 1:
-                draws = TokenDraws(policy.granularity.acceptances, seed)
-        elif policy.unmasking.strategy == "law":
-            draws = LawDraws(TOY_LAW, seed, len(trace))
-        else:
-            model = model.for_block(policy.block_length)
-            draws = CommitDraws(model, seed, trace.input_length, trace.output_length, policy.width, TOY_DELTAS)
+        draws = draws_of(policy, trace, seed, model)
         super().__init__(engine, StepModel(latency, draws, hides_host=policy.batching.hides_host), trace)
 
     def _check(self, plan: StepPlan, outcome: StepOutcome) -> None:

@@ -28,9 +28,6 @@ from dsim.sim.twin import RunRecords, simulate
 from dsim.traces import Trace, synth
 
 FILE = Path(__file__).with_name("golden.json")
-JOURNALS = Path(__file__).with_name("journals")
-KEPT = ("lmdeploy-bd32,num_pages=11", "optimus,obs=true,num_pages=11", "focus,num_pages=11", "ar",
-        "dllm-serve", "maskkv,max_batch=2")  # fmt: skip
 
 EMIT = ("block", "step", "end")
 LOOPS: tuple[dict[str, Any], ...] = (
@@ -227,29 +224,11 @@ PROFILES: dict[str, dict[str, Any]] = {
 }
 
 
-def keep_journals() -> None:
-    """Write whole journals of a few runs, for a later engine to reproduce plan for plan."""
-    JOURNALS.mkdir(exist_ok=True)
-    for spec in KEPT:
-        result, batches = run(spec, {"replicas": 2})
-        held: dict[str, Any] = {"spec": np.array(spec)}
-        held |= {f"r.{name}": column for name, column in result.table.columns.items()}
-        held |= {f"s.{name}": np.concatenate([c[name] for c, _ in batches]) for name in batches[0][0]}
-        for name in batches[0][1]:
-            held[f"l.{name}"] = np.concatenate([v[name][0] for _, v in batches])
-            lengths = np.concatenate([np.diff(v[name][1]) for _, v in batches])
-            held[f"o.{name}"] = np.concatenate([[0], np.cumsum(lengths)])
-        np.savez_compressed(JOURNALS / (spec.replace(",", "-").replace("=", "") + ".npz"), **held)
-
-
 def recorded() -> dict[str, str]:
     return dict(json.loads(FILE.read_text(encoding="utf-8")))
 
 
 if __name__ == "__main__":
-    if "--journals" in sys.argv:
-        keep_journals()
-        sys.exit()
     found = {}
     known = recorded() if FILE.exists() else {}
     for name, value in cells(tuple(sys.argv[2:]) or (*PRESETS, *VARIANTS)):

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from dsim.engine.core import _RULES, answers_of
+from dsim.engine.core import _RULES, PLACEHOLDERS, answers_of
 from dsim.engine.errors import PolicyError
-from dsim.engine.jit import JIT, bind, is_rule, rule
+from dsim.engine.jit import JIT, bind, called_by, is_rule, rule
 from dsim.engine.policy import PRESETS, parse
+from dsim.engine.rows.kind import Kind
 
 compiled = pytest.mark.skipif(not JIT, reason="rules run as plain Python: nothing is compiled")
 
@@ -61,21 +62,21 @@ def at_two_places(n: Any) -> Any:
     return 10 * between(1) + between(2) + between(n)
 
 
-@compiled
-def test_a_rule_is_compiled_once_for_a_type_and_not_for_every_constant(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep compiled code in a folder of this test."""
     monkeypatch.setattr("dsim.engine.jit._home", lambda: tmp_path)
+
+
+@compiled
+def test_a_rule_is_compiled_once_for_a_type_and_not_for_every_constant() -> None:
     made = bind(at_two_places, {ask: triple})
     assert made(3) == 10 * 30 + 60 + 90
     assert len(made.py_func.__globals__["between"].signatures) == 1
 
 
 @compiled
-def test_code_that_is_on_disk_is_loaded_without_binding_what_it_calls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dsim.engine.jit._home", lambda: tmp_path)
+def test_code_that_is_on_disk_is_loaded_without_binding_what_it_calls() -> None:
     first, again = bind(top, {ask: triple}), bind(top, {ask: triple})
     assert (first(4), again(4)) == (121, 121)
     later = bind(top, {ask: triple})
@@ -84,8 +85,7 @@ def test_code_that_is_on_disk_is_loaded_without_binding_what_it_calls(
 
 
 @compiled
-def test_what_another_process_compiles_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsim.engine.jit._home", lambda: tmp_path)
+def test_what_another_process_compiles_is_waited_for(tmp_path: Path) -> None:
     assert bind(top, {ask: triple})(3) == 91
     [lock] = tmp_path.glob("*/lock")
     found: list[int] = []
@@ -117,3 +117,16 @@ def test_a_policy_s_rules_are_compiled_into_few_places(spec: str) -> None:
         found: dict[Any, tuple[int, int]] = {}
         inlined = sizes(_RULES[entry], answers, found)[1]
         assert inlined < 2 * sum(own for own, _ in found.values()), "large code takes long to compile"
+
+
+KINDS = {preset.policy.rows.name: preset.policy.rows for preset in PRESETS.values()}
+
+
+def test_every_kind_has_a_preset() -> None:
+    assert set(KINDS) == {"blocks", "passes", "tokens", "chunked", "canvas", "blocks in rounds"}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=str)
+def test_a_kind_lists_the_questions_that_its_rules_ask(kind: Kind) -> None:
+    asked = set(called_by(kind.rules.values(), {})) & set(PLACEHOLDERS)
+    assert {question.__name__ for question in asked - set(kind.rules)} == {q.__name__ for q in kind.asks}

@@ -48,8 +48,7 @@ def remove_all(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("which", "damage"),
-    [("nbc", cut), ("nbc", empty), ("nbc", Path.unlink), ("nbi", Path.unlink), ("nbi", remove_all)],
+    ("which", "damage"), [("nbc", cut), ("nbc", empty), ("nbc", Path.unlink), ("nbi", Path.unlink), ("nbi", remove_all)]
 )
 def test_damaged_code_is_compiled_again_and_kept(home: Path, which: str, damage: Callable[[Path], Any]) -> None:
     assert not was_loaded()

@@ -18,8 +18,7 @@ from dsim.engine.view import View
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 
-from ..worlds import World, toy_profile, toy_trace
-from .hand import asked
+from ..worlds import World, asked, toy_profile, toy_trace
 
 Answer = Callable[[View], Any]
 

@@ -11,12 +11,11 @@ from dsim.engine.latency import LatencyModel
 from dsim.engine.part import numbers_of
 from dsim.engine.policy import parse
 from dsim.engine.request import Request
-from dsim.engine.step import Phase, StepOutcome
+from dsim.engine.step import Phase
 from dsim.engine.unmasking import unmask
 from dsim.sim.step_model import StepModel
 
-from ..worlds import World
-from .hand import asked
+from ..worlds import World, asked
 
 
 def test_a_group_reserves_pages_beyond_the_end_of_the_output() -> None:
@@ -27,8 +26,7 @@ def test_a_group_reserves_pages_beyond_the_end_of_the_output() -> None:
         if w.plan is None:
             break
         held.append((int(w.plan.block_start[0]), w.plan.pages))
-        masked = np.flatnonzero(w.plan.window[0] & (w.plan.status[0] == 0))
-        w.commit({0: masked[:8].tolist()})
+        w.commit_masks(8)
     assert max(pages for start, pages in held if start == 128) == 4
 
 
@@ -38,8 +36,7 @@ def test_the_sequence_that_was_updated_last_loses_its_pages() -> None:
     while not lost:
         w.schedule()
         lost += w.plan.preempted
-        masked = w.plan.window & (w.plan.status == 0)
-        w.commit({int(r): np.flatnonzero(masked[i])[:1].tolist() for i, r in enumerate(w.plan.requests)})
+        w.commit_masks(1)
         if w.now == 1.0:  # its prefill comes between two groups of the others, which are updated after it
             w.submit(2, 116, 39)
     assert lost == [1]
@@ -53,8 +50,7 @@ def test_a_prefetch_that_can_let_nobody_in_fetches_nothing() -> None:
     for _ in range(10):
         w.schedule()
         held.append(w.plan.requests.tolist())
-        masked = w.plan.window & (w.plan.status == 0)
-        w.commit({int(r): np.flatnonzero(masked[i])[:2].tolist() for i, r in enumerate(w.plan.requests)})
+        w.commit_masks(2)
     # Request 2 takes the place of request 0; from then on the two groups of one are one, and do not take turns.
     assert held[5:] == [[0, 1], [2], [1, 2], [1, 2], [1, 2]]
 
@@ -63,9 +59,9 @@ def test_a_block_that_its_full_pass_finishes_is_computed_once_more() -> None:
     w = asked(World("fast-dllm,block_length=4,strategy=low_confidence_dynamic"), (6, 8))
     told = []
     while (plan := w.engine.schedule(w.now)) is not None:
+        w.plan = plan
         told.append(Phase(plan.phases[0]).name)
-        w.now += 1.0
-        w.engine.commit(StepOutcome(1.0, plan.window & (plan.status == 0)), w.now)
+        w.commit_masks()
     assert told == ["FULL", "REUSE", "FULL", "REUSE"]
     # A schedule takes as many steps as it has, and none more.
     assert not numbers_of(parse("fast-dllm"))["once_more"]

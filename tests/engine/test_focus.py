@@ -1,5 +1,6 @@
 """FOCUS's selection (focus.md 3.4), next to the paper's rule in whole numbers and fractions."""
 
+from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -41,10 +42,10 @@ def test_the_budget_is_the_mean_yield_times_alpha_rounded_up(
     assert rules.budget(num_decoded, num_steps, alpha) == expected
 
 
-def by_the_book(delta: list[int], positions: list[int], target: int, progress: int) -> list[int]:
+def by_the_book(delta: Sequence[float], positions: list[int], target: int, progress: int) -> list[int]:
     """What focus.md 3.4 retains."""
     n = len(delta)
-    mean = Fraction(sum(delta), n)
+    mean = sum(map(Fraction, delta)) / Fraction(n)
     variance = sum((d - mean) ** 2 for d in delta) / n
     high = [i for i in range(n) if delta[i] >= mean and (delta[i] - mean) ** 2 >= variance]
     best = sorted(range(n), key=lambda i: (-delta[i], i))

@@ -3,19 +3,12 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from dsim.engine.engine import Engine
 from dsim.engine.jit import JIT
-from dsim.engine.journal import RequestTable
-from dsim.engine.policy import PRESETS, parse
-from dsim.engine.replay import replay
-from dsim.profiler.profile import load
-from dsim.sim.setting import Setting
+from dsim.engine.policy import PRESETS
 
 from . import golden
 
@@ -69,20 +62,3 @@ def test_every_run_of_a_policy_has_the_hash_that_it_had(spec: str, request: pyte
 def test_every_recorded_hash_is_of_a_cell_that_there_is() -> None:
     named = {name for spec in (*PRESETS, *golden.VARIANTS) for name, _, _ in golden.worlds(spec)}
     assert set(golden.recorded()) == named | set(golden.PROFILES)
-
-
-@pytest.mark.parametrize("path", sorted(golden.JOURNALS.glob("*.npz")), ids=lambda path: path.stem)
-def test_a_recorded_journal_replays_plan_for_plan(path: Path) -> None:
-    held = np.load(path)
-    spec = str(held["spec"])
-    requests = {name[2:]: held[name] for name in held.files if name.startswith("r.")}
-    steps = {name[2:]: held[name] for name in held.files if name.startswith("s.")}
-    lists = {name[2:]: (held[name], held["o." + name[2:]]) for name in held.files if name.startswith("l.")}
-    policy = parse(spec)
-    profile = load(golden.profile_name(policy))
-    for replica in range(2):
-        engine = Engine(
-            policy, Setting(policy, profile).limits, RequestTable(len(requests["request"])), replica=replica,
-            latency=profile.latency,
-        )  # fmt: skip
-        assert list(replay(engine, replica, requests, steps, lists)) == []

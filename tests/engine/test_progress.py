@@ -27,7 +27,7 @@ from dsim.engine.view import View
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 
-from ..worlds import toy_profile, toy_trace
+from ..worlds import refusal, toy_profile, toy_trace
 
 pytestmark = pytest.mark.usefixtures("of_the_engine")
 PAGES = dataclasses.replace(PRESETS["chunk"].policy.memory, page_size=4)
@@ -100,26 +100,23 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 LIMITS = Limits(100, 4096, 4)
 
 
-def engine_of(policy: Policy) -> Engine:
-    """An engine with a request whose prefill has committed the first and the third position of its block."""
-    engine = Engine(policy, LIMITS, RequestTable(1))
-    engine.submit(Request(0, 0.0, 4, 8))
-    engine.schedule(0.0)
-    engine.commit(StepOutcome(1.0, np.zeros((1, 4), np.bool_)), 1.0)
+def engine_of(policy: Policy, num: int = 1) -> Engine:
+    """An engine with requests that wait."""
+    engine = Engine(policy, LIMITS, RequestTable(num))
+    for i in range(num):
+        engine.submit(Request(i, 0.0, 4, 8))
     return engine
 
 
-def single_steps(engine: Engine) -> None:
+def single_steps(engine: Engine, now: float) -> None:
     """What `dsim serve` and `dsim live` do, where nothing that is computed commits."""
-    now = 1.0
     while (plan := engine.schedule(now)) is not None:
         engine.commit(StepOutcome(1.0, np.zeros(plan.window.shape, np.bool_)), now := now + 1.0)
 
 
 def test_a_server_ends_with_the_request_of_which_nothing_commits() -> None:
-    with pytest.raises(PolicyError) as caught:
-        single_steps(engine_of(HELD))
-    assert str(caught.value) == ("policy held: replica 0 at 51 s: request 0 committed nothing in 50 steps of it")
+    said = refusal(PolicyError, single_steps, engine_of(HELD), 0.0)
+    assert said == "policy held: replica 0 at 51 s: request 0 committed nothing in 50 steps of it"
 
 
 @pytest.mark.parametrize("options", [{}, {"concurrency": 3, "replicas": 2}])
@@ -133,16 +130,10 @@ def test_the_twin_ends_with_the_request_that_no_step_brings_on(policy: Policy, o
 @pytest.mark.usefixtures("uncompiled")
 def test_requests_that_only_preempt_each_other_end_the_run() -> None:
     policy = dataclasses.replace(HELD, granularity=FixedBlock(4), eviction=NoEviction(), batching=Swapping())
-    engine = Engine(policy, LIMITS, RequestTable(1))
-    engine.submit(Request(0, 0.0, 4, 8))
     with pytest.raises(PolicyError, match=r"replica 0 at 51 s: 50 steps in a row committed nothing and finished"):
-        single_steps(engine)
+        single_steps(engine_of(policy), 1.0)
 
 
 def test_a_scheduler_that_runs_nothing_is_named_with_who_waits() -> None:
-    engine = Engine(dataclasses.replace(HELD, batching=Lazy()), LIMITS, RequestTable(5))
-    for i in range(5):
-        engine.submit(Request(i, 0.0, 4, 8))
-    with pytest.raises(PolicyError) as caught:
-        engine.schedule(0.0)
-    assert str(caught.value) == ("policy held: replica 0 at 0 s: Lazy runs nothing, and 0 run and 5 wait")
+    said = refusal(PolicyError, engine_of(dataclasses.replace(HELD, batching=Lazy()), 5).schedule, 0.0)
+    assert said == "policy held: replica 0 at 0 s: Lazy runs nothing, and 0 run and 5 wait"

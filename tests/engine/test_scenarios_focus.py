@@ -3,12 +3,10 @@
 from collections.abc import Iterable, Mapping
 
 import numpy as np
-import pytest
 
-from dsim.engine.step import StepOutcome, features_left
+from dsim.engine.step import features_left
 
-from ..worlds import World
-from .hand import asked
+from ..worlds import World, asked, refusal
 
 FOCUS8 = "focus,block_length=8,page_size=8"
 
@@ -22,19 +20,15 @@ class FocusWorld(World):
 
     def end(self, commits: Columns | None = None, retained: Columns | None = None) -> list[int]:
         """End the step in flight: rows that `retained` does not name keep all that they computed."""
-        plan = self.plan
-        assert plan is not None
-        rows = {int(request): row for row, request in enumerate(plan.requests)}
-        committed, kept = np.zeros(plan.window.shape, np.bool_), plan.window.copy()
-        for request, columns in (commits or {}).items():
-            committed[rows[request], list(columns)] = True
-        for request, columns in (retained or {}).items():
-            kept[rows[request]] = False
-            kept[rows[request], list(columns)] = True
-        outcome = StepOutcome(1.0, committed, retained=None if retained is None else kept)
-        self.left = () if retained is None else tuple(int(v) for v in features_left(plan, kept)[:8])
-        self.now += 1.0
-        return sorted(int(i) for i in self.engine.commit(outcome, self.now))
+        if retained is None:
+            self.left = ()
+            return self.commit(commits)
+        kept = self.plan.window.copy()
+        for request, columns in retained.items():
+            row = self.plan.requests.tolist().index(request)
+            kept[row] = np.isin(np.arange(kept.shape[1]), list(columns))
+        self.left = tuple(int(v) for v in features_left(self.plan, kept)[:8])
+        return self.commit(commits, kept)
 
     def run(self, commits: Columns | None = None, retained: Columns | None = None) -> str:
         """Schedule and end; the step in words."""
@@ -109,12 +103,8 @@ def test_an_outcome_that_cannot_be_is_refused() -> None:
         assert w.schedule() == "decode 0D:cccPMMPM"
         return w
 
-    with pytest.raises(AssertionError, match="only retained masks commit"):
-        world().end({0: [5]}, {0: [3, 4, 6]})
-    with pytest.raises(AssertionError, match="only masks are evicted"):
-        world().end({}, {0: [3, 4]})
-    with pytest.raises(AssertionError, match="only computed positions are retained"):
-        world().end({}, {0: [2, 3, 4, 6]})
+    assert "only retained masks commit" in refusal(AssertionError, lambda: world().end({0: [5]}, {0: [3, 4, 6]}))
+    assert "only masks are evicted" in refusal(AssertionError, lambda: world().end({}, {0: [3, 4]}))
+    assert "only computed positions are retained" in refusal(AssertionError, lambda: world().end({}, {0: [2, 3, 4, 6]}))
     w = world(FOCUS8 + ",alpha=8")
-    with pytest.raises(AssertionError, match="the plan evicts nothing"):
-        w.engine.commit(StepOutcome(1.0, np.zeros((1, 8), np.bool_), retained=w.plan.window), 9.0)
+    assert "the plan evicts nothing" in refusal(AssertionError, w.commit, {}, w.plan.window)

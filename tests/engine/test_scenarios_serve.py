@@ -13,14 +13,10 @@ from dsim.engine.request import Request
 from dsim.engine.step import Phase, StepOutcome
 
 from ..serving import Loop, Served
-from ..worlds import toy_trace
-from .hand import asked
+from ..worlds import asked, toy_trace
 
 SERVE = "dllm-serve,max_batched_tokens=1000"
 COMPLETED, REJECTED = 0, 1
-
-
-# ---- dLLM-Serve as published (4.3) -----------------------------------------------------------------------------
 
 
 def test_a_newcomer_takes_what_a_stalled_refresh_leaves_and_stands_before_it() -> None:
@@ -53,9 +49,6 @@ def test_a_request_that_no_step_or_pool_could_hold_is_rejected() -> None:
     assert context.submit(2, 4064, 33) is False
 
 
-# ---- each fault repaired alone ---------------------------------------------------------------------------------
-
-
 def test_look_ahead_lets_no_one_in_whose_second_refresh_would_collide() -> None:
     w = asked(Served(SERVE + ",look_ahead=true"), (644, 256))
     w.steps(31)
@@ -65,14 +58,7 @@ def test_look_ahead_lets_no_one_in_whose_second_refresh_would_collide() -> None:
     assert w.step() == "0r 1K"
 
 
-CACHES = (
-    "vanilla,",
-    "fast-dllm:dual,",
-    "fast-dllm:prefix,",
-    "sparse-dllm:0.5,",
-    "sparse-dllm:0.1,",
-    "dllm-serve:0.5,",
-)
+CACHES = ("vanilla,", "fast-dllm:dual,", "fast-dllm:prefix,", "sparse-dllm:0.5,", "sparse-dllm:0.1,", "dllm-serve:0.5,")
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -110,9 +96,6 @@ def test_refreshes_at_other_periods_than_the_block_s_collide_beyond_what_is_look
     assert [i for i, plan in enumerate(loop.plans) if plan.running > len(plan.requests)] == [7]
     assert loop.plans[7].phases.tolist() == [Phase.REFRESH_PROMPT]
     assert len(loop.ended) == 2
-
-
-# ---- a static batch (5) ----------------------------------------------------------------------------------------
 
 
 def test_a_static_batch_is_padded_to_its_longest_prompt_and_output_and_ends_as_one() -> None:

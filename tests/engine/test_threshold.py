@@ -23,12 +23,12 @@ from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.engine.unmasking import Unmasking
 from dsim.engine.view import View
-from dsim.profiler.profile import load
+from dsim.profiler.profile import Profile, load
 from dsim.sim.setting import Setting
 from dsim.sim.step_model import StepModel
-from dsim.sim.twin import simulate
+from dsim.sim.twin import RunRecords, simulate
 
-from ..worlds import TOY_MODEL, Collector, journal_bytes, toy_profile, toy_trace
+from ..worlds import TOY_MODEL, Collector, journal_bytes, refusal, toy_profile, toy_trace
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "policies" / "dilaserve.py"
 LOOSE = replace(TOY_MODEL, threshold=0.5, pass_probability=(0.99, 0.97, 0.95, 0.9))
@@ -39,9 +39,7 @@ PROFILE = replace(toy_profile(), commits=(TOY_MODEL, LOOSE))
 class Chosen(Unmasking):
     """A rule that a test answers for."""
 
-    @property
-    def thresholds(self) -> tuple[float, ...]:
-        return (0.9, 0.5)
+    thresholds = (0.9, 0.5)
 
     def threshold_now(self, view: View) -> float:
         return ANSWER[0](view)
@@ -54,36 +52,41 @@ def dilaserve(fields: str = "") -> Policy:
     return parse(f"{EXAMPLE}:POLICY{fields}", allowed([EXAMPLE]))
 
 
-def chosen(**batching: Any) -> Policy:
-    block: Any = parse("lmdeploy-bd32:4").granularity
-    return Policy("chosen", replace(EVERY_STEP, max_batch=2, **batching), block, unmasking=Chosen())
+def chosen() -> Policy:
+    return Policy("chosen", replace(EVERY_STEP, max_batch=2), parse("lmdeploy-bd32:4").granularity, unmasking=Chosen())
 
 
 TRACE = toy_trace(np.arange(12) * 0.5, [10] * 12, [30] * 12)
 
 
+def run(policy: Policy, profile: Profile = PROFILE) -> tuple[Collector, RunRecords]:
+    journal = Collector()
+    return journal, simulate(TRACE, Setting(policy, profile), append=journal, seed=4)
+
+
+def loose_in_queues(view: View) -> float:
+    return 0.5 if view.num_waiting > 3 else 0.9
+
+
 @pytest.mark.parametrize(("answer", "model"), [(0.9, TOY_MODEL), (0.5, LOOSE)])
 def test_a_threshold_that_never_changes_is_the_policy_at_that_threshold_bit_for_bit(answer: float, model: Any) -> None:
     ANSWER[0] = lambda view: answer
-    journals = Collector(), Collector()
-    simulate(TRACE, Setting(chosen(), PROFILE), append=journals[0], seed=4)
     plain = replace(chosen(), unmasking=Unmasking(threshold=answer))
-    simulate(TRACE, Setting(plain, replace(PROFILE, commits=(model,))), append=journals[1], seed=4)
+    journals = run(chosen())[0], run(plain, replace(PROFILE, commits=(model,)))[0]
     assert journal_bytes(journals[0]) == journal_bytes(journals[1])
 
 
 def test_each_step_commits_by_the_yield_at_its_own_threshold_in_one_call_and_step_by_step() -> None:
-    asked: list[tuple[int, float]] = []
+    asked: list[int] = []
 
     def by_queue(view: View) -> float:
-        asked.append((view.num_waiting, view.now))
-        return 0.5 if view.num_waiting > 3 else 0.9
+        asked.append(view.num_waiting)
+        return loose_in_queues(view)
 
-    ANSWER[0] = by_queue
-    policy, journal = chosen(), Collector()
-    result = simulate(TRACE, Setting(policy, PROFILE), append=journal, seed=4)
-    assert [n for n, _ in asked] == journal.steps["waiting"].tolist()
-    assert {n > 3 for n, _ in asked} == {True, False}
+    ANSWER[0], policy = by_queue, chosen()
+    journal, result = run(policy)
+    assert asked == journal.steps["waiting"].tolist()
+    assert {n > 3 for n in asked} == {True, False}
     steps = journal.steps
     wanted = np.where(steps["prefill"], np.nan, np.where(steps["waiting"] > 3, 0.5, 0.9))
     np.testing.assert_array_equal(steps["threshold"], wanted)
@@ -116,10 +119,7 @@ def loose_in_a_queue(view: View) -> int:
 @dataclass(frozen=True)
 class Compiled(Unmasking):
     wrong: bool = False
-
-    @property
-    def thresholds(self) -> tuple[float, ...]:
-        return (0.9, 0.5)
+    thresholds = (0.9, 0.5)
 
     def answers(self, policy: Policy) -> Answers:
         return {**super().answers(policy), hooks.threshold_now: loose_in_a_queue}
@@ -128,12 +128,10 @@ class Compiled(Unmasking):
 @pytest.mark.parametrize("lane", ["uncompiled", pytest.param("compiled", marks=pytest.mark.slow)])
 def test_a_rule_and_python_commit_alike_bit_for_bit(lane: str, request: pytest.FixtureRequest) -> None:
     request.getfixturevalue(lane)
-    ANSWER[0] = lambda view: 0.5 if view.num_waiting > 3 else 0.9
-    policy, journal = replace(chosen(), unmasking=Compiled()), Collector()
-    simulate(TRACE, Setting(policy, PROFILE), append=journal, seed=4)
+    ANSWER[0] = loose_in_queues
+    journal, _ = run(replace(chosen(), unmasking=Compiled()))
     request.getfixturevalue("uncompiled")
-    plain = Collector()
-    simulate(TRACE, Setting(chosen(), PROFILE), append=plain, seed=4)
+    plain, _ = run(chosen())
     assert journal_bytes(plain) == journal_bytes(journal)
     assert plain.steps["threshold"].tobytes() == journal.steps["threshold"].tobytes()
 
@@ -143,10 +141,8 @@ def test_a_compiled_rule_s_place_beyond_its_thresholds_is_refused_with_both_howe
     policy = replace(chosen(), unmasking=Compiled(wrong=True))
     engine = Engine(policy, Limits(100, 4096, 2), RequestTable(1))
     engine.submit(Request(0, 0.0, 10, 10))
-    for run in (lambda: engine.schedule(0.0), lambda: simulate(TRACE, Setting(policy, PROFILE))):
-        with pytest.raises(PolicyError) as caught:
-            run()
-        assert str(caught.value) == "policy chosen: threshold_now answers place 7, expected below 2"
+    for step in (lambda: engine.schedule(0.0), lambda: run(policy)):
+        assert refusal(PolicyError, step) == "policy chosen: threshold_now answers place 7, expected below 2"
 
 
 def test_one_of_two_chooses_among_thresholds_and_the_policy_s_own_is_among_them() -> None:
@@ -178,9 +174,7 @@ def test_the_example_loosens_a_step_for_every_few_that_wait_and_no_further() -> 
 
 
 def test_a_threshold_without_a_yield_is_refused_by_name_with_those_there_are() -> None:
-    with pytest.raises(ProfileError) as caught:
-        simulate(TRACE, Setting(dilaserve(",loosest=0.6"), load("a100-sdar-8b")))
-    assert str(caught.value).endswith(
+    assert refusal(ProfileError, run, dilaserve(",loosest=0.6"), load("a100-sdar-8b")).endswith(
         ":POLICY,loosest=0.6 may choose thresholds 0.9, 0.8, 0.7, 0.6: profile a100-sdar-8b holds commit models of "
         "threshold 0.9, 0.8; this run asks for 0.7"
     )
@@ -203,9 +197,7 @@ def test_an_answer_that_is_none_of_its_thresholds_is_refused_with_both(unmasking
     ANSWER[0] = lambda view: answer
     engine = Engine(replace(chosen(), unmasking=unmasking), Limits(100, 4096, 2), RequestTable(1))
     engine.submit(Request(0, 0.0, 10, 10))
-    with pytest.raises(PolicyError) as caught:
-        engine.schedule(0.0)
-    assert str(caught.value) == f"policy chosen: {says}"
+    assert refusal(PolicyError, engine.schedule, 0.0) == f"policy chosen: {says}"
 
 
 def test_a_policy_that_goes_by_no_threshold_can_have_none_of_each_step() -> None:
@@ -229,17 +221,15 @@ class Rewritten(Unmasking):
 
 @pytest.mark.usefixtures("uncompiled")
 def test_unmasking_from_outside_commits_in_the_twin_as_the_same_strategy_that_is_shipped() -> None:
-    ANSWER[0] = lambda view: 0.5 if view.num_waiting > 3 else 0.9
+    ANSWER[0] = loose_in_queues
 
     @dataclass(frozen=True)
     class Both(Rewritten, Chosen):
         """With thresholds, too."""
 
     for theirs, shipped in ((Rewritten(), Unmasking()), (Both(), Chosen())):
-        journals = Collector(), Collector()
         policies = [replace(chosen(), unmasking=unmasking) for unmasking in (theirs, shipped)]
-        for policy, journal in zip(policies, journals, strict=True):
-            simulate(TRACE, Setting(policy, PROFILE), append=journal, seed=4)
+        journals = [run(policy)[0] for policy in policies]
         assert journal_bytes(journals[0]) == journal_bytes(journals[1])
     settings = [Setting(policy, PROFILE) for policy in policies]
     engine = Engine(policies[0], settings[0].limits, RequestTable(12))
@@ -255,6 +245,6 @@ def test_unmasking_from_outside_commits_in_the_twin_as_the_same_strategy_that_is
 @pytest.mark.usefixtures("uncompiled")
 def test_unmasking_what_is_no_mask_or_of_a_policy_that_commits_otherwise_is_one_line() -> None:
     with pytest.raises(PolicyError, match=r"Rewritten.unmask returned position \d of row 0, which is no computed mask"):
-        simulate(TRACE, Setting(replace(chosen(), unmasking=Rewritten(wrong=True)), PROFILE))
+        run(replace(chosen(), unmasking=Rewritten(wrong=True)))
     with pytest.raises(PolicyError, match="Rewritten has thresholds or unmask, expected a policy that commits by"):
         replace(chosen(), unmasking=Rewritten(strategy="low_confidence_static"))

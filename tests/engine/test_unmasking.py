@@ -11,28 +11,28 @@ MASKED = np.array([[1, 0, 1, 1, 0, 1, 1, 0]], np.bool_)
 CONFIDENCE = np.array([[0.5, 1.0, 0.9, 0.95, 1.0, 0.6, 0.9, 1.0]], np.float32)
 
 
-def columns(rule: Unmasking, confidence: np.ndarray = CONFIDENCE, masked: np.ndarray = MASKED) -> list[int]:
-    return np.flatnonzero(unmask(rule, confidence, masked, 8)[0]).tolist()
+ALIKE = np.full((1, 8), 0.25, np.float32)  # of which the leftmost commit
+STATIC = "low_confidence_static"
 
 
-def test_dynamic_commits_what_reaches_the_threshold_and_always_the_best() -> None:
-    assert columns(Unmasking(0.9)) == [2, 3, 6]
-    assert columns(Unmasking(0.9, strict=True)) == [3]
-    assert columns(Unmasking(0.99)) == [3]
-
-
-def test_of_equally_confident_masks_the_leftmost_commits() -> None:
-    level = np.full((1, 8), 0.25, np.float32)
-    assert columns(Unmasking(0.9), level) == [0]
-    assert columns(Unmasking(strategy="low_confidence_static", denoising_steps=4), level) == [0, 2]
-
-
-def test_static_commits_the_n_most_confident_and_what_there_is_where_fewer_are_left() -> None:
-    assert columns(Unmasking(strategy="low_confidence_static")) == [3]
-    assert columns(Unmasking(strategy="low_confidence_static", denoising_steps=4)) == [2, 3]
-    assert columns(Unmasking(strategy="low_confidence_static", denoising_steps=1)) == [0, 2, 3, 5, 6]
-    # More steps than positions: one at a time.
-    assert columns(Unmasking(strategy="low_confidence_static", denoising_steps=100)) == [3]
+@pytest.mark.parametrize(
+    ("rule", "confidence", "columns"),
+    [
+        # What reaches the threshold, and always the best.
+        (Unmasking(0.9), CONFIDENCE, [2, 3, 6]),
+        (Unmasking(0.9, strict=True), CONFIDENCE, [3]),
+        (Unmasking(0.99), CONFIDENCE, [3]),
+        (Unmasking(0.9), ALIKE, [0]),
+        # The n most confident, and what there is where fewer are left; one at a time for more steps than positions.
+        (Unmasking(strategy=STATIC), CONFIDENCE, [3]),
+        (Unmasking(strategy=STATIC, denoising_steps=4), CONFIDENCE, [2, 3]),
+        (Unmasking(strategy=STATIC, denoising_steps=1), CONFIDENCE, [0, 2, 3, 5, 6]),
+        (Unmasking(strategy=STATIC, denoising_steps=100), CONFIDENCE, [3]),
+        (Unmasking(strategy=STATIC, denoising_steps=4), ALIKE, [0, 2]),
+    ],
+)
+def test_the_most_confident_masks_commit(rule: Unmasking, confidence: np.ndarray, columns: list[int]) -> None:
+    assert np.flatnonzero(unmask(rule, confidence, MASKED, 8)[0]).tolist() == columns
 
 
 @pytest.mark.parametrize(("block", "steps"), [(8, 1), (8, 3), (8, 5), (8, 8), (32, 20)])

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 import dsim
+from dsim.engine.latency import Features
+from dsim.profiler.logged import PHASES
 from dsim.profiler.models import model
-from dsim.profiler.steplog import StepLog, policy_of, read_log
+from dsim.profiler.steplog import StepLog, policy_of, profile_of_log, read_log
 
 torch = pytest.importorskip("torch")
 
@@ -49,15 +51,18 @@ def modules(monkeypatch: pytest.MonkeyPatch, **found: Any) -> None:
         monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
+def lines_of(tmp_path: Path) -> list[Any]:
+    return [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+
+
 def read(tmp_path: Path) -> tuple[StepLog, list[Any]]:
     """The log as dsim reads it, and its lines; a column of which all rows have the same is spelt out."""
-    path = tmp_path / "steps.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = lines_of(tmp_path)
     for line in lines:
         for name in ("phases", "row_tokens", "emitted"):
             if line.get("kind") == "step" and not isinstance(line[name], list):
                 line[name] = [line[name]] * line["batch"]
-    return read_log(path), lines
+    return read_log(tmp_path / "steps.jsonl"), lines
 
 
 def test_nothing_is_hooked_where_no_log_is_asked_for(hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,14 +84,9 @@ def test_requests_and_steps_while_nothing_is_logged_leave_no_line(
     log.step(0.2, 0.1, [("a", "decode", 1, 9, 1)])
     log.finished("a")
     log.close()
-    lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    lines = lines_of(tmp_path)
     assert [line.get("kind") for line in lines] == [None, "request", "step", "finish"]
     assert lines[2]["step"] == 3
-
-
-def kinds(tmp_path: Path) -> list[str | None]:
-    """The kinds of the log's lines; None: the header."""
-    return [json.loads(line).get("kind") for line in (tmp_path / "steps.jsonl").open()]
 
 
 def test_a_step_that_cannot_be_read_is_left_out_with_its_requests_and_said_once(
@@ -105,7 +105,7 @@ def test_a_step_that_cannot_be_read_is_left_out_with_its_requests_and_said_once(
     assert capfd.readouterr().err == (
         "dsim-hooks: the step log leaves out a step and the requests in flight: ValueError: another\n"
     )
-    assert kinds(tmp_path) == [None, "request", "request"]
+    assert [line.get("kind") for line in lines_of(tmp_path)] == [None, "request", "request"]  # None: the header
 
 
 def test_a_log_that_cannot_be_written_ends_and_says_so(
@@ -178,6 +178,16 @@ def test_an_engine_of_another_release_runs_without_a_log(
     assert capfd.readouterr().err.startswith("dsim-hooks: the step log leaves out everything: ModuleNotFoundError: ")
 
 
+def vllm_config(model: dict[str, Any], cache: dict[str, Any], **scheduler: Any) -> Any:
+    """What vLLM was started with."""
+    return Bag(
+        model_config=Bag(served_model_name=["tiny"], enforce_eager=True, dtype="torch.bfloat16", **model),
+        cache_config=Bag(enable_prefix_caching=False, **cache),
+        scheduler_config=Bag(**scheduler),
+        parallel_config=Bag(tensor_parallel_size=1),
+    )
+
+
 def test_vllms_steps_are_its_schedulers(hook: Hook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Scheduler:
         """Runs the whole prompt of whoever waits, then a token each."""
@@ -233,19 +243,13 @@ def test_vllms_steps_are_its_schedulers(hook: Hook, tmp_path: Path, monkeypatch:
     vllm = hook("vllm")
     vllm.register()
     vllm.register()  # vLLM may load a plug-in more than once
-    config = Bag(
-        model_config=Bag(
-            hf_config=CONFIG, max_model_len=256, served_model_name=["tiny"], enforce_eager=True, dtype="torch.bfloat16"
-        ),
-        cache_config=Bag(block_size=16, num_gpu_blocks=100, enable_prefix_caching=False),
-        scheduler_config=Bag(max_num_seqs=4, max_num_batched_tokens=64),
-        parallel_config=Bag(tensor_parallel_size=1),
-        speculative_config=Bag(
-            method="dflash",
-            num_speculative_tokens=7,
-            enable_adaptive_verification=False,
-            draft_model_config=Bag(hf_config=Bag(architectures=["DFlashDraftModel"])),
-        ),
+    cache = {"block_size": 16, "num_gpu_blocks": 100}
+    config = vllm_config({"hf_config": CONFIG, "max_model_len": 256}, cache, max_num_seqs=4, max_num_batched_tokens=64)
+    config.speculative_config = Bag(
+        method="dflash",
+        num_speculative_tokens=7,
+        enable_adaptive_verification=False,
+        draft_model_config=Bag(hf_config=Bag(architectures=["DFlashDraftModel"])),
     )
     engine = EngineCore(config)
 
@@ -328,8 +332,7 @@ def test_sglangs_forwards_are_steps_whether_a_batch_runs_one_or_several(
 ) -> None:
     modules(monkeypatch, sglang={"__version__": "0.5.23"})
     sglang = hook("sglang")
-    reqs = [Asked(rid="a", output_ids=[], finished_len=None, over=False, prefill=False),
-            Asked(rid="b", output_ids=[], finished_len=None, over=False, prefill=False)]  # fmt: skip
+    reqs = [Asked(rid=name, output_ids=[], finished_len=None, over=False, prefill=False) for name in "ab"]
     scheduler = Bag(
         waiting_queue=[], dllm_manager=Bag(waiting_queue=reqs), page_size=4, tp_size=1,
         max_total_num_tokens=400, chunked_prefill_size=64, max_prefill_tokens=1024,
@@ -399,8 +402,6 @@ def test_sglangs_forwards_are_steps_whether_a_batch_runs_one_or_several(
 def test_lmdeploys_outputs_are_read_with_their_masks(
     hook: Hook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    modules(monkeypatch, lmdeploy={"__version__": "0.18.0"})
-
     class Agent:
         def __init__(self) -> None:
             self.model_config = Bag(hf_config=CONFIG)
@@ -432,7 +433,7 @@ def test_lmdeploys_outputs_are_read_with_their_masks(
                 running[0].status.name = "STOPPED"
 
     modules(
-        monkeypatch, lmdeploy__pytorch={}, lmdeploy__pytorch__engine={},
+        monkeypatch, lmdeploy={"__version__": "0.18.0"}, lmdeploy__pytorch={}, lmdeploy__pytorch__engine={},
         lmdeploy__pytorch__engine__engine_loop={"EngineLoop": Loop}, lmdeploy__pytorch__engine__model_agent={},
         lmdeploy__pytorch__engine__model_agent__agent={"BaseModelAgent": Agent},
         lmdeploy__pytorch__messages={"SchedulerSession": Session}, lmdeploy__pytorch__strategies={},
@@ -463,3 +464,142 @@ def test_lmdeploys_outputs_are_read_with_their_masks(
     assert log.commits.committed.astype(int).tolist() == [[0, 0, 1, 0], [0, 0, 0, 1]]
     assert log.requests.num_tokens.tolist() == [2]
     assert (log.header.preset, log.header.page_size) == ("lmdeploy-0.18", 64)
+
+
+# vllm_diffusion.jsonl is what benchmarks/vllm_diffusion/record.py recorded on 2026-11-23 of vLLM 0.32's diffusion
+# engine and of its runner's batches: a random DiffusionGemma of six layers and canvases of 64 tokens, asynchronous
+# scheduling, a budget of 256 tokens and 39 blocks of 128, so that requests are preempted. A line is a request, a
+# schedule (name, tokens, tokens that count as computed, whether it is a canvas, of each row; then the keys and the rows
+# of logits of the runner's own batch) or an update (name, tokens handed out, whether it is over).
+HEAD, *EVENTS = map(json.loads, Path(__file__).with_name("vllm_diffusion.jsonl").read_text().splitlines())
+PAIRS, KEYS, HEADS, SAMPLED = map(Features._fields.index, ("sum_q_kv", "sum_kv", "head_rows", "sampled_rows"))
+DENOISE, FLUSH = PHASES.index("denoise"), PHASES.index("flush")
+SCHEDULES = [event for event in EVENTS if "schedule" in event]
+
+
+class Recorded:
+    """vLLM's scheduler, as it was."""
+
+    def __init__(self, groups: Sequence[Sequence[Any]]) -> None:
+        groups = [
+            Bag(layer_names=["layer"] * layers, kv_cache_spec=Bag(block_size=size, sliding_window=window))
+            for layers, window, size in groups
+        ]
+        self.kv_cache_config = Bag(kv_cache_groups=groups)
+        self.kv_cache_manager = Bag(
+            block_pool=Bag(num_gpu_blocks=HEAD["blocks"], get_num_free_blocks=lambda: self.free)
+        )
+        self.requests: dict[str, Any] = {}
+        self.waiting, self.running = range(0), range(0)
+        self.free, self.left = 0, True
+        self.coming: dict[str, Any] = {}
+
+    def schedule(self) -> Any:
+        rows = self.coming["schedule"]
+        for name, _, computed, _ in rows:
+            self.requests[name] = Bag(num_computed_tokens=computed)
+        self.waiting, self.running = range(self.coming["waiting"]), range(self.coming["running"])
+        self.free = self.coming["free"]
+        return Bag(
+            num_scheduled_tokens={name: n for name, n, *_ in rows},
+            total_num_scheduled_tokens=sum(n for _, n, *_ in rows),
+            scheduled_spec_decode_tokens={name: [-1] * n for name, n, _, canvas in rows if canvas},
+        )
+
+    def update_from_output(self, output: Any, model_output: Any) -> Any:
+        self.left = self.coming["left"]
+        outputs = [
+            Bag(request_id=name, new_token_ids=[7] * num, finish_reason="length" if over else None)
+            for name, num, over in self.coming["update"]
+        ]
+        return {0: Bag(outputs=outputs)}
+
+    def has_requests(self) -> bool:
+        return self.left
+
+
+@pytest.fixture
+def log(hook: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StepLog:
+    """The hook's log of the run."""
+    return _logged(hook, tmp_path, monkeypatch)
+
+
+def _logged(
+    hook: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: int = 1, groups: Any = HEAD["groups"]
+) -> StepLog:
+    """The run's log, had the model so many layers that see all tokens before theirs, in such groups of the pool."""
+    modules(monkeypatch, vllm={"__version__": "0.32.0"})
+    kinds = ["sliding_attention"] * (6 - full) + ["full_attention"] * full
+    about = GEMMA | {
+        "num_hidden_layers": 6, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 512,
+        "vocab_size": 2048, "sliding_window": 256, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 128,
+        "layer_types": kinds,
+    }  # fmt: skip
+    each = [
+        Bag(**about, num_key_value_heads=1 + (kind != kinds[-1]), head_dim=128 if kind == kinds[-1] else 64)
+        for kind in kinds
+    ]
+    text = Bag(text_config=Layers(**about, per_layer_config=each), canvas_length=64)
+    cache = {"block_size": 128, "num_gpu_blocks": HEAD["blocks"], "prefix_cache_retention_interval": 0}
+    model = {"hf_config": text, "max_model_len": 640, "is_diffusion": True}
+    config = vllm_config(model, cache, max_num_seqs=6, max_num_batched_tokens=256, async_scheduling=True)
+
+    class Engine(Bag):
+        __hash__ = object.__hash__
+
+    engine = Engine(scheduler=Recorded(groups), model_executor=None, vllm_config=config)
+    recorded, hooks = engine.scheduler, hook("vllm").hook(engine, config)
+    in_flight = []
+    for event in EVENTS:
+        recorded.coming = event
+        if "request" in event:
+            params = Bag(max_tokens=event["output"])
+            request = Bag(
+                request_id=event["request"], num_prompt_tokens=event["prompt"], sampling_params=params,
+                arrival_time=time.time(),
+            )  # fmt: skip
+            hooks.request(request, None)
+        elif "schedule" in event:
+            in_flight.append(recorded.schedule())
+        else:
+            recorded.update_from_output(in_flight.pop(0), Bag(cudagraph_stats=None))
+    hooks.log.close()
+    return read_log(tmp_path / "steps.jsonl")
+
+
+def test_the_log_has_the_keys_logits_and_tokens_of_the_engines_own_batch(log: StepLog) -> None:
+    features = log.steps.features
+    assert features[:, KEYS].tolist() == [sum(event["keys"]) for event in SCHEDULES]
+    assert features[:, HEADS].tolist() == [sum(event["logits"]) for event in SCHEDULES]
+    assert log.requests.num_tokens.tolist() == [event["output"] for event in EVENTS if "request" in event]
+
+
+def test_only_canvases_that_are_denoised_are_sampled_and_see_themselves_whole(log: StepLog) -> None:
+    r, found = log.rows, log.steps.features
+    for i, event in enumerate(SCHEDULES):
+        rows = slice(r.offsets[i], r.offsets[i + 1])
+        phases, tokens = r.phase[rows].tolist(), r.tokens[rows].tolist()
+        pairs = [n * keys if phase == DENOISE else n * (2 * keys - n + 1) // 2
+                 for phase, n, keys in zip(phases, tokens, event["keys"], strict=True)]  # fmt: skip
+        sampled = [n for phase, n in zip(phases, tokens, strict=True) if phase == DENOISE]
+        assert (found[i, PAIRS], found[i, SAMPLED]) == (sum(pairs), sum(sampled))
+        assert [phase in (DENOISE, FLUSH) for phase in phases] == [canvas for *_, canvas in event["schedule"]]
+
+
+def test_a_block_of_the_pool_is_a_page_of_the_layers_that_see_all(log: StepLog) -> None:
+    assert (log.header.page_size, log.header.num_pages) == (128, 39)
+    assert log.rows.pages.tolist() == [39 - event["free"] for event in SCHEDULES]
+    memory = profile_of_log(log, "tiny", "steps.jsonl").memory
+    # Five layers with a window hold five times what the one without does.
+    assert (memory.kv_bytes_per_token, memory.window_bytes_per_token) == (512, 5 * 512)
+    assert policy_of(log.header)[0] == (
+        "vllm-diffusion,max_num_seqs=6,max_num_batched_tokens=256,page_size=128,num_pages=39,canvas_length=64"
+    )
+
+
+def test_layers_that_see_all_and_fill_two_groups_take_two_blocks_a_page(
+    hook: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = _logged(hook, tmp_path, monkeypatch, 2, [(1, None, 128)] * 2 + [(1, 256, 128)] * 4)
+    assert (log.header.page_size, log.header.num_pages) == (128, round(39 / 2))
+    assert log.rows.pages.tolist() == [round((39 - event["free"]) / 2) for event in SCHEDULES]

@@ -21,8 +21,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from dsim.kernels import device, use
-from dsim.tests.kernels.named_only import named_only
-from dsim.tests.kernels.places import int32
+from dsim.tests.kernels.places import int32, named_only
 
 
 def each_in_a_process_of_its_own(capabilities: list[int]) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -33,6 +34,15 @@ class Place(NamedTuple):
             found = launcher(*given[0], **given[1])
         assert all(map(same, tensors(given[0]), tensors(before)))
         return moved(found, "cpu")
+
+
+def named_only(capability: int) -> SimpleNamespace:
+    """A driver that only names a GPU, for kernels that are compiled, or asked for, where there is none."""
+    from triton.backends.compiler import GPUTarget
+
+    target = GPUTarget("cuda", capability, 32)
+    answers = {"get_current_target": lambda: target, "get_current_device": lambda: 0, "get_current_stream": lambda _: 0}
+    return SimpleNamespace(**answers)
 
 
 def moved(x: Any, device: str) -> Any:

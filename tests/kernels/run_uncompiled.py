@@ -29,7 +29,7 @@ from dsim.live.families import CANVAS
 from dsim.live.model import Decoder
 from dsim.live.prompts import random_prompts
 from dsim.live.weights import random_model
-from dsim.tests.kernels.named_only import named_only
+from dsim.tests.kernels.places import named_only
 
 # Four query heads a KV head; a dense layer, and one of experts.
 GROUPED = ModelConfig(

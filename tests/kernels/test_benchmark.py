@@ -27,9 +27,8 @@ def test_a_smoke_run_says_what_it_ran_on_and_times_every_way_that_a_kernel_lists
     assert (report["schema"], report["smoke"], report["torch"]) == (1, True, torch.__version__)
     assert {"device", "driver", "triton", "ceilings"} <= set(report)
     assert all(case["right"] for case in report["cases"])
-    tuned = [
-        case for case in report["cases"] if case["name"] == "confidence"
-    ]  # the library computes the head's product
+    # The library computes the head's product.
+    tuned = [case for case in report["cases"] if case["name"] == "confidence"]
     for case in tuned:
         seconds = [way["seconds"] for way in case["candidates"]]
         assert seconds == sorted(seconds)

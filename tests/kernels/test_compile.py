@@ -33,12 +33,9 @@ def every() -> list[dict[str, Any]]:
 
 
 def of(every: list[dict[str, Any]], capability: int, kernel: str, name: str) -> list[dict[str, Any]]:
-    found = [
-        fact
-        for fact in every
-        if (fact["capability"], fact["kernel"]) == (capability, f"dsim.kernels.{kernel}.kernel.{name}")
-    ]
-    assert found, (kernel, name)
+    wanted = capability, f"dsim.kernels.{kernel}.kernel.{name}"
+    found = [fact for fact in every if (fact["capability"], fact["kernel"]) == wanted]
+    assert found, wanted
     return found
 
 

@@ -22,21 +22,18 @@ from dsim.live.cache import PagedCache
 from dsim.live.canvas import CanvasCache, KeyedChance, Turn
 from dsim.live.canvas_model import random_canvas_model
 from dsim.live.config import ConfigJson, ModelConfig, Settings
-from dsim.live.forward import Batch, Forward, Sampled
+from dsim.live.forward import Forward, Sampled
 from dsim.live.periodic import PeriodicForward
 from dsim.live.prompts import random_prompts
 from dsim.live.weights import load, random_model
 
 from ..live.checkpoints import CHECKPOINTS, drawn
-from ..live.dense import block_causal
+from ..live.dense import batch_of, block_causal
 from ..live.test_random_weights import GEMMA
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/live/test_gpu.py serves by them on a GPU")
 TINY = ModelConfig("tiny", 2, 64, 4, 2, 16, 96, 67, 256, 8, 66)
 PATHS: tuple[Path, ...] = ("reference", "triton")
-
-
-# ---- block diffusion ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.sampled(4)
@@ -49,14 +46,11 @@ def test_forwards_over_pages_say_the_logits_and_tokens_of_an_independent_impleme
     model, tokens = load(str(tmp_path), "cpu", torch.float32), torch.arange(9) * 7 % 97
     config, num = model.config, len(tokens)
     block = num if config.both_ways else min(config.block_length, 4)
-    pages, at = np.array([[2, 0, 1]], np.int32), np.arange(num)
-    batch = Batch(
-        tokens.numpy(), at, pages[0, at // 8].astype(np.int64) * 8 + at % 8, np.array([0, num]), pages, np.array([num]),
-        np.zeros((1, 1), np.bool_), block, at, prefill=True,
-    )  # fmt: skip
+    batch = batch_of(np.random.default_rng(0), [num], [np.arange(num)], block, page=4, prefill=True)
+    batch = replace(batch, tokens=tokens.numpy())
     expected = plain(tokens, block_causal(num, block))
     for path in PATHS:
-        forward = Forward(model, PagedCache(config, 3, 8, "cpu", torch.float32))
+        forward = Forward(model, PagedCache(config, 3, 4, "cpu", torch.float32))
         before = taken["ragged_paged_attention", path]
         with use(path), torch.inference_mode():
             hidden = forward.hidden(forward.inputs(batch.arrays()), batch)
@@ -64,9 +58,6 @@ def test_forwards_over_pages_say_the_logits_and_tokens_of_an_independent_impleme
         assert taken["ragged_paged_attention", path] == before + config.layers
         torch.testing.assert_close(model.logits(hidden), expected, rtol=0, atol=1e-4)
         assert said.tolist() == expected.argmax(1).tolist()
-
-
-# ---- full-sequence models -----------------------------------------------------------------------------------------
 
 
 def served(

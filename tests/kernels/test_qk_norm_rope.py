@@ -18,11 +18,7 @@ EPS = 0.25  # enough to be seen
 
 
 def turned(
-    place: Place,
-    qkv: Tensor,
-    num_heads: int,
-    weights: tuple[Tensor | None, ...],
-    turns: tuple[Tensor, Tensor],
+    place: Place, qkv: Tensor, num_heads: int, weights: tuple[Tensor | None, ...], turns: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, and the keys and values of a page for each row, in order."""
     num_rows, heads, head_dim = qkv.shape

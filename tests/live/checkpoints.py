@@ -7,11 +7,12 @@ is written out below. What a position sees is a mask that the caller gives.
 import json
 import random
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 Logits = Callable[[Tensor, Tensor], Tensor]  # token ids [n] and who sees whom [n, n] to logits [n, vocab]
@@ -62,100 +63,55 @@ def rewrite(folder: Path, **values: Any) -> None:
     path.write_text(json.dumps({key: value for key, value in found.items() if value is not None}))
 
 
-def replaced(folder: Path, name: str, make: Callable[[dict[str, Tensor]], Tensor]) -> None:
-    """Put another weight, made of all that there are, in a directory's place of this name, or among them."""
-    index = folder / "model.safetensors.index.json"
-    said = json.loads(index.read_text())
-    shards = {file: load_file(folder / file) for file in set(said["weight_map"].values())}
-    every = {key: tensor for shard in shards.values() for key, tensor in shard.items()}
-    file = said["weight_map"].setdefault(name, sorted(shards)[0])
-    save_file(shards[file] | {name: make(every)}, folder / file, metadata={"format": "pt"})
-    index.write_text(json.dumps(said))
-
-
-def save_shards(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], shards: int = 3) -> None:
+def save_shards(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
     """A checkpoint in several files, its index, and its config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     names = sorted(tensors)
     where = {}
-    for i in range(shards):
-        file = f"model-{i + 1:05}-of-{shards:05}.safetensors"
-        part = {name: tensors[name].contiguous() for name in names[i::shards]}
+    for i in range(3):
+        file = f"model-{i + 1:05}-of-00003.safetensors"
+        part = {name: tensors[name].contiguous() for name in names[i::3]}
         save_file(part, folder / file, metadata={"format": "pt"})
         where |= dict.fromkeys(part, file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def saved(model: Any, folder: Path, **config: Any) -> Logits:
-    """transformers saves itself, in shards, under another architecture's name."""
+def of_library(
+    folder: Path, sizes: Sizes = SIZES, *, kind: str, seed: int, said: Mapping[str, Any] | None = None, **more: Any
+) -> Logits:
+    """A model of transformers, which saves itself in shards; `said`: what its config.json says beyond that."""
+    import transformers
+
+    if kind == "Qwen2":  # whose heads are as wide as the width over their number
+        sizes = {key: value for key, value in sizes.items() if key != "head_dim"}
+    config = getattr(transformers, f"{kind}Config")(**sizes, **{"rope_theta": 1e4} | more)
+    model: Any = shaken(getattr(transformers, f"{kind}ForCausalLM")(config), seed)
     model.save_pretrained(folder, max_shard_size="10KB", safe_serialization=True)
     assert len(list(folder.glob("*.safetensors"))) > 2
-    rewrite(folder, **config)
+    rewrite(folder, **said or {})
     return of_transformers(model)
 
 
-def qwen3(folder: Path, sizes: Sizes = SIZES, **said: Any) -> Logits:
-    import transformers
-
-    model = shaken(transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes, rope_theta=1e4)), 1)
-    return saved(model, folder, **said)
-
-
-def sdar(folder: Path, sizes: Sizes = SIZES) -> Logits:
-    return qwen3(folder, sizes, architectures=["SDARForCausalLM"], block_size=4, mask_token_id=96)
-
-
-def sdar_moe(folder: Path, sizes: Sizes = SIZES) -> Logits:
-    return qwen3_moe(folder, sizes, architectures=["SDARMoeForCausalLM"], block_size=4, mask_token_id=96)
-
-
-def qwen3_moe(folder: Path, sizes: Sizes = SIZES, **said: Any) -> Logits:
-    import transformers
-
-    config = transformers.Qwen3MoeConfig(
-        **sizes, rope_theta=1e4, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20, norm_topk_prob=True,
-        decoder_sparse_step=1, mlp_only_layers=[],
-    )  # fmt: skip
-    model = shaken(transformers.Qwen3MoeForCausalLM(config), 2)
-    return saved(model, folder, **said)
-
-
-def qwen2(folder: Path, sizes: Sizes = SIZES, **said: Any) -> Logits:
-    import transformers
-
-    config = transformers.Qwen2Config(**without_head_dim(sizes), rope_theta=1e4)
-    model = shaken(transformers.Qwen2ForCausalLM(config), 3)
-    return saved(model, folder, **said)
-
-
-def llama(folder: Path, sizes: Sizes = SIZES) -> Logits:
-    """With llama3's angles: some components turn as before, some more slowly, and one between."""
-    import transformers
-
-    rope = {
-        "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 32,
-    }  # fmt: skip
-    model = shaken(transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, rope_parameters=rope)), 7)
-    return saved(model, folder)
-
-
-def without_head_dim(sizes: Sizes) -> Sizes:
-    """Qwen2's is the width over the heads."""
-    return {key: value for key, value in sizes.items() if key != "head_dim"}
-
-
-def qwen3_yarn(folder: Path) -> Logits:
-    import transformers
-
-    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
-    model = shaken(transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, rope_parameters=rope)), 1)
-    return saved(model, folder)
-
-
-def dream(folder: Path, sizes: Sizes = SIZES) -> Logits:
-    return qwen2(folder, sizes, architectures=["DreamModel"], mask_token_id=95, eos_token_id=94)
+EXPERTS = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "norm_topk_prob": True,
+    "decoder_sparse_step": 1, "mlp_only_layers": [],
+}  # fmt: skip
+# llama3's angles: some components turn as before, some more slowly, and one between.
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+MASKED = {"block_size": 4, "mask_token_id": 96}
+qwen3 = partial(of_library, kind="Qwen3", seed=1)
+qwen3_moe = partial(of_library, kind="Qwen3Moe", seed=2, **EXPERTS)
+qwen2 = partial(of_library, kind="Qwen2", seed=3)
+llama = partial(of_library, kind="Llama", seed=7, rope_parameters=LLAMA3)
+qwen3_yarn = partial(qwen3, rope_parameters=YARN)
+sdar = partial(qwen3, said={"architectures": ["SDARForCausalLM"], **MASKED})
+sdar_moe = partial(qwen3_moe, said={"architectures": ["SDARMoeForCausalLM"], **MASKED})
+dream = partial(qwen2, said={"architectures": ["DreamModel"], "mask_token_id": 95, "eos_token_id": 94})
 
 
 def llada(folder: Path, sizes: Sizes = SIZES) -> Logits:

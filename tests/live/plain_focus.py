@@ -9,6 +9,11 @@ from torch import Tensor
 from dsim.engine.policies.focus import Focus
 from dsim.live.model import Decoder, Layer, RMSNorm
 
+from ..engine.test_focus import by_the_book
+from ..kernels.places import starts
+from ..kernels.test_focus_importance import by_definition
+from .dense import Dense
+
 
 @dataclass(frozen=True)
 class Step:
@@ -38,8 +43,8 @@ class PlainFocus:
         own = open_ & set(range(start, start + block))
         hidden, _ = self.forward(text, positions, [set(range((p // block + 1) * block)) for p in positions])
         committed = self.unmask(hidden, positions, own)
-        steps = [Step(frozenset(range(start, start + block)), frozenset(range(start, start + block)), committed)]
-        uncached = set(range(start, start + block)) if own else set()
+        steps = [Step(frozenset(positions[start:]), frozenset(positions[start:]), committed)]
+        uncached = set(positions[start:]) if own else set()
         open_ -= set(committed)
         text |= committed
 
@@ -92,9 +97,9 @@ class PlainFocus:
             if evict and index < 2:
                 start, masked, target, progress, uncached = evict
                 rows = [positions.index(p) for p in masked]
-                importance.append(drawn(q[rows], k[rows]))
+                importance.append(by_definition(q, k, torch.tensor(rows), starts([len(rows)])))
             if evict and index == 1:
-                chosen = self.choose(importance[1] - importance[0], masked, target, progress)
+                chosen = by_the_book((importance[1] - importance[0]).tolist(), masked, target, progress)
                 left = [p for p in positions if p in chosen or p not in masked]
                 rows = [positions.index(p) for p in left]
                 x, q, positions = x[rows], q[rows], left
@@ -102,18 +107,6 @@ class PlainFocus:
             x = x + attention(q, self.keys[index], self.values[index], seen) @ layer.output.weight.T
             x = x + feed(layer, x)
         return norm(model.norm, x), positions
-
-    def choose(self, delta: Tensor, masked: list[int], target: int, progress: int) -> set[int]:
-        """Section 3.4, where more are masked than the target."""
-        value = dict(zip(masked, delta.double().tolist(), strict=True))
-        mean = sum(value.values()) / len(masked)
-        squares = sum((d - mean) ** 2 for d in value.values())
-        bound = mean + math.sqrt(squares / len(masked))
-        selected = {p for p in masked if value[p] >= bound}
-        if len(selected) < target:
-            selected = set(sorted(masked, key=lambda p: (-value[p], p))[:target])
-        kept = selected | {p for p in masked if p + 1 in selected}
-        return kept | {p for p in masked if progress < p < max(kept)}
 
     def unmask(self, hidden: Tensor, positions: list[int], masked: set[int]) -> dict[int, int]:
         """The tokens that commit: those sure enough, and the surest."""
@@ -157,21 +150,5 @@ def rope(x: Tensor, positions: list[int], theta: float) -> Tensor:
 
 def attention(q: Tensor, keys: Tensor, values: Tensor, seen: list[set[int]]) -> Tensor:
     """[n, H, D] to [n, H x D]; query i sees the keys seen[i]."""
-    mask = torch.full((len(q), len(keys)), -math.inf)
-    for i, there in enumerate(seen):
-        mask[i, sorted(there)] = 0.0
-    group, read = q.shape[1] // keys.shape[1], []
-    for h in range(q.shape[1]):
-        weight = (q[:, h] @ keys[:, h // group].T * q.shape[2] ** -0.5 + mask).softmax(1)
-        read.append(weight @ values[:, h // group])
-    return torch.cat(read, 1)
-
-
-def drawn(q: Tensor, k: Tensor) -> Tensor:
-    """Section 3.3: what each of the masked tokens draws from all, [M]."""
-    total = torch.zeros(len(q))
-    for h in range(q.shape[1]):
-        score = q[:, h] @ k[:, h // (q.shape[1] // k.shape[1])].T * q.shape[2] ** -0.5
-        wide = torch.nn.functional.pad(score, (1, 1), value=-math.inf)
-        total += torch.maximum(torch.maximum(wide[:, :-2], wide[:, 1:-1]), wide[:, 2:]).softmax(1).sum(0)
-    return total
+    mask = torch.tensor([[j in there for j in range(len(keys))] for there in seen])
+    return Dense(mask)(0, q, keys, values).flatten(1)

@@ -1,19 +1,70 @@
 """dLLM-Cache and MaskKV as their specification tells them (full-sequence-diffusion.md 1.1, 3): a request alone."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from dsim.engine.part import numbers_of
 from dsim.engine.policies.dllm_cache import PeriodicCache
-from dsim.engine.policies.maskkv import MaskKV
+from dsim.engine.policies.maskkv import MaskKV, head_budgets, layer_budgets
 from dsim.engine.policy import Policy
+from dsim.engine.unmasking import Unmasking
 from dsim.live.model import Decoder, Layer
 
 from .plain_focus import feed, norm, project
-from .plain_unmasking import PlainLoop
+
+
+class PlainLoop(ABC):
+    """Serves one request, block by block."""
+
+    def __init__(self, model: Decoder, policy: Policy) -> None:
+        self.model, self.policy, self.block = model, policy, policy.block_length
+
+    @abstractmethod
+    def logits(self, text: list[int], start: int, step: int) -> Tensor:
+        """The block's, in a step of it."""
+
+    @torch.no_grad()
+    def serve(self, prompt: list[int], output: int) -> list[dict[int, int]]:
+        """What each step commits, position -> token."""
+        block, steps = self.block, list[dict[int, int]]()
+        text = prompt + [self.model.config.mask_token] * (-(-output // block) * block)
+        for start in range(len(prompt), len(text), block):
+            masks, step = set(range(start, start + block)), 0
+            while masks:
+                best, token = self.logits(text, start, step).softmax(-1).max(-1)
+                now = self.choose(dict(enumerate(best.tolist(), start)), masks, step)
+                if self.policy.batching.first_token and step == 0:
+                    now = {start}
+                steps.append({p: int(token[p - start]) for p in now})
+                for p, t in steps[-1].items():
+                    text[p] = t
+                masks -= now
+                step += 1
+            if step == 1 and numbers_of(self.policy)["once_more"]:  # errata 7: a reuse pass that commits nothing
+                steps.append({})
+        return steps or [{}]
+
+    def choose(self, best: dict[int, float], masks: set[int], step: int) -> set[int]:
+        """The masks that commit, by their confidences."""
+        return chosen(self.policy.unmasking, self.block, best, masks, step)
+
+
+def chosen(rule: Unmasking, block: int, best: dict[int, float], masks: set[int], step: int) -> set[int]:
+    """The positions that step `step` of the block commits, by their confidences."""
+    order = sorted(masks, key=lambda p: (-best[p], p))
+    if rule.strategy == "low_confidence_dynamic":
+        return {order[0]} | {p for p in masks if best[p] >= rule.threshold}
+    least, more = divmod(block, rule.denoising_steps or block)
+    num = least + (1 if step < more else 0)
+    if rule.strategy == "sequential":
+        return masks & set(range(min(masks), min(masks) + num))
+    return set(order[:num])
 
 
 @dataclass
@@ -79,9 +130,9 @@ class PlainPeriodic(PlainLoop):
 
     def keep(self, rule: MaskKV, layer: int, cast: Tensor) -> list[list[int]]:
         """The prompt positions that each KV head of a layer keeps, by the votes cast, [KV heads, L] (3.2 to 3.4)."""
-        num = layer_budgets(rule, self.importance, len(self.prompt))[layer]
-        preference = (cast[:, self.prompt].sum(1) / cast.sum(1)).tolist()
-        budgets = head_budgets(rule, num, preference, len(self.prompt))
+        num = layer_budgets(rule, np.array(self.importance), len(self.prompt))[layer]
+        preference = (cast[:, self.prompt].sum(1) / cast.sum(1)).numpy()
+        budgets = head_budgets(rule, preference, int(num), len(self.prompt))
         return [
             sorted(sorted(self.prompt, key=lambda j: (-ballot[j], j))[:budget])
             for ballot, budget in zip(cast.tolist(), budgets, strict=True)
@@ -117,44 +168,3 @@ def votes(q: Tensor, k: Tensor) -> Tensor:
         kv = h // (q.shape[1] // k.shape[1])
         cast[kv] += (q[:, h] @ k[:, kv].T * q.shape[2] ** -0.5).softmax(1).double().sum(0)
     return cast
-
-
-def layer_budgets(rule: MaskKV, importance: Sequence[float], prompt: int) -> list[int]:
-    """Prompt keys of each layer, the mean over its KV heads (3.3)."""
-    n = len(importance)
-    boundary = {range(n)[i] for i in rule.boundary}
-    middle = set(range(n)) - boundary
-    shares, everything = [1 / n] * n, sum(importance)
-    if everything and boundary and middle:
-        for group in (boundary, middle):
-            weight = sum(importance[i] for i in sorted(group)) / everything / len(group)
-            for i in group:
-                shares[i] = rule.beta / n + (1 - rule.beta) * weight
-    return divided(n * rule.budget, shares, prompt)
-
-
-def head_budgets(rule: MaskKV, num: int, preference: list[float], prompt: int) -> list[int]:
-    """Prompt keys of each KV head of a layer whose mean is num (3.4)."""
-    heads, total = len(preference), sum(preference)
-    likings = [p / total if total else 1 / heads for p in preference]
-    return divided(num * heads, [rule.alpha / heads + (1 - rule.alpha) * p for p in likings], prompt)
-
-
-def divided(total: int, shares: list[float], most: int) -> list[int]:
-    """Parts of a total by shares, none over `most`; what floors leave goes to the largest shares below it."""
-    full: set[int] = set()
-    while True:
-        open_ = [i for i in range(len(shares)) if i not in full]
-        weight = sum(shares[i] for i in open_)
-        rest = total - most * len(full)
-        ideal = {i: rest / weight * shares[i] if weight else rest / len(open_) for i in open_}
-        reached = {i for i in open_ if ideal[i] >= most}
-        if not reached:
-            break
-        full |= reached
-    parts = [most if i in full else math.floor(ideal[i]) for i in range(len(shares))]
-    left = total - sum(parts)
-    assert 0 <= left <= len(open_), "no rounding loses more than one each"
-    for i in sorted(open_, key=lambda i: (-shares[i], i))[:left]:
-        parts[i] += 1
-    return parts

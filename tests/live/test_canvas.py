@@ -33,10 +33,7 @@ from .watched import Texts
 
 pytestmark = pytest.mark.usefixtures("_budgets_of_processor_time")
 CANVAS, VOCAB, WINDOW, PAGE = 8, 97, 12, 4
-RULES = [
-    Renoise(max_steps=4, entropy_bound=1.5),
-    Renoise(max_steps=5, entropy_bound=1e-6, stability=0, confidence=3.0),
-]
+RULES = [Renoise(max_steps=4, entropy_bound=1.5), Renoise(max_steps=5, entropy_bound=1e-6, stability=0, confidence=3.0)]
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,19 @@
-"""The executor against a plain one: no pages, no ragged batch, one sequence and one dense array of keys at a time."""
+"""The executor against a plain one: no pages, no ragged batch, one sequence and one dense array of keys at a time.
+
+Requests that end at an EOS have the tokens of those that do not, up to and with the first EOS.
+"""
 
 from collections.abc import Callable
+from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from dsim.engine.commits import CommitDraws
 from dsim.engine.engine import Limits
 from dsim.engine.errors import ModelError
-from dsim.engine.journal import RequestTable
 from dsim.engine.latency import LatencyModel
 from dsim.engine.policy import Policy, parse
 from dsim.engine.request import Request
@@ -20,20 +23,19 @@ from dsim.live.cache import PagedCache
 from dsim.live.executor import ModelExecutor
 from dsim.live.forward import Batch, Forward, Sampled
 from dsim.live.model import Decoder
-from dsim.live.prompts import random_prompts
 from dsim.live.weights import random_model
 
-from ..worlds import BLOCK_PRESETS, Collector
-from .dense import SMALL
-from .watched import Run, serve_all
+from ..worlds import BLOCK_PRESETS
+from .dense import SMALL, Dense
+from .watched import PROMPTS, Run, Texts, serve_all
 
 LATENCY = LatencyModel(((0.0, 0.01), (16.0, 0.02)), 0.001)
 SMALL_WORLD = ",max_batch=4,page_size=8,max_prefill_tokens=24"
 LENGTHS = [(1, 9), (5, 3), (8, 16), (13, 1), (40, 12), (3, 20), (17, 5), (0, 6)]
 
 
-def small(name: str, extra: str = "") -> Policy:
-    return parse(name + SMALL_WORLD + ("" if name == "ar" else ",block_length=4") + extra)
+def small(name: str) -> Policy:
+    return parse(name + SMALL_WORLD + ("" if name.startswith("ar") else ",block_length=4"))
 
 
 def decoder() -> Decoder:
@@ -57,8 +59,8 @@ class Watched(Forward):
 class Plain:
     """One request's keys and values by layer and absolute position, and what it says of a plan's row."""
 
-    def __init__(self, model: Decoder, policy: Policy) -> None:
-        self.model, self.policy = model, policy
+    def __init__(self, model: Decoder) -> None:
+        self.model = model
         shape = (SMALL.layers, 200, SMALL.kv_heads, SMALL.head_dim)
         self.keys, self.values = torch.zeros(shape), torch.zeros(shape)
 
@@ -69,10 +71,7 @@ class Plain:
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self.keys[layer, at], self.values[layer, at] = k, v
-            parts = (q, self.keys[layer], self.values[layer])
-            q, k, v = (x.transpose(0, 1)[None] for x in parts)
-            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
-            return out[0].transpose(0, 1)
+            return Dense(mask)(layer, q, self.keys[layer], self.values[layer])
 
         with torch.no_grad():
             hidden = self.model(torch.tensor(tokens), at, attend)
@@ -84,8 +83,8 @@ class Checked:
 
     def __init__(self, executor: ModelExecutor, forward: Watched, model: Decoder, policy: Policy) -> None:
         self.executor, self.forward, self.policy = executor, forward, policy
-        self.plain = {}
-        self.new = lambda: Plain(model, policy)
+        self.plain: dict[int, Plain] = {}
+        self.new = lambda: Plain(model)
         self.texts: dict[int, list[int]] = {}
         self.compared = 0
 
@@ -117,17 +116,14 @@ class Checked:
             canvas = before[request]
             masks = plan.status[i] == MASKED if self.policy.rows.commits == "masks" else np.zeros(1, np.bool_)
             tokens = [SMALL.mask_token if masks[c] else canvas[start + c] for c in columns]
-            listed = {start + c for c in np.flatnonzero(plan.status[i] == CACHED).tolist()} | {
-                start + int(c) for c in columns
-            }
+            listed = {start + c for c in [*np.flatnonzero(plan.status[i] == CACHED).tolist(), *columns.tolist()]}
             if self.executor._listed is False:
                 listed = set(range(start, start + int(columns.max()) + 1))
 
             def seen(p: int, j: int, start: int = start, listed: set[int] = listed) -> bool:
                 return j // block <= p // block and (j < start or j in listed)
 
-            best = self.plain[request].confidences(tokens, [start + int(c) for c in columns], seen)
-            expected.append(best)
+            expected.append(self.plain[request].confidences(tokens, [start + int(c) for c in columns], seen))
         torch.testing.assert_close(torch.from_numpy(said), torch.cat(expected), rtol=1e-4, atol=1e-5)
         self.compared += len(said)
         return outcome
@@ -137,19 +133,17 @@ class Checked:
         return text.tolist()
 
 
-def run(
-    policy: Policy, *, num_pages: int = 200, draws: CommitDraws | None = None, lengths: list[tuple[int, int]] = LENGTHS
-) -> tuple[Checked, RequestTable, Collector, Run]:
+def run(policy: Policy, num_pages: int = 200) -> tuple[Checked, Run]:
     model = decoder()
     cache = PagedCache(SMALL, num_pages, policy.memory.page_size, "cpu", torch.float32)
     forward = Watched(model, cache)
-    prompts = random_prompts(SMALL, 7)
-    executor = ModelExecutor(forward, policy, prompts, draws, policy.batching.max_prefill_tokens)
+    executor = ModelExecutor(forward, policy, PROMPTS, None, policy.batching.max_prefill_tokens)
     checked = Checked(executor, forward, model, policy)
     limits = Limits(num_pages, 256, policy.batching.max_batch or 4)
-    requests = [Request(i, 0.0, p, o) for i, (p, o) in enumerate(lengths)]
+    requests = [Request(i, 0.0, p, o) for i, (p, o) in enumerate(LENGTHS)]
     done = serve_all(checked, policy, limits, requests, latency=LATENCY)
-    return checked, done.table, done.journal, done
+    assert (done.table["status"] == 0).all()
+    return checked, done
 
 
 # What FOCUS computes is held against a plain executor of its own, in test_focus.py.
@@ -157,30 +151,26 @@ def run(
 @pytest.mark.parametrize("name", [name for name in BLOCK_PRESETS if name != "focus"])
 @torch.no_grad()
 def test_every_policy_computes_what_a_plain_executor_does_and_its_journal_replays(name: str) -> None:
-    policy = small(name)
-    checked, table, journal, done = run(policy)
-    assert (table["status"] == 0).all()
+    checked, done = run(small(name))
     assert checked.compared > 140 or name == "ar"
     assert done.differences() == []
     # The latency holds the device's time, and the host's on top of it.
-    assert (journal.steps["device"] > 0).all()
-    assert (journal.steps["device"] <= journal.steps["latency"]).all()
+    device = done.journal.steps["device"]
+    assert ((device > 0) & (device <= done.journal.steps["latency"])).all()
 
 
 @pytest.mark.parametrize(("extra", "page"), [("", 8), (",obs=true", 4)])
 def test_streaming_over_blocks_computes_what_a_plain_executor_does(extra: str, page: int) -> None:
     # A page a block: a step within its block sees keys of the next one, on a page that it does not write to.
-    checked, table, *_ = run(parse(f"chunk:3,max_batch=4,max_prefill_tokens=24,block_length=4,page_size={page}{extra}"))
-    assert (table["status"] == 0).all()
-    assert checked.compared > 140
+    policy = parse(f"chunk:3,max_batch=4,max_prefill_tokens=24,block_length=4,page_size={page}{extra}")
+    assert run(policy)[0].compared > 140
 
 
 @pytest.mark.parametrize("name", ["lmdeploy-bd32", "chunk:3", "ar", "lmdeploy-0.18"])
 def test_preempted_sequences_get_their_tokens_and_pages_again(name: str) -> None:
     # So few pages that sequences lose theirs; the cache asserts that no page is lost or had twice.
-    checked, table, *_ = run(small(name), num_pages=9)
-    assert table["num_preemptions"].sum() > 0
-    assert (table["status"] == 0).all()
+    checked, done = run(small(name), num_pages=9)
+    assert done.table["num_preemptions"].sum() > 0
     cache = checked.forward.cache
     held = cache.table[cache.table >= 0].tolist()
     assert len(set(held)) == len(held)
@@ -194,3 +184,55 @@ def test_out_of_memory_says_what_to_change(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(Forward, "run", full)
     with pytest.raises(ModelError, match=r"out of memory in a step of \d+ tokens and \d sequences: set num_pages"):
         run(small("chunk:3"))
+
+
+ANSWERS = [(1, 19), (5, 13), (8, 16), (13, 1), (40, 12), (3, 20), (17, 25), (2, 16), (4, 0)]
+EOS = tuple(range(0, SMALL.vocab, 9))
+SPECS = [
+    "lmdeploy-bd32", "chunk:3", "chunk:3,obs=true", "delayed-cache", "focus",
+    "lmdeploy-bd32,num_loops=3", "ar", "ar,decide_ahead=true",
+]  # fmt: skip
+
+
+def run_to_eos(policy: Policy, eos: tuple[int, ...], emit: str = "block") -> Texts:
+    with pytest.MonkeyPatch.context() as patch:
+        # The likeliest tokens would all be the same.
+        patch.setattr(
+            Forward, "_head", lambda _, h: ((h.double().sum(1).abs() * 1e4).long() % SMALL.vocab, h[:, 0].sigmoid())
+        )
+        how = {"eos": eos, "engine": {"latency": LATENCY, "emit": emit}}
+        found = Texts(decoder(), policy, ANSWERS, Limits(200, 256, 4), **how)
+    cache = found.forward.cache
+    assert cache.num_free + len(cache.table[cache.table >= 0]) == cache.num_pages
+    return found
+
+
+@cache
+def whole(spec: str) -> dict[int, list[int]]:
+    """The texts of requests that no EOS ends."""
+    return run_to_eos(small(spec), ()).texts
+
+
+def expected(policy: Policy, text: list[int], prompt: int, output: int) -> int:
+    """Tokens of an answer of `text`, by the rule as it is told."""
+    seen = prompt
+    if policy.rows.commits == "masks" and prompt % policy.block_length:
+        seen = -(-prompt // policy.block_length) * policy.block_length
+    ends = [i + 1 - prompt for i in range(seen, prompt + output) if text[i] in EOS]
+    return ends[0] if ends else output
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("spec", "emit"), [*((spec, "block") for spec in SPECS), *product(("chunk:3,obs=true", "focus"), ("step", "end"))]
+)
+def test_a_request_ends_at_its_first_eos_and_its_journal_replays(spec: str, emit: str) -> None:
+    policy, texts = small(spec), whole(spec)
+    found = run_to_eos(policy, EOS, emit)
+    table, engine = found.done.table, found.done.engine
+    wanted = [expected(policy, texts[i], *lengths) for i, lengths in enumerate(ANSWERS)]
+    assert table["num_tokens"].tolist() == wanted
+    assert sum(n < o for n, (_, o) in zip(wanted, ANSWERS, strict=True)) >= 3
+    for i, (prompt, _) in enumerate(ANSWERS):
+        assert found.texts[i][: prompt + wanted[i]] == texts[i][: prompt + wanted[i]]
+    assert engine.expected_tokens == engine.pages_held == 0

@@ -21,11 +21,7 @@ NEAR = 1e-4
 TOKENS = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 96, 96, 7, 95])
 
 
-def named(drawing: tuple[str, int]) -> str:
-    return "-".join(map(str, drawing))
-
-
-@pytest.fixture(scope="module", params=[(name, seed) for name in CHECKPOINTS for seed in (0, 3, 5)], ids=named)
+@pytest.fixture(scope="module", params=[(name, seed) for name in CHECKPOINTS for seed in (0, 3, 5)], ids=str)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Logits, Path]:
     """What a plain implementation says, and where the checkpoint lies; its sizes are drawn, but with seed 0."""
     pytest.importorskip("transformers")

@@ -1,4 +1,7 @@
-"""Full-sequence policies on a device against a plain executor: one request at a time, whole tensors, no pages."""
+"""Full-sequence policies on a device against a plain executor: one request at a time, whole tensors, no pages.
+
+The families' published loops, written plainly, against what the executor answers: shifted rows, predicted masks.
+"""
 
 import json
 from dataclasses import replace
@@ -18,15 +21,17 @@ from dsim.engine.policies.llada import NoCache
 from dsim.engine.policies.sparse_dllm import SparseCache
 from dsim.engine.policy import Policy, parse
 from dsim.engine.request import Request
+from dsim.engine.step import Phase, StepOutcome, StepPlan
 from dsim.live.full_sequence import pages_of_use
+from dsim.live.model import Decoder
 from dsim.live.weights import random_model
 from dsim.research.tiny.saved import save_model
 from dsim.results.run import read_run
 
 from ..cli.command import succeed
-from .dense import SMALL, Dense, save_profile
-from .plain_unmasking import PlainLoop
-from .watched import LENGTHS, PROMPTS, Commits, decoder, policy_of, run
+from .dense import SMALL, Dense, logits, save_profile
+from .plain_periodic import PlainLoop
+from .watched import LENGTHS, PROMPTS, Commits, Texts, decoder, policy_of, run
 
 SETTINGS = [
     "vanilla",
@@ -53,7 +58,12 @@ class Plain(PlainLoop):
     seen: list[tuple[Tensor, Tensor]]  # of each layer, keys and values that later steps of the block see
 
     def logits(self, text: list[int], start: int, step: int) -> Tensor:
-        rule, length, block = self.policy.cache, len(text), self.block
+        first, rows = self.rows(text, start, step)
+        return rows[start - first :][: self.block]
+
+    def rows(self, text: list[int], start: int, step: int) -> tuple[int, Tensor]:
+        """The first position that a step computes, and the logits of all of them."""
+        rule, length = self.policy.cache, len(text)
         if type(rule) is NoCache or step <= isinstance(rule, SparseCache):
             made: list[tuple[Tensor, Tensor]] = []
 
@@ -63,9 +73,9 @@ class Plain(PlainLoop):
 
             hidden = self.model(torch.tensor(text), torch.arange(length), attend)
             self.seen = made
-            return self.model.logits(hidden[start : start + block])
+            return 0, self.model.logits(hidden)
         seen = self.seen
-        last = length if isinstance(rule, FastCache) and rule.reuse == "prefix" else start + block
+        last = length if isinstance(rule, FastCache) and rule.reuse == "prefix" else start + self.block
         at = torch.arange(start, last)
 
         def attend_cached(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -77,7 +87,7 @@ class Plain(PlainLoop):
             return Dense(torch.ones(len(q), len(keys), dtype=torch.bool))(layer, q, keys, values)
 
         hidden = self.model(torch.tensor(text[start:last]), at, attend_cached)
-        return self.model.logits(hidden[:block])
+        return start, self.model.logits(hidden)
 
     def keep(self, rule: Any, q: Tensor, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor]:
         """What of a full pass's keys and values reuses see."""
@@ -168,3 +178,128 @@ def test_random_weights_do_what_the_twin_predicts_step_by_step(spec: str) -> Non
     for column in ("batch", "tokens", "sum_q_kv", "sum_kv", "head_rows", "committed", "pages"):
         assert mine[column].tolist() == theirs[column].tolist()
     assert mine["committed"].sum() == sum(-(-(4 + 3 * i) // 4) * 4 for i in range(6))
+
+
+SHIFTED = replace(SMALL, shifted=True)
+DREAM = replace(SHIFTED, by_entropy=True)
+ANSWERS = [(9, 11), (8, 16), (12, 3), (23, 16), (3, 9), (16, 8)]
+BLOCK = 4
+
+
+class Dream(Plain):
+    """The published loop by blocks: a row predicts the position behind its own, and the least doubtful commit (1.2)."""
+
+    def logits(self, text: list[int], start: int, step: int) -> Tensor:
+        first, rows = self.rows(text, start, step)
+        rows = torch.cat([rows[:1], rows[:-1]])[start - first :][:BLOCK]
+        self.doubt = dict(enumerate(torch.distributions.Categorical(logits=rows).entropy().tolist(), start))
+        return rows
+
+    def choose(self, best: dict[int, float], masks: set[int], step: int) -> set[int]:
+        steps = self.policy.unmasking.denoising_steps or BLOCK
+        if step == 0 and isinstance(self.policy.cache, FastCache):
+            return {min(masks)}  # with a cache a block's first pass commits its first position alone
+        order = sorted(masks, key=lambda p: (self.doubt[p], p))
+        time = [1 - i * (1 - 1e-3) / steps for i in range(steps + 1)]
+        return set(order if step == steps - 1 else order[: int(len(order) * (1 - time[step + 1] / time[step]))])
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    "spec", ["vanilla", "vanilla,logits=block", "fast-dllm", "fast-dllm:prefix", "fast-dllm,logits=block"]
+)
+@pytest.mark.parametrize(("steps", "strategy"), [(4, ""), (3, ""), (3, ",strategy=entropy")])
+def test_dream_answers_as_its_published_loop(spec: str, steps: int, strategy: str) -> None:
+    # The schedule is the checkpoint's, or the policy's, whatever the checkpoint is.
+    config = SHIFTED if strategy else DREAM
+    model = decoder(config)
+    with torch.no_grad():  # a mask is never predicted: the published loops would go on for ever
+        model.head.weight[config.mask_token] = 0.0
+    policy = parse(f"{spec},denoising_steps={steps},block_length={BLOCK},page_size=8{strategy}")
+    watched = run(policy, ANSWERS, config=config, model=model)
+    for i, (p, o) in enumerate(ANSWERS):
+        assert watched.commits[i] == Dream(model, policy).serve(PROMPTS(i, p).tolist(), o), i
+        if strategy:  # and the twin's steps commit as many
+            quotas = policy.unmasking.quotas(policy)
+            assert [len(step) for step in watched.commits[i]] == quotas * -(-o // BLOCK)
+
+
+@torch.no_grad()
+def llada(model: Decoder, prompt: list[int], output: int, steps: int) -> tuple[list[int], int]:
+    """The published loop: whatever a step predicts is put where it was chosen, be it the mask; and masks so left."""
+    mask, left = model.config.mask_token, 0
+    text = prompt + [mask] * (-(-output // BLOCK) * BLOCK)
+    for start in range(len(prompt), len(text), BLOCK):
+        for step in range(steps):
+            masks = [p for p in range(start, start + BLOCK) if text[p] == mask]
+            if masks:
+                seen = torch.ones(len(text), len(text), dtype=torch.bool)
+                rows = model.logits(model(torch.tensor(text), torch.arange(len(text)), Dense(seen)))
+                best, token = rows[start : start + BLOCK].softmax(-1).max(-1)
+                order = sorted(masks, key=lambda p: (-float(best[p - start]), p))
+                for p in order[: BLOCK // steps + (step < BLOCK % steps)]:  # LLaDA's linear schedule
+                    text[p] = int(token[p - start])
+        left += text[start : start + BLOCK].count(mask)
+    return text[: len(prompt) + output], left
+
+
+@pytest.mark.parametrize("steps", [4, 3, 1])
+def test_llada_answers_as_its_published_loop_where_masks_are_predicted(steps: int) -> None:
+    model = decoder(SMALL)
+    with torch.no_grad():  # the mask is likeliest in places
+        model.head.weight[SMALL.mask_token] *= 2.0
+    policy = parse(f"vanilla,denoising_steps={steps},block_length={BLOCK},page_size=8")
+    watched = run(policy, ANSWERS, model=model)
+    predicted = 0
+    for i, (p, o) in enumerate(ANSWERS):
+        said = {at: token for step in watched.commits[i] for at, token in step.items()}
+        expected, left = llada(model, PROMPTS(i, p).tolist(), o, steps)
+        predicted += left
+        assert [said[at] for at in range(p, p + o)] == expected[p:], i
+        assert len(watched.commits[i]) <= steps * -(-o // BLOCK)
+    assert 0 < predicted < 60
+
+
+# No empty prompt: its masks look alike, so which is the most confident is rounding, another on every machine.
+IN_ROUNDS = [(9, 7), (8, 8), (2, 5), (17, 6), (1, 5)]
+
+
+def confident(model: Decoder, prompt: list[int], output: int) -> tuple[list[int], int]:
+    """LowConfidence's loop: masks above the threshold and the best, and a last forward that meets none."""
+    text, forwards = prompt[: len(prompt) // BLOCK * BLOCK], 0
+    while len(text) < len(prompt) + output:
+        start = len(text)
+        text += prompt[start : start + BLOCK]
+        text += [SMALL.mask_token] * (start + BLOCK - len(text))
+        while masks := [p for p in range(BLOCK) if text[start + p] == SMALL.mask_token]:
+            forwards += 1
+            sure, said = (x.tolist() for x in logits(model, text, BLOCK)[start:].softmax(-1).max(-1))
+            best = max(masks, key=lambda q: (sure[q], -q))
+            for p in masks:
+                if sure[p] >= np.float32(0.6) or p == best:
+                    text[start + p] = said[p]
+    return text[: len(prompt) + output], forwards
+
+
+class Rounds(Texts):
+    """Serves requests and keeps each one's text and its forwards that met a mask of the engine's."""
+
+    def __init__(self, model: Decoder, policy: Policy) -> None:
+        self.forwards = [0] * len(IN_ROUNDS)
+        super().__init__(model, policy, IN_ROUNDS, Limits(40, 256, policy.batching.max_batch or 4))
+
+    def step(self, plan: StepPlan) -> StepOutcome:
+        outcome = super().step(plan)
+        assert self.forward.cache.num_pages - self.forward.cache.num_free <= plan.pages
+        for i, request in enumerate(plan.requests.tolist()):
+            self.forwards[request] += int(plan.phases[i] == Phase.DENOISE)
+        return outcome
+
+
+@pytest.mark.parametrize("name", ["sglang-fdfo", "sglang-sync"])
+def test_rounds_answer_as_the_engines_loop_does(name: str) -> None:
+    model = decoder()
+    spec = f"{name},block_length={BLOCK},page_size=8,max_running_requests=3,threshold=0.6"
+    served = Rounds(model, parse(spec))
+    for i, (p, o) in enumerate(IN_ROUNDS):
+        assert (served.texts[i], served.forwards[i]) == confident(model, PROMPTS(i, p).tolist(), o), i

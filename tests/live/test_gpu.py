@@ -11,13 +11,14 @@ import torch
 from dsim.kernels import taken
 from dsim.live.cache import PagedCache
 from dsim.live.config import ModelConfig
-from dsim.live.forward import Batch, Forward
+from dsim.live.forward import Forward
 from dsim.live.graphs import CudaRecorder
 from dsim.live.weights import random_model
 from dsim.research.tiny.saved import save_model
 from dsim.results.run import read_run
 
 from ..cli.command import succeed
+from .dense import batch_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,27 +27,11 @@ pytestmark = [
 WIDE = ModelConfig("wide", 3, 512, 8, 2, 64, 1024, 3001, 4096, 32, 3000)
 
 
-def batch(chance: np.random.Generator, page_size: int) -> Batch:
-    """Four sequences: a prefill, a whole block, a few scattered positions of one, and a single position."""
-    histories = [96, 512, 64, 1000 // 32 * 32]
-    windows = [np.arange(96), 512 + np.arange(32), 64 + np.array([3, 7, 8, 31]), np.array([histories[3] + 5])]
-    pages = -(-(max(histories) + 64) // page_size)
-    table = chance.permutation(4 * pages).reshape(4, pages).astype(np.int32)
-    rows = np.repeat(np.arange(4), [len(w) for w in windows])
-    positions = np.concatenate(windows)
-    places = table[rows, positions // page_size].astype(np.int64) * page_size + positions % page_size
-    listed = np.zeros((4, 32), np.bool_)
-    for s in range(1, 4):
-        listed[s, windows[s] - histories[s]] = True
-    return Batch(
-        chance.integers(0, 3000, len(rows)), positions, places, np.concatenate([[0], np.bincount(rows).cumsum()]),
-        table, np.array(histories), listed, 32, np.arange(len(rows)),
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("page_size", [16, 64])
 def test_a_forward_on_the_gpu_says_what_one_on_the_cpu_says(page_size: int) -> None:
-    asked = batch(np.random.default_rng(0), page_size)
+    # A prefill, a whole block, a few scattered positions of one, and a single position.
+    windows = [np.arange(96), 512 + np.arange(32), 64 + np.array([3, 7, 8, 31]), np.array([992 + 5])]
+    asked = batch_of(np.random.default_rng(0), [96, 512, 64, 992], windows, 32, page=page_size, vocab=3000)
     models = {device: random_model(WIDE, "cpu", torch.float32, seed=2).to(device) for device in ("cpu", "cuda")}
     models["cuda"].frequencies = models["cuda"].frequencies.to("cuda")
     said = {}

@@ -21,24 +21,14 @@ from dsim.live.prompts import random_prompts
 from dsim.live.session import GraphCache
 from dsim.live.weights import random_model
 
-from .dense import SMALL
+from .dense import SMALL, batch_of
 
 
 def batch(chance: np.random.Generator, sequences: int) -> Batch:
     """Decode rows of sequences with histories and windows of their own, pages of 8 tokens."""
     windows = [np.sort(chance.choice(4, chance.integers(1, 5), replace=False)) for _ in range(sequences)]
     history = 4 * chance.integers(0, 12, sequences)
-    table = chance.permutation(7 * sequences).reshape(sequences, 7).astype(np.int32)
-    rows = np.repeat(np.arange(sequences), [len(w) for w in windows])
-    positions = np.concatenate([h + w for h, w in zip(history, windows, strict=True)])
-    listed = np.zeros((sequences, 4), np.bool_)
-    for s, window in enumerate(windows):
-        listed[s, window] = True
-    starts = np.concatenate([[0], np.cumsum([len(w) for w in windows])])
-    places = table[rows, positions // 8].astype(np.int64) * 8 + positions % 8
-    return Batch(
-        chance.integers(0, 96, len(rows)), positions, places, starts, table, history, listed, 4, np.arange(len(rows))
-    )
+    return batch_of(chance, history, [h + w for h, w in zip(history, windows, strict=True)], 4)
 
 
 def policy(spec: str) -> Policy:
@@ -67,18 +57,8 @@ def test_every_step_of_a_policy_is_of_a_reachable_shape_and_every_reachable_shap
 
 def prefill(chance: np.random.Generator, lengths: list[int], num_sampled: int) -> Batch:
     """Prompts of these lengths, the last rows of each sampled, pages of 8 tokens."""
-    ends, n = np.array(lengths), len(lengths)
-    pages = -(-max(lengths) // 8)
-    table = chance.permutation(n * pages).reshape(n, pages).astype(np.int32)
-    starts = np.concatenate([[0], np.cumsum(ends)])
-    rows = np.repeat(np.arange(n), ends)
-    positions = np.arange(starts[-1]) - starts[rows]
-    places = table[rows, positions // 8].astype(np.int64) * 8 + positions % 8
-    sampled = (starts[1:, None] - num_sampled + np.arange(num_sampled)).reshape(-1)
-    return Batch(
-        chance.integers(0, 96, len(rows)), positions, places, starts, table, ends, np.zeros((n, 1), np.bool_), 4,
-        sampled, prefill=True,
-    )  # fmt: skip
+    sampled = (np.cumsum(lengths)[:, None] - num_sampled + np.arange(num_sampled)).reshape(-1)
+    return batch_of(chance, lengths, [np.arange(n) for n in lengths], 4, sampled=sampled, prefill=True)
 
 
 @pytest.mark.parametrize("num_sampled", [4, 0])

@@ -18,18 +18,13 @@ from dsim.live.config import ConfigJson, Experts, Settings
 from dsim.live.forward import Batch, Forward
 from dsim.live.weights import random_model
 
-from .dense import SMALL
+from .dense import SMALL, batch_of
 from .test_random_weights import GEMMA
 
 
 def decode(sequences: int) -> Batch:
     """A whole block each, of four positions, behind eight keys, in pages of eight."""
-    row, column = np.divmod(np.arange(4 * sequences), 4)
-    table = np.arange(2 * sequences, dtype=np.int32).reshape(sequences, 2)
-    return Batch(
-        np.full(len(row), 5), 8 + column, table[row, 1].astype(np.int64) * 8 + column, np.arange(sequences + 1) * 4,
-        table, np.full(sequences, 8), np.ones((sequences, 4), np.bool_), 4, np.arange(len(row)),
-    )  # fmt: skip
+    return batch_of(np.random.default_rng(0), [8] * sequences, [8 + np.arange(4)] * sequences, 4)
 
 
 def launches(layers: int, batch: Batch, experts: Experts | None = None) -> Counter[str]:

@@ -15,10 +15,12 @@ from dsim.engine.step import StepPlan
 from dsim.live import periodic
 from dsim.live.config import ModelConfig
 from dsim.live.full_sequence import FullSequenceExecutor
+from dsim.live.model import Layer
 from dsim.live.periodic import PeriodicForward, importance_of, least_alike, votes_of
 
-from .dense import SMALL, Dense
-from .plain_periodic import PlainPeriodic
+from .dense import SMALL
+from .plain_focus import feed, project
+from .plain_periodic import PlainPeriodic, attention, votes
 from .watched import LENGTHS, PROMPTS, Commits, decoder, policy_of, run, served_by
 
 DEEP = replace(SMALL, name="deep", layers=4)
@@ -54,10 +56,7 @@ def served(spec: str) -> dict[int, Commits]:
 def test_votes_are_the_column_sums_of_the_attention_of_the_masks(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(63, heads, 24, generator=generator).to(dtype) for heads in (6, 2))
-    expected = torch.zeros(2, 63, dtype=torch.float64)
-    for head in range(6):
-        scores = q[40:, head].double() @ k[:, head // 3].double().T * 24**-0.5
-        expected[head // 3] += scores.softmax(1).sum(0)
+    expected = votes(q[40:].double(), k.double())
     torch.testing.assert_close(votes_of(q, k, 40).double(), expected, rtol=2e-5, atol=1e-7)
 
 
@@ -144,26 +143,16 @@ def test_importance_is_what_attention_changes() -> None:
     with torch.no_grad():
         model.layers[3].output.weight.zero_()  # type: ignore[union-attr]
     importance = importance_of(model, PROMPTS)
-    seen: list[torch.Tensor] = []
-    inputs: list[torch.Tensor] = []
-    for layer in model.layers:
-        layer.attention_norm.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
-
-    class Seen(Dense):
-        def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            seen.append(super().__call__(layer, q, k, v))
-            return seen[-1]
-
     n, expected = periodic.SAMPLE_LENGTH, np.zeros(4)
+    positions = list(range(n))
     with torch.no_grad():
         for request in range(periodic.SAMPLES):
-            seen.clear()
-            inputs.clear()
-            model(torch.from_numpy(PROMPTS(request, n)), torch.arange(n), Seen(torch.ones(n, n, dtype=torch.bool)))
-            for i, (x, read) in enumerate(zip(inputs, seen, strict=True)):
-                after = x + read.reshape(n, -1) @ model.layers[i].output.weight.T  # type: ignore[operator, union-attr]
-                cosine = (x * after).sum(1) / (x.norm(dim=1) * after.norm(dim=1))
-                expected[i] += float((1 - cosine).mean()) / periodic.SAMPLES
+            x = model.embedding.weight[torch.from_numpy(PROMPTS(request, n))]
+            for i, layer in enumerate(model.layers):
+                assert isinstance(layer, Layer)
+                after = x + attention(*project(model, layer, x, positions), [positions] * 2) @ layer.output.weight.T
+                expected[i] += float((1 - torch.cosine_similarity(x, after)).mean()) / periodic.SAMPLES
+                x = after + feed(layer, after)
     np.testing.assert_allclose(importance, expected, atol=1e-5)
     assert 0.0 <= importance[3] < 1e-6 < importance[:3].min()
     with torch.no_grad():

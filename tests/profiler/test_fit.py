@@ -11,7 +11,43 @@ from dsim.profiler.fit import fit_latency, predict, split
 from dsim.profiler.profile import Fit
 from dsim.profiler.samples import Floats, Samples, points, samples
 
-from .machines import EAGER, THREE, TWO, run, shapes
+from ..worlds import refusal
+
+THREE = LatencyModel(
+    ((1.0, 0.005), (120.0, 0.005), (1000.0, 0.02)), 3e-5, attention=3e-9, kv_read=2e-8, head=4e-6, sample=2e-6,
+    host_step=1e-3, host_request=2e-5, dense=0.5,
+)  # fmt: skip
+TWO = replace(THREE, knots=((1.0, 0.005), (200.0, 0.005)))
+EAGER = replace(THREE, launch=0.03)
+
+
+def shapes(num: int, seed: int) -> list[Features]:
+    """Step shapes of all kinds: a quarter prefills, the others windows of every size, batch and context."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(num):
+        if rng.random() < 0.25:
+            batch, length = int(rng.integers(1, 9)), int(2 ** rng.uniform(5, 11))
+            tokens = batch * length
+            found.append(Features(tokens, tokens * length // 2, tokens, batch * 32, batch * 32, batch, tokens))
+        else:
+            batch, window = int(2 ** rng.uniform(0, 8)), int(rng.choice([1, 2, 4, 8, 16, 32]))
+            tokens, context = batch * window, int(2 ** rng.uniform(5, 12.5))
+            sampled = batch * 32 if rng.random() < 0.5 else tokens
+            found.append(Features(tokens, tokens * context, batch * context, tokens, sampled, batch, 0))
+    return found
+
+
+def run(machine: LatencyModel, features: list[Features], seed: int, noise: float = 0.02, timed: bool = True) -> Samples:
+    """What a noisy clock says of those steps, in that order; `timed`: of the device's share of them, too."""
+    table = np.array(features, np.float64).reshape(-1, len(Features._fields))
+    rng = np.random.default_rng([seed, 1])
+    device = predict(replace(machine, host_step=0.0, host_request=0.0), table)
+    host = predict(machine, table) - device
+    device = device * np.exp(noise * rng.standard_normal(len(table)))
+    latency = device + host * np.exp(noise * rng.standard_normal(len(table)))
+    return samples(table, latency, device if timed else None)
+
 
 GRAPHS = replace(TWO, launch=0.03, graph_tokens=1024)  # a machine whose decode steps are captured graphs
 
@@ -179,13 +215,8 @@ def slowed(taken: Samples, factor: Floats) -> Fit:
     return fit_latency(samples(taken.features, taken.latency * factor, taken.device * factor))[1]
 
 
-def refused(fit: Fit) -> list[str]:
-    """The reasons of a fit that does not believe itself."""
-    return [line.split(":")[0] for line in fit.doubts]
-
-
 def test_too_few_points_are_refused() -> None:
-    assert refused(fit_latency(run(TWO, shapes(14, 9), 9))[1])[0] == "too few points"
+    assert fit_latency(run(TWO, shapes(14, 9), 9))[1].doubts[0].startswith("too few points:")
     with pytest.raises(ProfileError, match="3 step shapes were measured to fit to, expected at least 4"):
         fit_latency(run(TWO, shapes(3, 9), 9))
 
@@ -193,8 +224,7 @@ def test_too_few_points_are_refused() -> None:
 def test_a_step_that_took_no_time_is_refused() -> None:
     with pytest.raises(ProfileError, match=r"step 1: latency is 0 s, expected more than 0"):
         samples(shapes(2, 1), [0.1, 0.0])
-    with pytest.raises(ProfileError, match="2 steps have 1 latencies and 1 device times"):
-        samples(shapes(2, 1), [0.1])
+    assert "2 steps have 1 latencies and 1 device times" in refusal(ProfileError, lambda: samples(shapes(2, 1), [0.1]))
 
 
 KNOWN = LatencyModel(((32.0, 0.005), (512.0, 0.012)), 3e-5, attention=1e-9, host_step=1e-3, host_request=4e-4)

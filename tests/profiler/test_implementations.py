@@ -19,6 +19,8 @@ from dsim.profiler.roofline import roofline
 from dsim.profiler.uncertainty import IMPLEMENTATION, MEMORY, causes, varied
 from dsim.results.world import World
 
+from ..worlds import refusal
+
 BASE = World("azure-conv", "ar", num_requests=4)
 SERVED = ("launch of 28 x 1 ms, measured: a run of ours",)
 
@@ -118,9 +120,7 @@ def test_a_file_s_own_implementations_are_read_from_another_folder_too(
 
 
 def test_an_implementation_that_is_not_held_is_named_with_those_that_are() -> None:
-    with pytest.raises(ProfileError) as caught:
-        load("h100-sdar-8b/trt")
-    assert str(caught.value) == (
+    assert refusal(ProfileError, load, "h100-sdar-8b/trt") == (
         "profile h100-sdar-8b holds implementations: sglang, vllm, lmdeploy, sglang-drafts, dsim; this run asks for trt"
     )
 

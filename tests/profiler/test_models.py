@@ -1,13 +1,17 @@
-"""Parameter arithmetic against published counts: safetensors indexes and model cards."""
+"""Parameters and bytes of models against published ones, whole and in fewer bits, and what checkpoints say of them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dsim.engine.errors import ProfileError
+from dsim.engine.policy import PRESETS, parse
 from dsim.live.shipped_configs import CONFIGS
+from dsim.planner.deploy import deployment_of, not_served
+from dsim.profiler.hardware import gpu
 from dsim.profiler.models import (
     BYTES,
     CHECKPOINTS,
@@ -20,6 +24,12 @@ from dsim.profiler.models import (
     model,
     touched_experts,
 )
+from dsim.profiler.precision import BITS, Precision, precision_of
+from dsim.profiler.profile import weights_of
+from dsim.profiler.roofline import compute_slope, roofline, weight_read
+from dsim.sim.setting import Setting
+
+from ..worlds import refusal
 
 
 def test_weights_match_the_checkpoints_indexes_to_the_byte() -> None:
@@ -106,8 +116,7 @@ def test_a_model_of_unpublished_dimensions_is_named() -> None:
 
 def test_an_unknown_model_lists_the_known_ones() -> None:
     assert model("llada2.0-MINI").name == "LLaDA2.0-mini"
-    with pytest.raises(ProfileError, match="no model is named GPT-5; the known ones are SDAR"):
-        model("GPT-5")
+    assert "no model is named GPT-5; the known ones are SDAR" in refusal(ProfileError, model, "GPT-5")
 
 
 CONFIG = {**CONFIGS["sdar-8b"], "_name_or_path": "owner/SDAR-8B"}
@@ -157,10 +166,8 @@ def test_a_checkpoint_goes_by_its_name_on_hugging_face() -> None:
         "GSAI-ML/LLaDA-8B-Base": "LLaDA-8B", "inclusionAI/LLaDA2.0-mini-preview": "LLaDA2.0-mini",
     }.items():  # fmt: skip
         assert model(typed).name == name
-    with pytest.raises(ProfileError, match=r"no model is named jetlm/SDAR-9B \(did you mean SDAR-8B\?\)"):
-        model("jetlm/SDAR-9B")
-    with pytest.raises(ProfileError, match="no model is named SDAR-8Bx"):
-        model("SDAR-8Bx")
+    assert "no model is named jetlm/SDAR-9B (did you mean SDAR-8B?)" in refusal(ProfileError, model, "jetlm/SDAR-9B")
+    assert "no model is named SDAR-8Bx" in refusal(ProfileError, model, "SDAR-8Bx")
 
 
 DIFFUSION_GEMMA = "DiffusionGemma-26B-A4B"
@@ -190,3 +197,93 @@ def test_layers_of_several_kinds_are_counted(
         path.write_text(json.dumps(config | strange))
         with pytest.raises(ProfileError, match=f"{next(iter(strange))} is [0-9]+, expected "):
             model(str(path))
+
+
+GEMMA, LLADA = model("DiffusionGemma-26B-A4B"), model("LLaDA2.1-mini")
+
+
+def test_sizes_are_those_of_published_checkpoints() -> None:
+    vision = 0.55e9 * 2  # in bf16; not of the language model
+    assert Precision("nvfp4").weight_bytes(GEMMA) + vision == pytest.approx(18.86e9, rel=0.02)
+    assert Precision("bf16").weight_bytes(GEMMA) + vision == pytest.approx(51.7e9, rel=0.01)
+    assert Precision("int4").weight_bytes(LLADA) == pytest.approx(9.14 * 2**30, rel=0.005)
+    assert Precision("nvfp4").weight_bytes(LLADA) == pytest.approx(9.81 * 2**30, rel=0.005)
+
+
+def test_price_and_memory_follow_the_bits() -> None:
+    card = gpu("NVIDIA RTX PRO 6000 Blackwell Server Edition")
+    for weights in BITS:
+        held = Precision(weights)
+        profile = roofline(card, GEMMA, precision=held)
+        assert profile.memory.weight_bytes == held.weight_bytes(GEMMA)
+        assert weights_of(profile) == weights
+    read = [weight_read(card, GEMMA, 1, 1e9, Precision(weights)) for weights in ("bf16", "fp8", "nvfp4")]
+    assert read == sorted(read, reverse=True)
+    slopes = {w: compute_slope(card, GEMMA, 1, Precision(w)) / compute_slope(card, GEMMA, 1) for w in BITS}
+    assert slopes["bf16"] == slopes["int4"] == slopes["mxfp4"] == 1  # weights are decoded
+    assert slopes["fp8"] == pytest.approx(1 / 1.7)
+    assert 1 / 2.8 < slopes["nvfp4"] < 1  # of the experts alone
+    assert compute_slope(card, GEMMA, 1, Precision("nvfp4", decodes=True)) == compute_slope(card, GEMMA, 1)
+    assert compute_slope(gpu("H100"), GEMMA, 1, Precision("int4")) > compute_slope(gpu("H100"), GEMMA, 1)
+    half = roofline(card, GEMMA, precision=Precision(keys="fp8"))
+    assert (half.memory.kv_bytes_per_token, half.memory.window_bytes_per_token) == (20480 // 2, 204800 // 2)
+    assert half.latency.kv_read == pytest.approx(roofline(card, GEMMA).latency.kv_read / 2)
+
+
+def test_a_card_too_small_for_bf16_holds_fewer_bits() -> None:
+    with pytest.raises(ProfileError, match=r"takes 50\.5 GB of bf16 weights, .* or fewer bits \(--weights\)"):
+        roofline(gpu("L40S"), GEMMA)
+    assert roofline(gpu("L40S"), GEMMA, precision=Precision("nvfp4")).name == "l40s-diffusiongemma-26b-a4b-nvfp4"
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "expected"),
+    [
+        ("Qwen3-8B", {}, Precision()),
+        ("Qwen/Qwen3-8B-FP8", {}, Precision("fp8")),
+        ("runs/fp8-trial/checkpoint-4000", {}, Precision()),
+        ("x", {"quant_method": "fp8", "weight_block_size": [128, 128]}, Precision("fp8")),
+        ("x", {"quant_method": "compressed-tensors", "format": "float-quantized"}, Precision("fp8")),
+        ("x", {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, Precision("nvfp4")),
+        ("x", {"format": "nvfp4-pack-quantized", "config_groups": {"g": {"input_activations": None}}},
+         Precision("nvfp4", decodes=True)),
+        ("x", {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"},
+         Precision("nvfp4", "fp8")),
+        ("x", {"quant_method": "compressed-tensors", "format": "pack-quantized", "kv_cache_scheme": {"num_bits": 8}},
+         Precision("int4", "fp8")),
+        ("x", {"quant_method": "mxfp4"}, Precision("mxfp4")),
+        ("x", {"quant_method": "awq", "bits": 4}, Precision("int4")),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_says_its_precision(name: str, config: dict[str, Any], expected: Precision) -> None:
+    assert precision_of(name, {"quantization_config": config} if config else {}) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"quant_method": "bitsandbytes"}, "quantization_config is bitsandbytes of 4 bits, expected fp8"),
+        ({"quant_method": "gptq", "bits": 3}, "quantization_config is gptq of 3 bits, expected fp8"),
+        ({"format": "pack-quantized", "config_groups": {"g": {"weights": {"num_bits": 8}}}}, "of 4, 8 bits, expected"),
+        ([], r"quantization_config is \[\], expected an object"),
+    ],
+)
+def test_a_quantisation_that_is_not_known_is_refused(config: Any, message: str) -> None:
+    with pytest.raises(ProfileError, match=message):
+        precision_of("x", {"quantization_config": config})
+    assert "weights is fp9, expected one of bf16, fp8" in refusal(ProfileError, Precision, "fp9")
+
+
+def test_a_launch_has_the_checkpoint_and_the_keys_and_sglang_refuses_the_canvases() -> None:
+    profile = roofline(gpu("RTX5090"), GEMMA, precision=Precision("nvfp4", "fp8"))
+    found = deployment_of("vllm-diffusion", profile)
+    assert found is not None
+    assert "nvidia/diffusiongemma-26B-A4B-it-NVFP4" in found.shell
+    assert "--kv-cache-dtype fp8" in found.shell
+    assert "refuses a quantised DiffusionGemma" in not_served(PRESETS["sglang-gemma"], profile)
+    with pytest.raises(ProfileError, match=r"^sglang-gemma:8: .* has weights of nvfp4, and SGLang .* vllm-diffusion$"):
+        Setting(parse("sglang-gemma:8"), profile).check()
+    whole = roofline(gpu("H200"), GEMMA)
+    mixed = replace(whole, memory=replace(whole.memory, weight_bytes=28 * 10**9))  # experts of 8 bits
+    assert "has weights of 1.1 bytes a parameter, and SGLang" in not_served(PRESETS["sglang-gemma"], mixed)
+    assert not_served(PRESETS["sglang-gemma"], whole) == ""

@@ -114,8 +114,6 @@ LEAPING = (
 
 EMITTED = [*zip(LEAPING, itertools.cycle(("block", "step", "end"))), *itertools.product(LEAPING[::11], ("step", "end"))]
 
-UNTOLD = ("device", "threshold")  # NaN
-
 
 def as_sessions(trace: Trace) -> Trace:
     """Twelve sessions at a time, of four turns each, in which a prompt repeats all that came before."""

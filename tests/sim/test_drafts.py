@@ -25,8 +25,7 @@ from dsim.results.world import World as Question
 from dsim.sim.setting import Setting
 from dsim.sim.unknown import warnings_of
 
-from ..engine.hand import asked
-from ..worlds import World
+from ..worlds import World, asked
 
 DFLASH, DSPARK = "vllm-ar,drafter=dflash", "vllm-ar,drafter=dspark"
 MARGINALS = "0.579/0.447/0.316/0.237/0.158"  # DSpark on DeepSeek-V4-Flash, published with a mean of 2.74

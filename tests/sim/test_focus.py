@@ -13,7 +13,7 @@ from dsim.engine.policy import parse
 from dsim.sim.setting import Setting
 from dsim.sim.twin import RunRecords, simulate
 
-from ..worlds import Collector, journal_bytes, table_bytes, toy_profile
+from ..worlds import Collector, journal_bytes, refusal, table_bytes, toy_profile
 from .test_twin import crowd
 
 LATENCY = LatencyModel(
@@ -55,15 +55,8 @@ def test_every_step_costs_what_its_journal_says_was_computed_and_left(spec: str)
         num = int(s["evicted"][i])
         assert sampled == 8 * batch
         assert num == unpack(evictions[offsets[i] : offsets[i + 1]][:, None], 8).sum()
-        left = Features(
-            tokens - num,
-            pairs - int(s["evicted_q_kv"][i]),
-            keys - int(s["evicted_kv"][i]),
-            head - num,
-            sampled,
-            batch,
-            0,
-        )
+        evicted = num, int(s["evicted_q_kv"][i]), int(s["evicted_kv"][i]), num
+        left = Features(*np.subtract((tokens, pairs, keys, head), evicted).tolist(), sampled, batch, 0)
         assert s["latency"][i] == LATENCY.step(Features(tokens, pairs, keys, head, sampled, batch, 0), left)
     assert not s["evicted"][s["prefill"]].any()
     decode = ~s["prefill"]
@@ -77,9 +70,8 @@ def test_every_step_costs_what_its_journal_says_was_computed_and_left(spec: str)
 
 def test_a_profile_without_importance_is_refused_by_name() -> None:
     bare = replace(PROFILE, focus=None)
-    with pytest.raises(ProfileError) as e:
-        simulate(crowd(), Setting(parse("focus" + SMALL), bare))
-    assert str(e.value) == (
+    said = refusal(ProfileError, lambda: simulate(crowd(), Setting(parse("focus" + SMALL), bare)))
+    assert said == (
         f"profile {PROFILE.name} has no importance deltas (focus is null), and focus{SMALL} evicts "
         "by them: expected a profile that does"
     )

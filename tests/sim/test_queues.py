@@ -46,10 +46,6 @@ def poisson(rate: float, n: int, seed: int, prompts: npt.NDArray[np.int64] | Non
     return dataclasses.replace(trace, input_length=given, output_length=np.full(n, outputs))
 
 
-def exponential_prompts(n: int, seed: int) -> npt.NDArray[np.int64]:
-    return np.ceil(np.random.default_rng(seed).exponential(TOKENS, n)).astype(np.int64)
-
-
 def waits(result: RunRecords) -> Floats:
     """Seconds from arrival to the start of service."""
     wait: Floats = result.table["scheduled"] - result.table["arrival"]
@@ -78,30 +74,22 @@ NUM = 4000  # requests, from each seed: the tolerance is 20 % at load 0.5 and 29
 
 
 @pytest.mark.parametrize("load", [0.5, 0.7])
-def test_constant_service_waits_as_m_d_1(load: float) -> None:
-    means = []
+@pytest.mark.parametrize("law", ["constant", "exponential"])
+def test_constant_service_waits_as_m_d_1_and_exponential_as_m_m_1(load: float, law: str) -> None:
+    exponential, waited = law == "exponential", []
     for seed in SEEDS:
-        trace = poisson(load, NUM, seed)
-        wait = waits(simulate(trace, Setting(parse(SERVER), CONSTANT)))
-        # A clock of thousands of seconds is exact to 1e-12 s, and a wait sums up to hundreds of its errors.
-        assert np.allclose(wait, lindley(trace.arrival, np.ones(NUM)), rtol=0, atol=1e-8)
-        means.append(wait.mean())
-    assert np.mean(means) == pytest.approx(load / (2 * (1 - load)), rel=tolerance(load, NUM * len(SEEDS)))
-
-
-@pytest.mark.parametrize("load", [0.5, 0.7])
-def test_exponential_service_waits_as_m_m_1(load: float) -> None:
-    all_waits = []
-    for seed in SEEDS:
-        prompts = exponential_prompts(NUM, 100 + seed)
+        prompts = np.full(NUM, TOKENS)
+        if exponential:
+            prompts = np.ceil(np.random.default_rng(100 + seed).exponential(TOKENS, NUM)).astype(np.int64)
         trace = poisson(load, NUM, seed, prompts)
-        wait = waits(simulate(trace, Setting(parse(SERVER), PER_TOKEN)))
-        assert np.allclose(wait, lindley(trace.arrival, prompts / TOKENS), rtol=0, atol=1e-8)
-        all_waits.append(wait)
-    wait = np.concatenate(all_waits)
-    assert wait.mean() == pytest.approx(load / (1 - load), rel=tolerance(load, len(wait)))
+        waited.append(waits(simulate(trace, Setting(parse(SERVER), PER_TOKEN))))
+        # A clock of thousands of seconds is exact to 1e-12 s, and a wait sums up to hundreds of its errors.
+        assert np.allclose(waited[-1], lindley(trace.arrival, prompts / TOKENS), rtol=0, atol=1e-8)
+    wait = np.concatenate(waited)
+    expected = load / (1 - load) / (1 if exponential else 2)
+    assert wait.mean() == pytest.approx(expected, rel=tolerance(load, len(wait)))
     # P(wait > t) = load * exp(-(1 - load) t): a share `load` waits at all, to 4 standard errors of 0.9 %.
-    assert (wait > 1e-9).mean() == pytest.approx(load, abs=0.036)
+    assert not exponential or (wait > 1e-9).mean() == pytest.approx(load, abs=0.036)
 
 
 @pytest.mark.parametrize("spec", BLOCK_PRESETS)

@@ -1,11 +1,13 @@
-"""Routers by hand: which replica takes the next request."""
+"""Routers by hand, the shipped ones and those of examples/routers: which replica takes the next request."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from dsim.engine.allowed_code import allowed
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import PolicyError
 from dsim.engine.journal import RequestTable
@@ -14,12 +16,14 @@ from dsim.engine.prefix import Prefixes
 from dsim.engine.request import Request
 from dsim.engine.state import MASKED, Asked, Inbox
 from dsim.engine.step import StepOutcome
-from dsim.sim.routers import routing
+from dsim.sim.fleet import Fleet, Pool
+from dsim.sim.link import Link
+from dsim.sim.routers import Routing, routing
 from dsim.sim.routers.router import Router
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 
-from ..worlds import SECOND, toy_profile, toy_trace
+from ..worlds import SECOND, refusal, toy_profile, toy_trace
 
 
 @dataclass
@@ -37,10 +41,6 @@ class Load:
 
 
 ANY = Request(0, 0.0, 10, 10)
-
-
-def choose(route: Router, *loads: tuple[int, int, int]) -> int:
-    return route.route([Load(i, *load) for i, load in enumerate(loads)], ANY)
 
 
 def test_random_draws_by_seed_and_request_and_alike_in_advance() -> None:
@@ -64,8 +64,8 @@ def sent(route: Router, length: int, index: int, *loads: tuple[int, int, int]) -
 IDLE = (0, 0, 0)
 
 
-def by_prefix(*names: list[int], block: int = 10) -> Router:
-    return routing("prefix").new(Prefixes(block, names, [block * len(own) for own in names]))
+def by_prefix(*names: list[int]) -> Router:
+    return routing("prefix").new(Prefixes(10, names, [10 * len(own) for own in names]))
 
 
 def test_by_prefix_a_request_goes_where_most_of_its_beginning_went() -> None:
@@ -103,9 +103,8 @@ def test_by_prefix_what_was_sent_longest_ago_is_forgotten(monkeypatch: pytest.Mo
 
 
 def test_a_server_without_a_trace_routes_by_no_prefix() -> None:
-    with pytest.raises(PolicyError) as error:
-        routing("prefix").new()
-    assert str(error.value) == "router is prefix, and the requests have no known prefixes: expected a trace"
+    said = refusal(PolicyError, routing("prefix").new)
+    assert said == "router is prefix, and the requests have no known prefixes: expected a trace"
 
 
 def test_a_router_sees_what_has_ended_and_what_has_been_served() -> None:
@@ -168,3 +167,78 @@ def test_requests_that_a_run_takes_by_itself_count_as_those_that_are_submitted()
         ))  # fmt: skip
     assert seen[0] == seen[1]
     assert seen[0][2] == 72 + 120
+
+
+FOLDER = Path(__file__).parents[2] / "examples" / "routers"
+
+
+def routing_of(spec: str) -> Routing:
+    """The router of a SPEC whose file is in the folder."""
+    return routing(f"{FOLDER / spec}", allowed([FOLDER / spec.partition(":")[0]]))
+
+
+def example(spec: str, *names: list[int]) -> Router:
+    routed = routing_of(spec)
+    return routed.kind(Prefixes(10, names, [10 * len(prompt) for prompt in names]), **routed.settings)
+
+
+@pytest.mark.slow
+def test_several_routers_know_only_what_each_has_sent() -> None:
+    route = example("several.py:Several,router=prefix,routers=2", [0, 1, 2], [0, 1, 2], [0, 1, 2], [0, 1, 2])
+    loads = [Load(0, 0, 0, 0), Load(1, 0, 0, 0)]
+    assert route.route(loads, Request(0, 0.0, 30, 1)) == 0
+    loads[0].expected_tokens = 50
+    # The second router knows nothing of it; later the first one remembers replica 0, and the second one replica 1.
+    assert [route.route(loads, Request(i, 0.0, 30, 1)) for i in (1, 2, 3)] == [1, 0, 1]
+    turns = example("several.py:Several,router=round-robin,routers=2")
+    assert [turns.route(loads, ANY) for _ in range(2)] == [0, 0]
+
+
+@pytest.mark.slow
+def test_llm_d_adds_up_weighted_scores() -> None:
+    loads = [Load(0, 0, 4, 0, 20), Load(1, 0, 0, 0, 90), Load(2, 0, 2, 0, 40)]
+    # queue 0, 1, 0.5 and free pages 0.8, 0.1, 0.6: sums 0.8, 1.1, 1.1; with half the queue's weight 0.8, 0.6, 0.85.
+    assert example("llm_d.py:LlmD", [0]).route(loads, ANY) == 1
+    assert example("llm_d.py:LlmD,queue=0.5", [0]).route(loads, ANY) == 2
+    assert example("llm_d.py:LlmD,queue=0", [0]).route(loads, ANY) == 0
+    route = example("llm_d.py:LlmD", [0], [0])
+    assert route.route(loads, ANY) == 1
+    # The second replica was sent all of the prompt: 2 more for it, against a queue as long as any.
+    assert route.route([Load(0, 0, 0, 0, 0), Load(1, 0, 9, 0, 90)], Request(1, 0.0, 10, 10)) == 1
+
+
+@pytest.mark.slow
+def test_queued_forwards_counts_no_prompts() -> None:
+    route = example("queued_forwards.py:QueuedForwards")
+    assert route.route([Load(0, 900, 1, 0, queued_prompt_tokens=800), Load(1, 200, 0, 1)], ANY) == 0
+    assert sent(route, 10, 0, (500, 9, 9), (500, 0, 0)) == 0
+
+
+@pytest.mark.slow
+def test_a_router_with_a_delay_sees_replicas_as_they_were() -> None:
+    route = example("stale.py:Stale,router=jsq,delay=2")
+    loads = [Load(0, 0, 0, 0), Load(1, 0, 1, 0)]
+    found = []
+    for time in (0.0, 1.0, 1.9, 2.0, 3.0):
+        at = route.route(loads, Request(0, time, 10, 10))
+        loads[at].num_waiting += 1
+        found.append(at)
+    assert found == [0, 0, 0, 1, 1]  # until 2 s all join the first; then the second has 1, and the first 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("links", [(), (Link(1e9),)])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "llm_d.py:LlmD",
+        "queued_forwards.py:QueuedForwards", "several.py:Several,router=random", "stale.py:Stale",
+    ],
+)  # fmt: skip
+def test_every_router_serves_a_fleet_and_gives_the_same_run_again(spec: str, links: tuple[Link, ...]) -> None:
+    setting = Setting(parse("vllm-ar:4,num_pages=90"), toy_profile(latency=SECOND))
+    fleet = Fleet((Pool(setting, 2, "p"), Pool(setting, 2, "d")), routing_of(spec), links=links)
+    runs = [simulate(toy_trace([i / 2 for i in range(40)], [40] * 40, [8] * 40), fleet) for _ in range(2)]
+    assert (runs[0].table["status"] == 0).all()
+    assert len(set(runs[0].table["replica"].tolist())) >= 2
+    assert runs[0].table.rows.tobytes() == runs[1].table.rows.tobytes()

@@ -1,4 +1,4 @@
-"""Split prefill by hand: what travels and when, which pages are held, and the times that add up."""
+"""Split prefill by hand: what travels and when, which pages are held, what caches save, and what scalers change."""
 
 import math
 from collections.abc import Callable
@@ -19,11 +19,12 @@ from dsim.sim.deciders import least_uncached
 from dsim.sim.fleet import Fleet, Pool
 from dsim.sim.link import Link, Wire
 from dsim.sim.routers import routing
+from dsim.sim.scalers import scaling
 from dsim.sim.setting import Setting
 from dsim.sim.twin import RunRecords, simulate
 from dsim.traces import Trace
 
-from ..worlds import BLOCK_PRESETS, SECOND, Collector, toy_profile, toy_trace
+from ..worlds import BLOCK_PRESETS, SECOND, Collector, journal_bytes, refusal, table_bytes, toy_profile, toy_trace
 
 KV = 147_456  # bytes of a token of SDAR-8B
 AT_ONCE = Link(math.inf)
@@ -235,9 +236,8 @@ def test_a_gemma_prompt_sends_the_last_tokens_alone_of_layers_with_a_window() ->
 def test_a_fleet_whose_links_cannot_work_is_refused(links: list[Link], specs: list[str], message: str) -> None:
     names = ("p", "d", "e")
     pools = tuple(Pool(setting(spec), name=name) for spec, name in zip(specs, names, strict=False))
-    with pytest.raises(PolicyError) as error:
-        simulate(toy_trace([0], [8], [4]), Fleet(pools, links=tuple(links)))
-    assert message in str(error.value)
+    trace = toy_trace([0], [8], [4])
+    assert message in refusal(PolicyError, lambda: simulate(trace, Fleet(pools, links=tuple(links))))
 
 
 @pytest.mark.parametrize(
@@ -251,3 +251,183 @@ def test_a_fleet_whose_links_cannot_work_is_refused(links: list[Link], specs: li
 )
 def test_a_link_is_read(text: str, link: Link) -> None:
     assert Link.parse(text) == link
+
+
+FDFO = "sglang-fdfo,block_length=4,page_size=4"
+
+
+def with_names(trace: Trace, names: list[list[int]], block: int = 4) -> Trace:
+    return replace(trace, extras={"hash_ids": names, "block_size": [block] * len(trace)})
+
+
+def cached_split(
+    trace: Trace, link: Link, spec: str = FDFO, *, caches: str = "pd", decider: str = "always", num: int = 1,
+    router: str = "round-robin", **how: Any,
+) -> RunRecords:  # fmt: skip
+    p, d = (setting(f"{spec},prefix_caching={str(name in caches).lower()}") for name in "pd")
+    fleet = Fleet(
+        (Pool(p, 1, "p"), Pool(d, num, "d")), routing(router), links=(link,), least_uncached=least_uncached(decider),
+    )  # fmt: skip
+    return simulate(trace, fleet, **how)
+
+
+def of(result: RunRecords, *names: str) -> list[list[Any]]:
+    return [columns_of(result)[name].tolist() for name in names]
+
+
+def test_only_what_the_decoding_replica_lacks_travels() -> None:
+    # Request 1 begins with the three pages of request 0; a token takes a quarter of a second.
+    trace = with_names(toy_trace([0, 20, 40], [12, 16, 16], [4, 4, 4]), [[0, 1, 2], [0, 1, 2, 3], [5, 1, 2, 3]])
+    result = cached_split(trace, Link(KV * 4.0), caches="d")
+    assert of(result, "arrived", "sent", "pages_reserved") == [[12, 16, 16], [12, 4, 16], [3, 4, 4]]
+    assert of(result, "transfer_start", "submitted") == [[3, 24, 44], [6, 25, 48]]
+    # Nothing is computed less: the prefill pool has no cache.
+    assert result.cached_tokens is not None
+    assert result.cached_tokens.tolist() == [0, 0, 0]
+    without = cached_split(trace, Link(KV * 4.0), caches="")
+    assert of(without, "submitted") == [[6, 28, 48]]
+    assert "sent" not in (without.moves or {})
+
+
+@pytest.mark.parametrize(
+    ("spec", "second", "sent"),
+    [
+        (FDFO, 9, 4), ("lmdeploy-0.18,block_length=4,page_size=4", 3.5, 4), ("vllm-ar,page_size=4", 9, 3),
+    ],
+)  # fmt: skip
+def test_pages_of_a_request_that_decodes_still_are_found(spec: str, second: float, sent: int) -> None:
+    # LMDeploy's first request is decoded from 4 s on, and pages for the second are reserved at 4.5 s.
+    trace = with_names(toy_trace([0, second], [12, 16], [40, 4]), [[0, 1, 2], [0, 1, 2, 3]])
+    result = cached_split(trace, Link(KV * 4.0), spec, caches="d")
+    assert result.table["finish"][0] > result.table["finish"][1]
+    assert of(result, "sent")[0][1] == sent
+
+
+def test_what_a_replica_computed_itself_counts_as_cached() -> None:
+    # Both are prefilled where they are decoded: of request 1's 16 tokens 8 are there.
+    trace = with_names(toy_trace([0, 30], [8, 16], [4, 4]), [[0, 1], [0, 1, 2, 3]])
+    local = cached_split(trace, Link(KV * 4.0), caches="d", decider="uncached,tokens=9")
+    assert of(local, "prefill_replica", "sent") == [[-1, -1], [0, 0]]
+    never = cached_split(trace, Link(KV * 4.0), caches="", decider="uncached,tokens=9")
+    assert of(never, "prefill_replica") == [[-1, 0]]
+
+
+def test_uncached_counts_what_the_replica_that_has_most_of_a_prompt_lacks() -> None:
+    # Requests 0 and 1 go to different replicas; request 2 begins with both pages of request 1.
+    trace = with_names(toy_trace([0, 0, 40], [8, 12, 16], [4] * 3), [[0, 1], [5, 6, 7], [5, 6, 7, 8]])
+    for tokens, moved in ((4, 0), (5, -1)):
+        result = cached_split(trace, Link(KV * 4.0), caches="d", num=2, decider=f"uncached,tokens={tokens}")
+        assert of(result, "prefill_replica")[0][2] == moved, tokens
+
+
+def tree(seed: int, n: int = 40) -> Trace:
+    """Prompts that begin alike: each is a path in a tree of blocks of 16 tokens."""
+    rng = np.random.default_rng(seed)
+    names: list[list[int]] = []
+    for _ in range(n):
+        path = [0]
+        for _ in range(rng.integers(0, 8)):
+            path.append(3 * path[-1] + 1 + int(rng.integers(0, 2)))
+        names.append(path)
+    arrival = np.cumsum(rng.exponential(0.8, n))
+    prompts = [16 * (len(path) - 1) + int(rng.integers(1, 17)) for path in names]
+    return with_names(toy_trace(arrival - arrival[0], prompts, rng.integers(1, 40, n)), names, 16)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "sglang-fdfo,block_length=4,page_size=8", "lmdeploy-0.18,block_length=4,page_size=8", "vllm-ar,page_size=8",
+        "vllm-diffusion,canvas_length=4,page_size=8",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("pages", [400, 40], ids=["roomy", "crowded"])
+def test_requests_are_conserved_beside_caches(spec: str, pages: int) -> None:
+    num = 20
+    for seed, router in enumerate(("prefix", "least-tokens")):
+        trace = tree(seed, num)
+        link, spec_of = Link(KV * 300.0, 0.01), f"{spec},num_pages={pages}"
+        result = cached_split(trace, link, spec_of, caches="d", num=2, router=router, seed=1)
+        assert (result.table["status"] == 0).all()
+        columns = columns_of(result)
+        found = parts(columns)
+        assert np.allclose(sum(found.values()), columns["finish"] - columns["arrival"])
+        if pages == 400:
+            assert 0 < columns["sent"].sum() < columns["arrived"].sum()
+            assert columns["reserved_in_step"].any()
+
+
+# Every step takes 1 s, so a prompt is prefilled in 1 s; its whole blocks of 4 tokens travel at 2 tokens a second.
+SLOW = Link(KV * 2.0)
+
+
+def run_scaled(
+    trace: Trace, counts: tuple[int, int], *, link: Link = SLOW, schedule: str | None = None,
+    startup: float = 0, spec: str = BLOCK4, **how: Any,
+) -> RunRecords:  # fmt: skip
+    own = setting(spec)
+    pools = tuple(Pool(own, count, name, startup) for count, name in zip(counts, "pd", strict=True))
+    scaler = scaling(f"schedule,at={schedule},every=5") if schedule else None
+    fleet = Fleet(pools, routing("jsq"), scaler, links=(link,))
+    return simulate(trace, fleet, **how)
+
+
+def provisioned(result: RunRecords, pool: str) -> list[tuple[float, int, int]]:
+    return [(c.time, c.ready, c.provisioned) for c in result.changes if c.pool == pool]
+
+
+def test_a_draining_replica_decodes_what_is_on_its_way_to_it() -> None:
+    # Requests 0 and 1 are sent from 1 to 17 s, one to each replica. The second one drains at 5 s and ends with its
+    # request; request 2 goes to the first.
+    result = run_scaled(toy_trace([0, 0, 6], [16, 16, 3], [4, 4, 4]), (1, 2), schedule="0/1+2/5/1+1")
+    assert moves(result)["submitted"][:2] == [17, 17]
+    assert result.table["replica"].tolist() == [1, 2, 1]
+    end = float(result.table["finish"][1])
+    assert end > 17
+    assert provisioned(result, "d") == [(0, 2, 2), (5, 1, 2), (end, 1, 1)]
+    assert result.replica_time == pytest.approx(2 * result.totals.end + end)
+
+
+def test_a_draining_replica_keeps_what_it_prefilled_until_it_is_sent() -> None:
+    # Of two prefill replicas the second drains at 5 s; the pages that it sends until 9 s are kept, and it with them.
+    result = run_scaled(toy_trace([0, 0, 6], [16, 16, 16], [4, 4, 4]), (2, 1), schedule="0/2+1/5/1+1")
+    assert moves(result)["prefill_replica"] == [0, 1, 0]
+    assert moves(result)["released"] == [11, 9, 17]  # from 7 to 11 s requests 0 and 2 share a link
+    assert provisioned(result, "p") == [(0, 2, 2), (5, 1, 2), (9, 1, 1)]
+
+
+def test_without_prefill_replicas_those_that_decode_do_all() -> None:
+    result = run_scaled(toy_trace([0, 6, 16], [16] * 3, [4] * 3), (1, 1), schedule="0/1+1/5/0+1/15/1+0")
+    assert moves(result)["prefill_replica"] == [0, -1, 2]
+    # The last one that decodes never drains, whatever the scaler says.
+    assert [ready for _, ready, _ in provisioned(result, "d")] == [1]
+
+
+HOW: list[dict[str, Any]] = [{}, {"concurrency": 5}, {"sessions": True}]
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "lmdeploy-bd32,num_loops=1,max_batch=3",
+        "lmdeploy-0.18,max_batch=3",
+        "sglang-fdfo,max_running_requests=3",
+        "ar,max_batch=3",
+    ],
+)
+def test_runs_with_moves_and_drains_are_the_same_step_by_step(policy: str, how: dict[str, Any]) -> None:
+    rng, n = np.random.default_rng(5), 36
+    arrival = np.cumsum(rng.exponential(0.8, n))
+    trace = toy_trace(arrival - arrival[0], rng.integers(1, 60, n), rng.integers(1, 12, n))
+    trace = replace(trace, extras={"session_id": [f"s{i % 7}" for i in range(n)]})
+    spec = policy + ("" if policy == "ar,max_batch=3" else ",block_length=4,page_size=4")
+    journal, again = Collector(), Collector()
+    link = Link(KV * 20.0, 0.25)
+    same = dict(how, link=link, schedule="0/2+2/10/3+4/25/0+1/40/2+3", startup=4, spec=spec, seed=1)
+    result = run_scaled(trace, (2, 2), append=journal, **same)
+    assert (result.table["status"] == 0).all()
+    twice = run_scaled(trace, (2, 2), append=again, step_by_step=True, **same)
+    assert table_bytes(twice.table) == table_bytes(result.table)
+    assert journal_bytes(again) == journal_bytes(journal)

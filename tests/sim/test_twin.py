@@ -22,7 +22,7 @@ from dsim.sim.twin import RunRecords, simulate
 from dsim.sim.unknown import warnings_of
 from dsim.traces import Trace
 
-from ..worlds import BLOCK_PRESETS, SECOND, Collector, differences, toy_profile, toy_trace
+from ..worlds import BLOCK_PRESETS, SECOND, Collector, differences, refusal, toy_profile, toy_trace
 
 COMPLETED, REJECTED, UNFINISHED = (STATUSES.index(name) for name in ("completed", "rejected", "unfinished"))
 PROFILE = toy_profile()
@@ -33,27 +33,11 @@ def small(name: str) -> str:
     return name + SMALL + ("" if name == "ar" else ",block_length=4")
 
 
-def crowd(n: int = 30, seed: int = 0) -> Trace:
+def crowd(n: int = 30) -> Trace:
     """More than one replica of PROFILE serves as they come."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     arrival = np.cumsum(rng.integers(0, 9, n))
     return toy_trace(arrival - arrival[0], rng.integers(1, 60, n), rng.integers(1, 60, n))
-
-
-class Clicks:
-    """A progress callback on which Ctrl-C is pressed once so many requests have ended."""
-
-    def __init__(self, after: int) -> None:
-        self.after = after
-        self.seen: list[tuple[int, float]] = []
-
-    def __call__(self, ended: int, now: float) -> None:
-        self.seen.append((ended, now))
-        if ended >= self.after:
-            raise KeyboardInterrupt
-
-
-# ---- when a run ends ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "replicas"), zip(BLOCK_PRESETS, itertools.cycle((1, 3))))
@@ -73,9 +57,6 @@ def test_without_draining_a_run_ends_with_the_last_arrival(name: str, replicas: 
     assert (cut.table["num_forwards"] <= whole.table["num_forwards"]).all()
     assert not (cut.table["last_emission"] > end).any()
     assert np.isnan(cut.table["finish"][~in_time]).all()
-
-
-# ---- closed loop ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["ar", "lmdeploy-bd32", "optimus"])
@@ -101,8 +82,6 @@ def test_a_worker_whose_request_is_rejected_takes_the_next() -> None:
     # 0 and 2 start together; when both end, 5 comes, and 3 and 4 were rejected on the way.
     assert journal.steps["running"].tolist() == [2, 2, 2, 1, 1, 1]
 
-
-# ---- turns of a session that wait for each other ---------------------------------------------------------------
 
 SLOW = toy_profile(latency=SECOND)
 
@@ -152,19 +131,22 @@ def test_a_journal_of_sessions_on_several_replicas_replays_plan_for_plan(router:
     assert late > 5
 
 
-# ---- Ctrl-C ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("how", [{}, {"concurrency": 5}, {"replicas": 2}])
 def test_an_interrupt_keeps_what_is_done(how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dsim.engine.engine.STEPS_A_CALL", 4)
     trace, policy = crowd(), parse(small("optimus"))
     whole = simulate(trace, Setting(policy, PROFILE), **how)
     journal = Collector()
-    clicks = Clicks(10)
-    cut = simulate(trace, Setting(policy, PROFILE), append=journal, progress=clicks, **how)
+    ended, now = 0, 0.0
+
+    def click(num: int, time: float) -> None:
+        nonlocal ended, now
+        ended, now = num, time
+        if ended >= 10:
+            raise KeyboardInterrupt
+
+    cut = simulate(trace, Setting(policy, PROFILE), append=journal, progress=click, **how)
     assert cut.interrupted is True
-    ended, now = clicks.seen[-1]
     assert cut.end == now < whole.end
     done = cut.table["status"] == COMPLETED
     assert ended <= done.sum() < len(trace)
@@ -177,14 +159,9 @@ def test_an_interrupt_keeps_what_is_done(how: dict[str, Any], monkeypatch: pytes
     assert steps["finished"].sum() == done.sum()
 
 
-# ---- what fits ------------------------------------------------------------------------------------------------
-
-
 def test_a_trace_that_cannot_fit_is_one_line_with_both_values() -> None:
     trace = toy_trace([0.0, 1.0], [500, 320], [100, 1])
-    with pytest.raises(TraceError) as error:
-        simulate(trace, Setting(parse(small("chunk:4")), PROFILE))
-    assert str(error.value) == (
+    assert refusal(TraceError, simulate, trace, Setting(parse(small("chunk:4")), PROFILE)) == (
         f"toy: none of its 2 requests fits into a step of {cut(small('chunk:4'))}, the context of 32768 tokens and 40 "
         "pages of 8: the shortest has 321 tokens (41 pages)"
     )
@@ -243,9 +220,6 @@ def test_a_batch_goes_by_memory_and_kind_and_never_by_the_gpu_s_name(tmp_path: P
     assert Setting(parse("vllm-ar"), roofline(hardware.gpu(str(sheet)), model)).limits.max_batch == 256
     sheet.write_text(sheet.read_text() + 'compute_capability = "9.0"\n')
     assert roofline(hardware.gpu(str(sheet)), model).default_max_batch == 1024  # LMDeploy, on Hopper
-
-
-# ---- memory ---------------------------------------------------------------------------------------------------
 
 
 def test_a_request_costs_at_most_200_bytes() -> None:
