@@ -136,8 +136,8 @@ def empty(num_pages: int, page: int, prefixes: Prefixes) -> Cache:
     pool["block"], pool["per_block"] = prefixes.block, per_block
     pool["oldest"] = pool["newest"] = NONE
     buckets = np.full(1 << (2 * room - 1).bit_length(), NONE, np.int32)
-    columns = prefixes.offsets, prefixes.names, prefixes.named, prefixes.cached
-    return Cache(*columns, entries=table(entries), buckets=buckets, pool=table(pool))
+    columns = {name: getattr(prefixes, name) for name in ("offsets", "names", "named", "cached")}
+    return Cache(**columns, entries=table(entries), buckets=buckets, pool=table(pool))
 
 
 @dataclass(frozen=True)

@@ -97,16 +97,24 @@ class Replicas:
             inbox = NO_INBOX
         columns = [self.counters[figure] for figure in choosing.figures]
         columns += [self._zeros["expected_tokens"]] * (FIGURES - len(choosing.figures))
-        source = self._places, tuple(columns), inbox, self._cursor
-        arguments = self._states, self.due, *source, *first.state, draws, cost
+        group = core.Group(
+            states=self._states,
+            due=self.due,
+            places=self._places,
+            figures=tuple(columns),
+            inbox=inbox,
+            cursor=self._cursor,
+        )
+        arguments = group, *first.state, draws, cost
         if self._run is None:
-            self._run = first.core.entry("serve", *arguments, NO_JOURNAL, 0.0, 0.0, 0)
+            self._run = first.core.entry("serve", *arguments, NO_JOURNAL, core.Span(0.0, 0.0, 0, False))
         limit = self.num_taken + STEPS_A_CALL
         while True:
             journal = NO_JOURNAL
             if recorder is not None:
                 journal = recorder.journal
-            code = self._run(*arguments, journal, now, horizon, limit - self.num_taken)
+            span = core.Span(now, horizon, limit - self.num_taken, False)
+            code = self._run(*arguments, journal, span)
             if code < 0:
                 return True
             place, reason = divmod(int(code), core.REASONS)

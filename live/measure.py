@@ -26,7 +26,8 @@ from .session import made_ready
 
 SETTLE = 2  # steps before latencies count
 MOST_STEPS = 64  # of a token or more, that sequences have pages for
-PATIENT = CommitModel("one a step", 1, 0.9, None, (1e-9,))  # one mask a step: none passes the threshold
+# One mask a step: none passes the threshold.
+PATIENT = CommitModel(workload="one a step", block_length=1, threshold=0.9, temperature=None, pass_probability=(1e-9,))
 
 
 @dataclass(frozen=True, order=True)
@@ -107,7 +108,16 @@ def features_at(steps: Mapping[str, npt.NDArray[Any]], i: int) -> Features:
         int(steps[name][i])
         for name in ("tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "batch", "num_forwards")
     )
-    return Features(tokens, qk_pairs, keys, head, sampled, batch, tokens if steps["prefill"][i] else 0, forwards)
+    return Features(
+        tokens=tokens,
+        sum_q_kv=qk_pairs,
+        sum_kv=keys,
+        head_rows=head,
+        sampled_rows=sampled,
+        batch=batch,
+        prefill_tokens=tokens if steps["prefill"][i] else 0,
+        num_forwards=forwards,
+    )
 
 
 class _Contextual(ModelExecutor):

@@ -82,8 +82,9 @@ def step_features(steps: Mapping[str, Any], lists: Mapping[str, Any], mixed: boo
         (tokens, offsets), (phases, _) = lists["num_tokens"], lists["phases"]
         of_rows = np.where(phases == Phase.PREFILL, tokens, 0)
         prefill = np.diff(np.concatenate([[0], np.cumsum(of_rows)])[offsets])
-    columns = (prefill if name == "prefill_tokens" else steps[name] for name in FEATURES)
-    return [Features(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+    columns = {**steps, "prefill_tokens": prefill}
+    rows = zip(*(columns[name].tolist() for name in FEATURES), strict=True)
+    return [Features(**dict(zip(FEATURES, row, strict=True))) for row in rows]
 
 
 def points(steps: Samples) -> Points:

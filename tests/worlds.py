@@ -312,7 +312,7 @@ class Driver(PlainLoop):
             draws = LawDraws(TOY_LAW, seed, len(trace))
         else:
             model = model.for_block(policy.block_length)
-            draws = CommitDraws(model, seed, trace.input_length, trace.output_length, policy.width, TOY_DELTAS)
+            draws = CommitDraws(model, seed, trace.input_length, trace.output_length, policy.width, deltas=TOY_DELTAS)
         super().__init__(engine, StepModel(latency, draws, hides_host=policy.batching.hides_host), trace)
 
     def _check(self, plan: StepPlan, outcome: StepOutcome) -> None:

@@ -719,11 +719,13 @@ class LowConfidence(Unmasking):
 
 PRESETS = {
     "lmdeploy-0.18": Preset(
-        Policy("lmdeploy-0.18", batching=LookAhead(), unmasking=LowConfidence(threshold=0.85), memory=PrefixMemory()),
-        "block_length",
-        "LMDeploy 0.18: prefill or decode, decided a forward ahead by streak, waiting tokens or half a batch",
-        "LMDeploy 0.18.0 (production-dllm-serving.md 4)",
-        {"max_batch": ["none", 16, 32, 64, 128], "max_prefill_tokens": [4096, 8192, 16384]},
+        policy=Policy(
+            "lmdeploy-0.18", batching=LookAhead(), unmasking=LowConfidence(threshold=0.85), memory=PrefixMemory()
+        ),
+        main="block_length",
+        summary="LMDeploy 0.18: prefill or decode, decided a forward ahead by streak, waiting tokens or half a batch",
+        citation="LMDeploy 0.18.0 (production-dllm-serving.md 4)",
+        space={"max_batch": ["none", 16, 32, 64, 128], "max_prefill_tokens": [4096, 8192, 16384]},
         engine="lmdeploy",
         serve="--backend pytorch",
         flags={**FLAGS, "prefix_caching": "--enable-prefix-caching"},
