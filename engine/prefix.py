@@ -78,11 +78,6 @@ class Prefixes:
     def of(self, request: int) -> Ints:
         return self.names[self.offsets[request] : self.offsets[request + 1]]
 
-    @property
-    def num_names(self) -> int:
-        """An upper bound of names."""
-        return int(self.names.max(initial=-1)) + 1
-
 
 class ToldPrefixes(Prefixes):
     """A server's prefixes, added as requests arrive: a name for each page of a prompt.
@@ -96,10 +91,6 @@ class ToldPrefixes(Prefixes):
         self.names = np.zeros(1 << 12, np.int64)
         self.named = np.zeros(num_requests, np.int64)
         self.cached = np.zeros(num_requests, np.int64)
-
-    @property
-    def num_names(self) -> int:
-        return 1 << 62
 
     def tell(self, request: int, tokens: npt.NDArray[np.int32]) -> None:
         """Name the next request's prompt pages by a hash chain, the last one in part."""

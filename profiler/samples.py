@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..engine.errors import ProfileError
-from ..engine.latency import POWERS_TO, Features
+from ..engine.latency import Features
 from ..engine.step import Phase
 
 Floats = npt.NDArray[np.float64]
@@ -24,7 +24,6 @@ KINDS_OF_STEPS = tuple(
     for phase in ("prefills", f"decode steps up to {SMALL_DECODE} tokens", f"decode steps above {SMALL_DECODE} tokens")
     for batch in ("1 sequence", f"2 to {SMALL_BATCH} sequences", f"more than {SMALL_BATCH} sequences")
 )
-POWERS = 2.0 ** np.arange(POWERS_TO.bit_length())  # tokens
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dsim.engine.pooled_topk import kept, merged, num_kept
+from ..reference.pooled_topk import kept, merged, num_kept
 
 
 @pytest.mark.parametrize(
