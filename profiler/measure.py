@@ -519,17 +519,14 @@ def check_whole(done: LiveRun) -> None:
         raise KeyboardInterrupt
 
 
-def after(budget: float, end: float = -math.inf) -> Callable[[], bool]:
-    """Whether `budget` s have passed since the first planned step, without compilation before it.
-
-    end: monotonic time that must also have passed.
-    """
+def after(budget: float) -> Callable[[], bool]:
+    """Whether `budget` s have passed since the first planned step, without compilation before it."""
     begin: float | None = None
 
     def over() -> bool:
         nonlocal begin
         first, begin = begin is None, time.monotonic() if begin is None else begin
-        return not first and time.monotonic() > max(begin + budget, end)
+        return not first and time.monotonic() > begin + budget
 
     return over
 
@@ -686,12 +683,10 @@ EVICTION_SHARE = 0.05  # of the budget on a GPU; a CPU evicts nearly for free
 OVERHEAD_SHARE = 0.25  # of the budget, for full-sequence models
 
 
-def default_workloads(loaded: Opened, prompts: str | None = None) -> dict[str, str]:
-    """Prompts by workload: the file by its stem, or the tiny model's two; none for random weights."""
+def default_workloads(loaded: Opened) -> dict[str, str]:
+    """Prompts by workload: the tiny model's two; none for random weights."""
     if not loaded.trained:
         return {}
-    if prompts is not None:
-        return {os.path.splitext(os.path.basename(prompts))[0]: prompts}
     if loaded.model.config.vocab >= 512:
         raise ProfileError(f"{loaded.name} is asked nothing: its commits are logged on prompts (--prompts FILE)")
     return {name: name for name in WORKLOADS}
