@@ -96,7 +96,7 @@ class Layer(nn.Module):
         super().__init__()
         self.index = index
         self.split = (config.heads, config.kv_heads, config.kv_heads)
-        self.head_dim = config.head_dim
+        self.head_dim, self.norm_eps = config.head_dim, config.norm_eps
         width = config.heads * config.head_dim
         self.attention_norm = nn.RMSNorm(config.hidden, config.norm_eps)
         self.qkv = nn.Linear(config.hidden, sum(self.split) * config.head_dim, bias=config.qkv_bias)
@@ -119,7 +119,7 @@ class Layer(nn.Module):
     def project_to(self, pages: Pages, x: Tensor, turns: Turns) -> Tensor:
         """Queries; keys and values are written to pages."""
         qkv = self.qkv(self.attention_norm(x)).view(len(x), sum(self.split), self.head_dim)
-        return qk_norm_rope(qkv, self.split[0], Norms(*self.qk_norms, self.attention_norm.eps), turns, pages)
+        return qk_norm_rope(qkv, self.split[0], Norms(*self.qk_norms, self.norm_eps), turns, pages)
 
     def values(self, x: Tensor) -> Tensor:
         """`project`'s values alone, [rows, kv_heads, head_dim]."""
