@@ -20,11 +20,11 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from dsim.benchmarks.step import Watch, evicting_step, floor, rates
+from dsim.benchmarks.step_shapes import Shape, pages_of
 from dsim.live.cache import PagedCache
 from dsim.live.config import named
 from dsim.live.forward import Batch, Forward
 from dsim.live.graphs import GraphForward
-from dsim.live.measure import Shape, pages_of
 from dsim.profiler.measure import open_any
 
 ROOT = Path(__file__).resolve().parents[1]

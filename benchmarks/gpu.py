@@ -143,7 +143,7 @@ import sys
 from dsim.live.cache import PagedCache
 from dsim.live.forward import Forward
 from dsim.engine.latency import LatencyModel
-from dsim.live.measure import Shape, measure
+from dsim.benchmarks.step_shapes import Shape, measure
 from dsim.profiler.measure import measure_eviction, measure_steps, open_any
 loaded = open_any("tiny", "cpu")
 weight = loaded.model.embedding.weight

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dsim.benchmarks.step_shapes import Shape, measure, pages_of
 from dsim.engine.policies.focus import Focus
 from dsim.live import evicting
 from dsim.live.cache import PagedCache
@@ -26,7 +27,6 @@ from dsim.live.config import ModelConfig, named
 from dsim.live.evicting import Evict
 from dsim.live.forward import Batch, Forward
 from dsim.live.graphs import GraphForward
-from dsim.live.measure import Shape, measure, pages_of
 from dsim.profiler.measure import Loaded, open_any
 
 REPEATS = 14

@@ -210,10 +210,16 @@ def preempt(replica: Replica, policy: AnyPolicy, slot: int) -> None:
 
 @rule
 def unseat(replica: Replica, policy: AnyPolicy, slot: int) -> None:
-    counters, sequence = replica.counters, replica.sequences[slot]
     give_back(replica, policy, slot)
     suspend(replica, slot)
-    replica.lists[FREED, counters.num_freed] = sequence.request
+    note_freed(replica, slot)
+
+
+@rule
+def note_freed(replica: Replica, slot: int) -> None:
+    """Report that a sequence's request freed its pages."""
+    counters = replica.counters
+    replica.lists[FREED, counters.num_freed] = replica.sequences[slot].request
     counters.num_freed += 1
 
 
@@ -252,8 +258,7 @@ def release(replica: Replica, policy: AnyPolicy, kind: int, num: int) -> None:
             give_back(replica, policy, slot)
             replica.lists[FREE, counters.num_free] = slot
             counters.num_free += 1
-            replica.lists[FREED, counters.num_freed] = sequence.request
-            counters.num_freed += 1
+            note_freed(replica, slot)
 
 
 @rule
@@ -262,7 +267,6 @@ def leave(replica: Replica, policy: AnyPolicy) -> None:
 
     A row of a next step that is already decided keeps its slot; its pages are free: it writes them before a new owner.
     """
-    counters = replica.counters
     mark_next(replica, True)
     num = 0
     for slot in step_slots(replica):
@@ -276,8 +280,7 @@ def leave(replica: Replica, policy: AnyPolicy) -> None:
                 replica.lists[SCRATCH, num] = slot
                 num += 1
         elif sequence.pages == 0:
-            replica.lists[FREED, counters.num_freed] = sequence.request
-            counters.num_freed += 1
+            note_freed(replica, slot)
     mark_next(replica, False)
     release(replica, policy, SCRATCH, num)
 

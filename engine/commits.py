@@ -254,6 +254,7 @@ class CommitDraws:
         input_length: npt.NDArray[np.int64],
         output_length: npt.NDArray[np.int64],
         width: int,
+        *,
         deltas: ImportanceDeltas | None = None,
         max_tokens: npt.NDArray[np.int64] | None = None,
         on_a_grid: bool = True,
@@ -278,9 +279,13 @@ class CommitDraws:
         self._evicts = deltas is not None
         if deltas is not None:
             d.deltas[:] = astuple(deltas)
-        same = seed, input_length, output_length, width, deltas, max_tokens, on_a_grid
         for threshold, other in models.items():
-            self._levels[threshold] = self if other == model else CommitDraws(other, *same, unmasking=unmasking)
+            self._levels[threshold] = self
+            if other != model:
+                self._levels[threshold] = CommitDraws(
+                    other, seed, input_length, output_length, width, deltas=deltas, max_tokens=max_tokens,
+                    on_a_grid=on_a_grid, unmasking=unmasking,
+                )  # fmt: skip
 
     @property
     def of_run(self) -> Draws | tuple[Draws, ...]:

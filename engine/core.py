@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -49,7 +49,7 @@ from .numba_parts import JIT, NumbaError, save, saved
 from .part import QUESTIONS, Wrapping
 from .prefix import find_ahead, make_room, pin
 from .route import least_loaded
-from .state import ASK_AGAIN, NOTHING, PREFILL_STEP, AnyPolicy, PolicyState, Replica, step_slots
+from .state import ASK_AGAIN, NOTHING, PREFILL_STEP, AnyPolicy, Inbox, PolicyState, Replica, step_slots
 from .view import FORMS, OF_A_VIEW, engine_form, wrapping
 
 if TYPE_CHECKING:
@@ -78,6 +78,27 @@ MANY_REQUESTS = 500
 A_FEW = 16  # steps between checks of the count
 # For callers that step one by one: live runs measure host time, so all steps are compiled.
 STEPS_PATIENCE = 0
+
+
+class Span(NamedTuple):
+    """How far a call of `run` goes."""
+
+    now: float  # s
+    horizon: float  # s; a step that ends then or later stays in flight
+    limit: int  # steps; of `_serve`, also requests
+    until_finish: bool  # return when a request finishes
+
+
+class Group(NamedTuple):
+    """Replicas of one setting side by side, for `_serve`."""
+
+    states: Any  # numba_parts.states
+    due: Any  # [replicas] when each runs again (s), infinity while idle
+    places: Any  # of replicas that take requests
+    figures: Any  # for route.least_loaded
+    inbox: Inbox
+    cursor: Any  # [1] requests taken from the inbox
+
 
 # Questions that the engine's rules ask a policy.
 PLACEHOLDERS = tuple(value for name, value in vars(hooks).items() if getattr(value, "__module__", "") == hooks.__name__)
@@ -156,26 +177,15 @@ def end_step(replica: Replica, policy: AnyPolicy, journal: Journal) -> bool:
 
 
 @rule
-def run(
-    replica: Replica,
-    policy: AnyPolicy,
-    draws: Draws,
-    cost: Cost,
-    journal: Journal,
-    now: float,
-    horizon: float,
-    limit: int,
-    until_finish: bool,
-) -> int:
+def run(replica: Replica, policy: AnyPolicy, draws: Draws, cost: Cost, journal: Journal, span: Span) -> int:
     """End the step in flight, then run predicted steps up to the one that ends at or after the horizon.
 
-    draws: draw.Draws, or one per threshold of the policy. limit: steps. until_finish: return when a request finishes.
-    Bit for bit the same as repeated `schedule`, prediction and `commit`, each request of the inbox submitted at its
-    time: before steps that end or begin then.
+    draws: draw.Draws, or one per threshold of the policy. Bit for bit the same as repeated `schedule`, prediction and
+    `commit`, each request of the inbox submitted at its time: before steps that end or begin then.
     """
-    counters = replica.counters
-    counters.clock = now
-    for _ in range(limit):
+    counters, horizon = replica.counters, span.horizon
+    counters.clock = span.now
+    for _ in range(span.limit):
         goes_on = counters.kind != NOTHING  # a step of an earlier call ends in any case
         if not goes_on:
             now = counters.clock
@@ -206,7 +216,7 @@ def run(
         if counters.stalled:
             return STALLED
         if counters.num_done > 0:
-            if until_finish:
+            if span.until_finish:
                 return FINISHED
         elif len(journal.steps) == 0:
             leap(replica, policy, draws, cost, horizon)
@@ -217,9 +227,10 @@ def run(
 def opened(replica: Any) -> Replica:
     """The replica as rules take it, from arrays of records (state.Replica)."""
     return Replica(
-        replica.counters[0], replica.fixed[0], replica.sequences, replica.status, replica.evaluations, replica.window,
-        replica.committed, replica.retained, replica.requests, replica.asked, replica.arrival, replica.inbox,
-        replica.lists, replica.queue, replica.bins, replica.counts, replica.growth,
+        counters=replica.counters[0], fixed=replica.fixed[0], sequences=replica.sequences, status=replica.status,
+        evaluations=replica.evaluations, window=replica.window, committed=replica.committed, retained=replica.retained,
+        requests=replica.requests, asked=replica.asked, arrival=replica.arrival, inbox=replica.inbox,
+        lists=replica.lists, queue=replica.queue, bins=replica.bins, counts=replica.counts, growth=replica.growth,
     )  # fmt: skip
 
 
@@ -227,7 +238,8 @@ def opened(replica: Any) -> Replica:
 def opened_policy(policy: Any) -> AnyPolicy:
     """A policy's state as rules take it."""
     return PolicyState(
-        policy.fields[0], policy.columns, policy.record[0], policy.cost, policy.cache, policy.thresholds
+        fields=policy.fields[0], columns=policy.columns, record=policy.record[0], cost=policy.cost,
+        cache=policy.cache, thresholds=policy.thresholds,
     )  # fmt: skip
 
 
@@ -243,11 +255,8 @@ def _entry(replica: Any, policy: Any, *arguments: Any) -> Any:
 
 
 @rule
-def _run(
-    replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, now: float, horizon: float, limit: int,
-    until_finish: bool,
-) -> int:  # fmt: skip
-    return run(opened(replica), opened_policy(policy), draws, cost, journal, now, horizon, limit, until_finish)
+def _run(replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, span: Span) -> int:
+    return run(opened(replica), opened_policy(policy), draws, cost, journal, span)
 
 
 @rule
@@ -257,17 +266,16 @@ def _keep_state(states: Any, place: int, replica: Any, policy: Any) -> None:
 
 
 @rule
-def _run_due(
-    states: Any, due: Any, replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, now: float, horizon: float,
-    limit: int,
-) -> int:  # fmt: skip
+def _run_due(group: Group, replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, span: Span) -> int:
     """`run` each replica due by now or before the horizon; -1, or as `_serve` if one returned to Python."""
+    due = group.due
     for place in range(len(due)):
-        if due[place] < horizon or due[place] <= now:
-            state, fields = saved(states, place, (replica, policy))
+        if due[place] < span.horizon or due[place] <= span.now:
+            state, fields = saved(group.states, place, (replica, policy))
             opened_replica = opened(state)
             counters = opened_replica.counters
-            reason = run(opened_replica, opened_policy(fields), draws, cost, journal, due[place], horizon, limit, False)
+            stretch = Span(due[place], span.horizon, span.limit, False)
+            reason = run(opened_replica, opened_policy(fields), draws, cost, journal, stretch)
             if reason == IN_FLIGHT:
                 due[place] = counters.now + counters.latency
             else:
@@ -279,32 +287,27 @@ def _run_due(
 
 
 @rule
-def _serve(
-    states: Any, due: Any, places: Any, figures: Any, inbox: Any, cursor: Any,
-    replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, now: float, horizon: float, limit: int,
-) -> int:  # fmt: skip
+def _serve(group: Group, replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, span: Span) -> int:
     """Run all due replicas, sending each request of the inbox due by the horizon to a replica (`route.least_loaded`).
 
-    due [replicas]: when each runs again, infinity while idle. replica, policy: any of them, for types. cursor [1]:
-    requests taken from the inbox. limit: requests, and steps of a replica. Returns -1, or place * REASONS + why of a
-    replica that returned to Python.
+    replica, policy: any of them, for types. Returns -1, or place * REASONS + why of a replica that returned to Python.
     """
-    last = min(len(inbox.times), cursor[0] + limit)
+    due, inbox, cursor = group.due, group.inbox, group.cursor
+    last = min(len(inbox.times), cursor[0] + span.limit)
     while True:  # `_run_due` is called in one place: each call of it is compiled separately
-        arrives = cursor[0] < len(inbox.times) and inbox.times[cursor[0]] <= horizon
+        arrives = cursor[0] < len(inbox.times) and inbox.times[cursor[0]] <= span.horizon
         if arrives and cursor[0] == last:
             return PAUSED  # reads as replica 0's: Python may stop the run, or call again
-        time = inbox.times[cursor[0]] if arrives else horizon
-        since = -np.inf if arrives else now
-        code = _run_due(states, due, replica, policy, draws, cost, journal, since, time, limit)
+        time = inbox.times[cursor[0]] if arrives else span.horizon
+        since = -np.inf if arrives else span.now
+        code = _run_due(group, replica, policy, draws, cost, journal, Span(since, time, span.limit, False))
         if code >= 0 or not arrives:
             return code
-        request = inbox.requests[cursor[0]]
-        place = least_loaded(places, figures)
-        chosen = opened(saved(states, place, (replica, policy))[0])
+        place = least_loaded(group.places, group.figures)
+        chosen = opened(saved(group.states, place, (replica, policy))[0])
         if chosen.counters.num_waiting + len(chosen.sequences) + 1 > len(chosen.queue):
             return int(place * REASONS + NO_QUEUE)
-        submit(chosen, request, inbox.fits[cursor[0]])
+        submit(chosen, inbox.requests[cursor[0]], inbox.fits[cursor[0]])
         if due[place] == np.inf:
             due[place] = time
         cursor[0] += 1
@@ -345,23 +348,16 @@ class Core:
         """Whether a rule is not yet worth compiling; then use `run_young`, not `run`."""
         return (self._checked or num_requests < MANY_REQUESTS) and self._stays_in_python(name, PATIENCE)
 
-    def run_young(
-        self, replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, now: float, horizon: float, limit: int,
-        until_finish: bool,
-    ) -> int:  # fmt: skip
+    def run_young(self, replica: Any, policy: Any, draws: Any, cost: Any, journal: Any, span: Span) -> int:
         """`run` in plain Python at first, then compiled: bit for bit the same."""
-        reason = PAUSED
-        while limit > 0 and reason == PAUSED:
-            reason = int(
-                self._in_python("run")(
-                    replica, policy, draws, cost, journal, now, horizon, min(limit, A_FEW), until_finish
-                )
-            )
-            limit -= A_FEW
-            now = float(replica.counters["clock"][0])
-            if limit > 0 and reason == PAUSED and not self.is_young():
-                compiled = self.entry("run", replica, policy, draws, cost, journal, now, horizon, limit, until_finish)
-                return int(compiled(replica, policy, draws, cost, journal, now, horizon, limit, until_finish))
+        state = replica, policy, draws, cost, journal
+        reason, remaining = PAUSED, span
+        while remaining.limit > 0 and reason == PAUSED:
+            reason = int(self._in_python("run")(*state, remaining._replace(limit=min(remaining.limit, A_FEW))))
+            clock = float(replica.counters["clock"][0])
+            remaining = remaining._replace(now=clock, limit=remaining.limit - A_FEW)
+            if remaining.limit > 0 and reason == PAUSED and not self.is_young():
+                return int(self.entry("run", *state, remaining)(*state, remaining))
         return reason
 
     def of_cache(self, name: str, num_requests: int) -> Any:

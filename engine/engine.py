@@ -559,9 +559,8 @@ class Engine:
         counters, arrays = self._counters, self._arrays
         slots = arrays.lists[ROWS, : int(counters["num_rows"])].copy()
         rows = arrays.sequences[slots]
-        features = Features(*(int(counters[name]) for name in Features._fields))
-        if counters["continues"]:
-            features = Continued(*features)
+        kind = Continued if counters["continues"] else Features
+        features = kind(**{name: int(counters[name]) for name in Features._fields})
         eviction: Any = self.policy.eviction  # one that evicts has `evicting`
         evicting, first = None, None
         if counters["evicting"]:
@@ -621,19 +620,19 @@ class Engine:
         again (s). Bit for bit the same as `schedule`, step model, `commit`.
         """
         counters, self.blocked = self._counters, False
-        now, horizon = float(now), float(horizon)  # an int would compile again
+        span = core.Span(float(now), float(horizon), STEPS_A_CALL, until_finish)  # an int would compile again
         while True:
             journal = NO_JOURNAL
             if recorder is not None:
                 journal = recorder.journal
             run = self._entry(draws, cost, journal)
-            reason = run(*self.state, draws, cost, journal, now, horizon, STEPS_A_CALL, until_finish)
+            reason = run(*self.state, draws, cost, journal, span)
             if reason == core.IN_FLIGHT:
                 return float(counters["now"] + counters["latency"])
             goes_on = self.goes_on(reason, recorder, draws)
-            now = float(counters["clock"])
-            if not goes_on or (self.withheld and now >= horizon):
-                return now
+            span = span._replace(now=float(counters["clock"]))
+            if not goes_on or (self.withheld and span.now >= span.horizon):
+                return span.now
 
     def goes_on(self, reason: int, recorder: StepRecorder | None, draws: Any) -> bool:
         """Handle why compiled code returned (`core`); True if it can be called again at `clock`.
@@ -671,16 +670,17 @@ class Engine:
         if self.is_young:
             return self.core.run_young
         if self._run is None or self._run[0] is not draws or self._run[1] is not cost:
-            compiled = self.core.entry("run", *self.state, draws, cost, journal, 0.0, 0.0, 0, False)
+            compiled = self.core.entry("run", *self.state, draws, cost, journal, core.Span(0.0, 0.0, 0, False))
             self._run = draws, cost, compiled
         return self._run[2]
 
-    def _run_plain(self, replica: Replica, policy: AnyPolicy, draws: Any, cost: Cost, *arguments: Any) -> int:
+    def _run_plain(
+        self, replica: Replica, policy: AnyPolicy, draws: Any, cost: Cost, journal: Any, span: core.Span
+    ) -> int:
         """core.run step by step, for policies with Python methods."""
-        journal, now, horizon, limit, until_finish = arguments
         counters = self._counters
-        counters["clock"] = now
-        for _ in range(limit):
+        counters["clock"] = span.now
+        for _ in range(span.limit):
             if counters["kind"] == NOTHING:
                 now = float(counters["clock"])
                 if counters["num_free"] < min(int(counters["num_waiting"]), int(self._fixed.max_batch)):
@@ -691,13 +691,13 @@ class Engine:
                 if self.policy.unmasking.chooses:
                     self._unmask(draws)
                 self.core.predict(replica, policy, draws, cost)
-                if not now + counters["latency"] < horizon:
+                if not now + counters["latency"] < span.horizon:
                     return core.IN_FLIGHT
             if not self.core.end_step(replica, policy, journal):
                 return core.JOURNAL_FULL
             if counters["stalled"]:
                 return core.STALLED
-            if until_finish and counters["num_done"] > 0:
+            if span.until_finish and counters["num_done"] > 0:
                 return core.FINISHED
         return core.PAUSED
 

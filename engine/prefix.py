@@ -78,11 +78,6 @@ class Prefixes:
     def of(self, request: int) -> Ints:
         return self.names[self.offsets[request] : self.offsets[request + 1]]
 
-    @property
-    def num_names(self) -> int:
-        """An upper bound of names."""
-        return int(self.names.max(initial=-1)) + 1
-
 
 class ToldPrefixes(Prefixes):
     """A server's prefixes, added as requests arrive: a name for each page of a prompt.
@@ -96,10 +91,6 @@ class ToldPrefixes(Prefixes):
         self.names = np.zeros(1 << 12, np.int64)
         self.named = np.zeros(num_requests, np.int64)
         self.cached = np.zeros(num_requests, np.int64)
-
-    @property
-    def num_names(self) -> int:
-        return 1 << 62
 
     def tell(self, request: int, tokens: npt.NDArray[np.int32]) -> None:
         """Name the next request's prompt pages by a hash chain, the last one in part."""
@@ -136,8 +127,8 @@ def empty(num_pages: int, page: int, prefixes: Prefixes) -> Cache:
     pool["block"], pool["per_block"] = prefixes.block, per_block
     pool["oldest"] = pool["newest"] = NONE
     buckets = np.full(1 << (2 * room - 1).bit_length(), NONE, np.int32)
-    columns = prefixes.offsets, prefixes.names, prefixes.named, prefixes.cached
-    return Cache(*columns, entries=table(entries), buckets=buckets, pool=table(pool))
+    columns = {name: getattr(prefixes, name) for name in ("offsets", "names", "named", "cached")}
+    return Cache(**columns, entries=table(entries), buckets=buckets, pool=table(pool))
 
 
 @dataclass(frozen=True)

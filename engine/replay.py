@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .engine import Engine
-from .journal import STEP_COLUMNS, pack, unpack
+from .journal import EVICTED, STEP_COLUMNS, pack, unpack
 from .part import Policy
 from .request import requests_of
 from .state import CANCELLED, COMPLETED, MASKED, REJECTED, UNFINISHED
@@ -83,10 +83,7 @@ def replay(
             "committed": committed.sum(),
             "finished": len(done),
             "preempted": len(plan.preempted),
-            "evicted": evicted.sum(),
-            "evicted_q_kv": plan.features.sum_q_kv - late.sum_q_kv,
-            "evicted_kv": plan.features.sum_kv - late.sum_kv,
-            "evicted_sampled": plan.features.sampled_rows - late.sampled_rows,
+            **{column: getattr(plan.features, name) - getattr(late, name) for name, column in EVICTED.items()},
         }
         yield from _differences(place, results, recorded)
     # Requests rejected or cancelled after the last step are in no step.

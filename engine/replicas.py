@@ -13,7 +13,6 @@ from .histogram import NUM_BINS
 from .journal import NO_JOURNAL, StepRecorder, StepTotals
 from .latency import Cost
 from .numba_parts import states
-from .route import Choosing
 from .state import COUNTERS, GAP_BINS, NO_INBOX, STEP_BINS, Inbox, read_only
 
 FIGURES = 2  # padded to this number, so that routers of one or two figures share a compiled loop
@@ -33,7 +32,7 @@ class Replicas:
         self._bins: npt.NDArray[np.int64] = np.zeros((2, NUM_BINS), np.int64)  # as Replica.bins
         self._states: Any = states(0)
         self._places = np.zeros(0, np.int64)  # that take requests; at first the driver hands over each
-        self._choosing = Choosing()
+        self._figures: tuple[str, ...] = ()  # names of counters; `route.least_loaded` chooses by their sum
         self._inbox = NO_INBOX
         self._cursor = np.zeros(1, np.int64)  # core._serve
         self._run: Any = None  # compiled core.serve; below core.keep_state
@@ -57,13 +56,13 @@ class Replicas:
         engine.join(self.counters[place : place + 1].copy(), self._bins, lambda state: None)
         self.engines[place], self.counters[place], self.due[place] = None, np.zeros((), COUNTERS), np.inf
 
-    def take(self, inbox: Inbox, choosing: Choosing) -> None:
+    def take(self, inbox: Inbox, figures: tuple[str, ...]) -> None:
         """Have `run`, not the driver, hand these requests of the table to replicas as they come.
 
-        choosing: with which `route.least_loaded` chooses the replica.
+        figures: counters whose least sum chooses the replica (`route.least_loaded`).
         """
         self.take_by([engine for engine in self.engines if engine is not None])
-        self._choosing = choosing
+        self._figures = figures
         self._inbox = Inbox(*(read_only(column) for column in inbox))
         self._cursor[:] = 0
         self._run = None  # compiled for another way to choose
@@ -92,21 +91,29 @@ class Replicas:
         first = next((engine for engine in self.engines if engine is not None), None)
         if first is None:
             return True
-        inbox, choosing = self._inbox, self._choosing
+        inbox = self._inbox
         if not len(self._places):
             inbox = NO_INBOX
-        columns = [self.counters[figure] for figure in choosing.figures]
-        columns += [self._zeros["expected_tokens"]] * (FIGURES - len(choosing.figures))
-        source = self._places, tuple(columns), inbox, self._cursor
-        arguments = self._states, self.due, *source, *first.state, draws, cost
+        columns = [self.counters[figure] for figure in self._figures]
+        columns += [self._zeros["expected_tokens"]] * (FIGURES - len(self._figures))
+        group = core.Group(
+            states=self._states,
+            due=self.due,
+            places=self._places,
+            figures=tuple(columns),
+            inbox=inbox,
+            cursor=self._cursor,
+        )
+        arguments = group, *first.state, draws, cost
         if self._run is None:
-            self._run = first.core.entry("serve", *arguments, NO_JOURNAL, 0.0, 0.0, 0)
+            self._run = first.core.entry("serve", *arguments, NO_JOURNAL, core.Span(0.0, 0.0, 0, False))
         limit = self.num_taken + STEPS_A_CALL
         while True:
             journal = NO_JOURNAL
             if recorder is not None:
                 journal = recorder.journal
-            code = self._run(*arguments, journal, now, horizon, limit - self.num_taken)
+            span = core.Span(now, horizon, limit - self.num_taken, False)
+            code = self._run(*arguments, journal, span)
             if code < 0:
                 return True
             place, reason = divmod(int(code), core.REASONS)

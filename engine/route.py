@@ -1,14 +1,8 @@
 """The least loaded replica, where compiled code and not `Router.route` chooses it."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from .jit import rule
-
-
-class Choosing(NamedTuple):
-    """How compiled code chooses a replica: by the least sum of figures."""
-
-    figures: tuple[str, ...] = ()  # names of the counters
 
 
 @rule

@@ -325,12 +325,13 @@ def new_replica(fixed: Any, requests: Any, asked: Asked, arrival: Any) -> Replic
     counters["step_max"] = counters["gap_max"] = -np.inf
     width = int(fixed["width"][0])
     record: Any = Replica
+    marks = {name: np.zeros((0, width), np.bool_) for name in ("window", "committed", "retained")}
     return record(
-        counters, fixed, np.zeros(0, SEQUENCE), np.zeros((0, width), np.uint8),
-        np.zeros((0, width), np.uint16), *(np.zeros((0, width), np.bool_) for _ in range(3)), requests,
-        asked, arrival, NO_INBOX, np.zeros((NUM_LISTS, 0), np.int32), np.zeros((16, 4), np.int32),
-        np.zeros((2, NUM_BINS), np.int64), np.zeros((2, width + 1), np.int64),
-        np.zeros(int(fixed["page"][0]), np.int32),
+        counters=counters, fixed=fixed, sequences=np.zeros(0, SEQUENCE), status=np.zeros((0, width), np.uint8),
+        evaluations=np.zeros((0, width), np.uint16), **marks, requests=requests, asked=asked, arrival=arrival,
+        inbox=NO_INBOX, lists=np.zeros((NUM_LISTS, 0), np.int32), queue=np.zeros((16, 4), np.int32),
+        bins=np.zeros((2, NUM_BINS), np.int64), counts=np.zeros((2, width + 1), np.int64),
+        growth=np.zeros(int(fixed["page"][0]), np.int32),
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from torch.nn.functional import linear, rms_norm
 
 from ..engine.errors import ModelError
 from ..engine.plain import Range
+from ..files.model_config import value_of
 from ..files.read import cut, parsing
 from ..files.schema import FileObject
 from ..kernels.device import logits_of
@@ -254,7 +255,14 @@ DEFAULTS = {
     "rope_parameters": {},
     "per_layer_config": {},
 }
-SIZE, LAYERS = Range(1, 1 << 24), Range(1, 1 << 10)
+SIZE = Range(1, 1 << 24)
+# CanvasConfig's fields and those of files/model_config.py.
+DIMENSIONS = {
+    **{name: name for name in ("hidden", "heads", "ffn", "vocab", "context_limit", "norm_eps")},
+    "num_experts": "experts.num",
+    "top_k": "experts.top_k",
+    "expert_ffn": "experts.ffn",
+}
 
 
 def canvas_config(source: ConfigJson, settings: Settings = AS_IT_SAYS) -> CanvasConfig:
@@ -272,7 +280,7 @@ def _canvas_config(source: ConfigJson, settings: Settings) -> CanvasConfig:
     values = FileObject(path, "", {"canvas_length": 256, "text_config": {}, **source.values}, error=ModelError)
     plain = {key: value for key, value in values.section("text_config").values.items() if value is not None}
     text = FileObject(path, "text_config", {**DEFAULTS, **plain}, error=ModelError)
-    num, per_layer = text.integer("num_hidden_layers", LAYERS), text.section("per_layer_config")
+    num, per_layer = value_of(text, "layers"), text.section("per_layer_config")
     kinds = plain.get("layer_types") or ["full_attention" if i % 6 == 5 else "sliding_attention" for i in range(num)]
     if len(kinds) != num or not {*kinds} <= {"sliding_attention", "full_attention"}:
         raise text.error("layer_types", kinds, f"{num} of sliding_attention and full_attention")
@@ -299,18 +307,10 @@ def _canvas_config(source: ConfigJson, settings: Settings) -> CanvasConfig:
     return CanvasConfig(
         name=source.name,
         layers=tuple(layers),
-        hidden=text.integer("hidden_size", SIZE),
-        heads=text.integer("num_attention_heads", SIZE),
-        ffn=text.integer("intermediate_size", SIZE),
-        vocab=text.integer("vocab_size", SIZE),
-        context_limit=text.integer("max_position_embeddings", SIZE),
+        **{name: value_of(text, field) for name, field in DIMENSIONS.items()},
         window=text.integer("sliding_window", SIZE),
-        num_experts=text.integer("num_experts", SIZE),
-        top_k=text.integer("top_k_experts", SIZE),
-        expert_ffn=text.integer("moe_intermediate_size", SIZE),
         canvas_length=values.integer("canvas_length", SIZE),
         softcap=text.number("final_logit_softcapping"),
-        norm_eps=text.number("rms_norm_eps"),
         rope=rope,
         eos=tuple(token for token in ends if isinstance(token, int)),
         renoise=_renoise(source.generation),

@@ -5,7 +5,6 @@ from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm
 
 from ..kernels.device import logits_of
 from ..kernels.grouped_experts import gated, grouped_experts
@@ -27,7 +26,7 @@ class Decoder(nn.Module):
         self.config = config
         self.embedding = nn.Embedding(config.vocab, config.hidden)
         self.layers = nn.ModuleList(Layer(config, i) for i in range(config.layers))
-        self.norm = RMSNorm(config.hidden, config.norm_eps)
+        self.norm = nn.RMSNorm(config.hidden, config.norm_eps)
         if not config.tied:
             self.head = nn.Linear(config.hidden, config.vocab, bias=False)
         self.frequencies = frequencies(config, "cpu")  # real, even if weights are on the meta device
@@ -97,14 +96,14 @@ class Layer(nn.Module):
         super().__init__()
         self.index = index
         self.split = (config.heads, config.kv_heads, config.kv_heads)
-        self.head_dim = config.head_dim
+        self.head_dim, self.norm_eps = config.head_dim, config.norm_eps
         width = config.heads * config.head_dim
-        self.attention_norm = RMSNorm(config.hidden, config.norm_eps)
+        self.attention_norm = nn.RMSNorm(config.hidden, config.norm_eps)
         self.qkv = nn.Linear(config.hidden, sum(self.split) * config.head_dim, bias=config.qkv_bias)
         if config.qk_norm:
-            self.q_norm, self.k_norm = (RMSNorm(config.head_dim, config.norm_eps) for _ in range(2))
+            self.q_norm, self.k_norm = (nn.RMSNorm(config.head_dim, config.norm_eps) for _ in range(2))
         self.output = nn.Linear(width, config.hidden, bias=False)
-        self.ffn_norm = RMSNorm(config.hidden, config.norm_eps)
+        self.ffn_norm = nn.RMSNorm(config.hidden, config.norm_eps)
         if config.experts is not None and config.has_experts(index):
             self.experts = MixedFeedForward(config, config.experts)
         else:
@@ -120,7 +119,7 @@ class Layer(nn.Module):
     def project_to(self, pages: Pages, x: Tensor, turns: Turns) -> Tensor:
         """Queries; keys and values are written to pages."""
         qkv = self.qkv(self.attention_norm(x)).view(len(x), sum(self.split), self.head_dim)
-        return qk_norm_rope(qkv, self.split[0], Norms(*self.qk_norms, self.attention_norm.eps), turns, pages)
+        return qk_norm_rope(qkv, self.split[0], Norms(*self.qk_norms, self.norm_eps), turns, pages)
 
     def values(self, x: Tensor) -> Tensor:
         """`project`'s values alone, [rows, kv_heads, head_dim]."""
@@ -148,18 +147,6 @@ class Layer(nn.Module):
         if hasattr(self, "q_norm"):
             return self.q_norm.weight, self.k_norm.weight
         return None, None
-
-
-class RMSNorm(nn.Module):
-    """In fp32 for any dtype."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class MixedFeedForward(nn.Module):

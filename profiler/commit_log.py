@@ -1,6 +1,6 @@
 """Commit logs: the masks of a block that each sequence computed in a step, and those it committed."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ class CommitLog:
         return len(self.request)
 
     def __getitem__(self, keep: "Bools | Ints") -> "CommitLog":
-        return CommitLog(self.block_length, *(getattr(self, f.name)[keep] for f in fields(self)[1:]))
+        return replace(self, **{f.name: getattr(self, f.name)[keep] for f in fields(self)[1:]})
 
     def sorted(self) -> "CommitLog":
         """The log by request and block, in order of time."""
@@ -62,7 +62,14 @@ def from_journal(
             first, masks = first + block_length, np.ones(block_length, np.bool_)
         start[row], masked[row] = first, masks
         blocks[request] = first, masks & ~committed[row]
-    log = CommitLog(block_length, np.asarray(requests, np.int64), start, masked, computed & masked, committed)
+    log = CommitLog(
+        block_length=block_length,
+        request=np.asarray(requests, np.int64),
+        block_start=start,
+        masked=masked,
+        window=computed & masked,
+        committed=committed,
+    )
     wrong = np.flatnonzero((committed & ~log.window).any(axis=1))
     if len(wrong):
         raise ProfileError(f"request {log.request[wrong[0]]} committed what is not a computed mask")

@@ -97,10 +97,17 @@ def read_gpu(path: str | Path) -> Gpu:
         if not text:
             raise ProfileError(f'{path}: {key} is "", expected a text')
     gpu = Gpu(
-        name, 1e12 * sheet.bf16_tflops, 1e9 * sheet.bandwidth_gb_s, round(1e9 * sheet.memory_gb), 1e9 * sheet.link_gb_s,
-        1e-6 * sheet.link_latency_us, sheet.matmul_efficiency, sheet.bandwidth_efficiency, source,
-        str(sheet.compute_capability).strip(),
-    )  # fmt: skip
+        name=name,
+        peak=1e12 * sheet.bf16_tflops,
+        bandwidth=1e9 * sheet.bandwidth_gb_s,
+        memory_bytes=round(1e9 * sheet.memory_gb),
+        link=1e9 * sheet.link_gb_s,
+        link_latency=1e-6 * sheet.link_latency_us,
+        matmul_efficiency=sheet.matmul_efficiency,
+        bandwidth_efficiency=sheet.bandwidth_efficiency,
+        source=source,
+        compute_capability=str(sheet.compute_capability).strip(),
+    )
     return gpu if gpu.compute_capability else replace(gpu, compute_capability=_like(gpu))
 
 

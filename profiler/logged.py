@@ -295,15 +295,25 @@ class Requests:
         number, line, waiting, pages = np.array(self._steps, np.int64).reshape(-1, 4).T
         request, phase, tokens, emitted = np.array(self._step_rows, np.int64).reshape(-1, 4).T
         return LoggedSteps(
-            number, line, np.array(self._starts), waiting, pages, np.array(self._ends), request,
-            phase.astype(np.uint8), tokens, emitted, tuple(self._answers),
-        )  # fmt: skip
+            number=number,
+            line=line,
+            start=np.array(self._starts),
+            waiting=waiting,
+            pages=pages,
+            offsets=np.array(self._ends),
+            request=request,
+            phase=phase.astype(np.uint8),
+            tokens=tokens,
+            emitted=emitted,
+            discipline=tuple(self._answers),
+        )
 
     def commits(self) -> tuple[CommitLog, Ints]:
         """The commits, and each row's step number."""
         request, start, number = np.array(self._commits, np.int64).reshape(-1, 3).T
         marks = np.array(self._marks, np.bool_).reshape(-1, 3, self._block)
-        return CommitLog(self._block, request, start, marks[:, 0], marks[:, 1], marks[:, 2]), number
+        masks = {"masked": marks[:, 0], "window": marks[:, 1], "committed": marks[:, 2]}
+        return CommitLog(block_length=self._block, request=request, block_start=start, **masks), number
 
     def _named(self, place: str, key: str, number: int) -> _Request:
         if number not in self._requests:

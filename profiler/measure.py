@@ -132,7 +132,13 @@ class Loaded(OnDevice):
             return None
         length = policy.block_length
         prompts, outputs = (np.array([getattr(r, n) for r in requests]) for n in ("input_length", "output_length"))
-        model = CommitModel("measured", length, 0.9, None, tuple(0.9 * 0.8**d for d in range(length)))
+        model = CommitModel(
+            workload="measured",
+            block_length=length,
+            threshold=0.9,
+            temperature=None,
+            pass_probability=tuple(0.9 * 0.8**d for d in range(length)),
+        )
         return CommitDraws(model, seed, prompts, outputs, length)
 
 
@@ -319,7 +325,9 @@ def shape_of(config: ModelConfig) -> ModelShape:
     mixed = config.experts
     experts = None
     if mixed is not None:
-        experts = Experts(mixed.num, mixed.top_k, mixed.shared, mixed.ffn, mixed.dense_layers)
+        experts = Experts(
+            num=mixed.num, top_k=mixed.top_k, shared=mixed.shared, ffn=mixed.ffn, dense_layers=mixed.dense_layers
+        )
     return ModelShape(
         name=config.name, layers=config.layers, hidden=config.hidden, heads=config.heads, kv_heads=config.kv_heads,
         head_dim=config.head_dim, ffn=config.ffn, vocab=config.vocab, context_limit=config.context_limit,
@@ -342,7 +350,9 @@ def shape_of_canvas(config: CanvasConfig) -> ModelShape:
         name=config.name, layers=len(config.layers), hidden=config.hidden, heads=config.heads,
         kv_heads=full[0].kv_heads, head_dim=full[0].head_dim, ffn=config.ffn, vocab=config.vocab,
         context_limit=config.context_limit, tied=True, qk_norm=True, windowed=windowed, value_is_key=True,
-        experts=Experts(config.num_experts, config.top_k, shared, config.expert_ffn, 0),
+        experts=Experts(
+            num=config.num_experts, top_k=config.top_k, shared=shared, ffn=config.expert_ffn, dense_layers=0
+        ),
     )  # fmt: skip
 
 
@@ -434,12 +444,12 @@ def _measure_batch(
         ((0.0, 0.0), (1.0, 0.0)), 0.0, layers=loaded.shape.layers, window=windowed.window if windowed else 0
     )
     serving = Serving(
-        loaded.model,
-        policy,
-        Limits(pages, config.context_limit, batch),
-        loaded.prompts(seed),
-        loaded.draws(policy, requests, seed),
-        free,
+        model=loaded.model,
+        policy=policy,
+        limits=Limits(pages, config.context_limit, batch),
+        prompts=loaded.prompts(seed),
+        draws=loaded.draws(policy, requests, seed),
+        latency=free,
         graphs=loaded.graph_cache,
         seed=seed,
     )
@@ -509,17 +519,14 @@ def check_whole(done: LiveRun) -> None:
         raise KeyboardInterrupt
 
 
-def after(budget: float, end: float = -math.inf) -> Callable[[], bool]:
-    """Whether `budget` s have passed since the first planned step, without compilation before it.
-
-    end: monotonic time that must also have passed.
-    """
+def after(budget: float) -> Callable[[], bool]:
+    """Whether `budget` s have passed since the first planned step, without compilation before it."""
     begin: float | None = None
 
     def over() -> bool:
         nonlocal begin
         first, begin = begin is None, time.monotonic() if begin is None else begin
-        return not first and time.monotonic() > max(begin + budget, end)
+        return not first and time.monotonic() > begin + budget
 
     return over
 
@@ -586,7 +593,7 @@ def measure_cache_overhead(
         requests = [Request(j, 0.0, length, 2 * block) for j, length in enumerate(2 * prompts)]
         limits = Limits(1 << 20, config.context_limit, 1, state_tokens=config.state_tokens)
         draws = ScheduledCommits(policy.block_length, policy.unmasking.denoising_steps)
-        serving = Serving(loaded.model, policy, limits, loaded.prompts(0), draws)
+        serving = Serving(model=loaded.model, policy=policy, limits=limits, prompts=loaded.prompts(0), draws=draws)
         stop = after(budget / len(FULL_SEQUENCE))
         columns, lists, _ = journal_of(serving, requests, stop, ("requests", "phases"))
         length = np.array([requests[j].input_length + 2 * block for j in lists["requests"]])
@@ -676,12 +683,10 @@ EVICTION_SHARE = 0.05  # of the budget on a GPU; a CPU evicts nearly for free
 OVERHEAD_SHARE = 0.25  # of the budget, for full-sequence models
 
 
-def default_workloads(loaded: Opened, prompts: str | None = None) -> dict[str, str]:
-    """Prompts by workload: the file by its stem, or the tiny model's two; none for random weights."""
+def default_workloads(loaded: Opened) -> dict[str, str]:
+    """Prompts by workload: the tiny model's two; none for random weights."""
     if not loaded.trained:
         return {}
-    if prompts is not None:
-        return {os.path.splitext(os.path.basename(prompts))[0]: prompts}
     if loaded.model.config.vocab >= 512:
         raise ProfileError(f"{loaded.name} is asked nothing: its commits are logged on prompts (--prompts FILE)")
     return {name: name for name in WORKLOADS}

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..engine.errors import ProfileError
-from ..engine.latency import POWERS_TO, Features
+from ..engine.latency import Features
 from ..engine.step import Phase
 
 Floats = npt.NDArray[np.float64]
@@ -24,7 +24,6 @@ KINDS_OF_STEPS = tuple(
     for phase in ("prefills", f"decode steps up to {SMALL_DECODE} tokens", f"decode steps above {SMALL_DECODE} tokens")
     for batch in ("1 sequence", f"2 to {SMALL_BATCH} sequences", f"more than {SMALL_BATCH} sequences")
 )
-POWERS = 2.0 ** np.arange(POWERS_TO.bit_length())  # tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +81,9 @@ def step_features(steps: Mapping[str, Any], lists: Mapping[str, Any], mixed: boo
         (tokens, offsets), (phases, _) = lists["num_tokens"], lists["phases"]
         of_rows = np.where(phases == Phase.PREFILL, tokens, 0)
         prefill = np.diff(np.concatenate([[0], np.cumsum(of_rows)])[offsets])
-    columns = (prefill if name == "prefill_tokens" else steps[name] for name in FEATURES)
-    return [Features(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+    columns = {**steps, "prefill_tokens": prefill}
+    rows = zip(*(columns[name].tolist() for name in FEATURES), strict=True)
+    return [Features(**dict(zip(FEATURES, row, strict=True))) for row in rows]
 
 
 def points(steps: Samples) -> Points:

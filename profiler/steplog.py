@@ -120,7 +120,14 @@ def log_of(path: str | Path, lines: Iterator[tuple[str, dict[str, Any]]]) -> Ste
     latency, device = np.array(times).T
     commits, commit_steps = requests.commits()
     steps = samples(features, latency, device)
-    return StepLog(header, steps, commits, commit_steps, requests.read(), requests.steps())
+    return StepLog(
+        header=header,
+        steps=steps,
+        commits=commits,
+        commit_steps=commit_steps,
+        requests=requests.read(),
+        rows=requests.steps(),
+    )
 
 
 def profile_of_log(log: StepLog, name: str, source: str, frontend: float = 0.0) -> Profile:
@@ -312,5 +319,14 @@ def _step(place: str, line: StepLine, block_length: int) -> tuple[Features, tupl
     if pairs is None:  # assume equally many positions in all rows
         pairs = min(round(line.sum_kv * tokens / batch), 2**62)
     sampled = heads if line.sampled_rows is None else line.sampled_rows
-    features = Features(tokens, pairs, line.sum_kv, heads, sampled, batch, prefill, num_forwards=line.num_forwards)
+    features = Features(
+        tokens=tokens,
+        sum_q_kv=pairs,
+        sum_kv=line.sum_kv,
+        head_rows=heads,
+        sampled_rows=sampled,
+        batch=batch,
+        prefill_tokens=prefill,
+        num_forwards=line.num_forwards,
+    )
     return features, (line.latency, float("nan") if device is None else device)

@@ -1,7 +1,6 @@
 """The yield of blocks: statistics of a commit log, and the log of a commit model's draws."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -50,7 +49,13 @@ def blocks(log: CommitLog) -> Blocks:
     reach[block, step] = np.where(unlimited, log.block_length, log.window.sum(axis=1))
     reach = np.where(reach > 0, reach, reach[np.arange(len(first)), np.bincount(block) - 1][:, None])
     request = np.unique(log.request[first], return_inverse=True)[1]
-    return Blocks(log.block_length, np.asarray(request, np.int64), log.block_start[first], log.masked[first], reach)
+    return Blocks(
+        block_length=log.block_length,
+        request=np.asarray(request, np.int64),
+        block_start=log.block_start[first],
+        masked=log.masked[first],
+        reach=reach,
+    )
 
 
 def draw(model: CommitModel, source: Blocks, seed: int) -> CommitLog:
@@ -85,15 +90,22 @@ def draw(model: CommitModel, source: Blocks, seed: int) -> CommitLog:
         alive, step = alive[(status[alive] == MASKED).any(axis=1)], step + 1
     block = np.concatenate([r[0] for r in rows])
     masked, window, committed = (np.concatenate([r[i] for r in rows]) for i in (1, 2, 3))
-    return CommitLog(length, source.request[block], source.block_start[block], masked, window, committed).sorted()
+    return CommitLog(
+        block_length=length,
+        request=source.request[block],
+        block_start=source.block_start[block],
+        masked=masked,
+        window=window,
+        committed=committed,
+    ).sorted()
 
 
 def repeated(source: Blocks, times: int) -> Blocks:
     """The same blocks for `times` times as many requests."""
     requests = int(source.request.max(initial=0)) + 1
     request = np.concatenate([source.request + i * requests for i in range(times)])
-    columns: Any = [np.concatenate([values] * times) for values in (source.block_start, source.masked, source.reach)]
-    return Blocks(source.block_length, request, *columns)
+    columns = {name: np.concatenate([getattr(source, name)] * times) for name in ("block_start", "masked", "reach")}
+    return replace(source, request=request, **columns)
 
 
 def figures(log: CommitLog) -> dict[str, float]:

@@ -15,7 +15,6 @@ from ..engine.errors import TraceError
 from ..engine.jit import is_ours
 from ..engine.journal import RequestTable
 from ..engine.request import Request
-from ..engine.route import Choosing
 from ..engine.state import UNFINISHED, Inbox
 from ..traces import Trace
 from ..traces.trace import Ints
@@ -51,9 +50,9 @@ class OpenLoop:
             engine.expect(self._inbox(engine, np.flatnonzero(chosen == i).astype(np.int32)))
         self._next = len(self._trace)
 
-    def hand_to(self, group: Group, engine: Engine, choosing: Choosing) -> None:
+    def hand_to(self, group: Group, engine: Engine, figures: tuple[str, ...]) -> None:
         """Hand all requests to a replica's group; SimPy waits for the last one."""
-        group.take(self._inbox(engine, np.arange(len(self._trace), dtype=np.int32)), choosing)
+        group.take(self._inbox(engine, np.arange(len(self._trace), dtype=np.int32)), figures)
         self._next, self._taker = len(self._trace), group
 
     def _inbox(self, engine: Engine, rows: npt.NDArray[np.int32]) -> Inbox:

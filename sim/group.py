@@ -8,7 +8,6 @@ import simpy
 from ..engine.engine import Engine
 from ..engine.replicas import Replicas
 from ..engine.request import Request
-from ..engine.route import Choosing
 from ..engine.state import Inbox
 from .replica import Timeline
 
@@ -51,9 +50,9 @@ class Group:
     def add(self, engine: Engine) -> Member:
         return Member(self, engine, self.replicas.add(engine), self._env.event())
 
-    def take(self, inbox: Inbox, choosing: Choosing) -> None:
+    def take(self, inbox: Inbox, figures: tuple[str, ...]) -> None:
         """Hand these requests to replicas as they come (Replicas.take)."""
-        self.replicas.take(inbox, choosing)
+        self.replicas.take(inbox, figures)
         self._wake()
 
     def take_by(self, engines: Sequence[Engine]) -> None:

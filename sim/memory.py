@@ -111,7 +111,12 @@ def _forwards(policy: Policy, limits: Limits, requests: Trace) -> list[Forward]:
             prompt, canvas = np.array([prompt.max()]).repeat(rows), np.array([canvas.max()]).repeat(rows)
         length = prompt + canvas
         cache: Any = policy.cache  # an ApproximateCache
-        head = cache.head_rows(RowPosition(prompt, length, prompt, 0 * prompt, 0 * prompt, block), length)
+        head = cache.head_rows(
+            RowPosition(
+                prompt=prompt, length=length, start=prompt, step=0 * prompt, block_step=0 * prompt, block=block
+            ),
+            length,
+        )
         tokens = int(np.sort(length)[-rows:].sum())
         if batching.most_tokens is not None:
             tokens = min(tokens, batching.most_tokens)

@@ -73,9 +73,9 @@ class Routed(Receiver):
 
     def hand_all(self, source: OpenLoop, group: Group, table: RequestTable, scales: bool) -> None:
         """Hand all requests to the group of all replicas, if the router can choose in compiled code."""
-        choosing = self.router.compiled(len(self.engines), table.asked.input_length, scales)
-        if choosing is not None:
-            source.hand_to(group, self.engines[0], choosing)
+        figures = self.router.compiled(len(self.engines), table.asked.input_length, scales)
+        if figures is not None:
+            source.hand_to(group, self.engines[0], figures)
             self._taker = group
 
     def catch_up(self) -> None:

@@ -128,10 +128,17 @@ class Setting:
         if self.commits is None:
             return laws.ScheduledCommits(policy.block_length, unmasking.denoising_steps, unmasking.quotas(policy))
         return laws.CommitDraws(
-            self.commits, seed, requests.input_length, requests.output_length, policy.width, self.deltas,
-            requests.max_tokens, policy.family == "block-diffusion", self.by_threshold,
-            unmasking if unmasking.chooses else None,
-        )  # fmt: skip
+            self.commits,
+            seed,
+            requests.input_length,
+            requests.output_length,
+            policy.width,
+            deltas=self.deltas,
+            max_tokens=requests.max_tokens,
+            on_a_grid=policy.family == "block-diffusion",
+            models=self.by_threshold,
+            unmasking=unmasking if unmasking.chooses else None,
+        )
 
     def step_model(self, draws: laws.Commits | None) -> StepModel:
         """Predicts outcomes of steps."""
@@ -201,7 +208,13 @@ def limits_on(policy: Policy, memory: MemoryModel, device: Device, model: Any) -
         # Shrink a prefill whose logits leave no room for pages.
         rows = batching.logit_rows(policy, max_batch)
         num_pages, budget = memory.fit(policy.memory.page_size, max_batch, budget, rows)
-    return Limits(num_pages, model.context_limit, max_batch, budget, model.state_tokens)
+    return Limits(
+        num_pages=num_pages,
+        context_limit=model.context_limit,
+        max_batch=max_batch,
+        max_prefill_tokens=budget,
+        state_tokens=model.state_tokens,
+    )
 
 
 def memory_of(policy: Policy, memory: MemoryModel) -> MemoryModel:

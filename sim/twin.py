@@ -140,7 +140,9 @@ def simulate(
     new_router = partial(fleet.routing.new, prefixes, seed=seed)
     receiver: Receiver = Routed(new_router())
     if moves is not None:
-        receiver = Split(fleet, table, moves, new_router(prefills=True), new_router())
+        receiver = Split(
+            fleet=fleet, table=table, moves=moves, to_prefill=new_router(prefills=True), to_decode=new_router()
+        )
     frontend = settings[0].profile.frontend
     source: Source
     if concurrency is not None:

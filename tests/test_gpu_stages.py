@@ -14,8 +14,8 @@ import pytest
 
 from dsim.benchmarks import gpu
 from dsim.benchmarks.step import Watch, floors
+from dsim.benchmarks.step_shapes import Shape
 from dsim.live.config import Settings
-from dsim.live.measure import Shape
 from dsim.live.weights import config_of
 from dsim.profiler.clocks import Clocks
 

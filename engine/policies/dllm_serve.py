@@ -156,7 +156,7 @@ def _has_room(
 
 PRESETS = {
     "dllm-serve": Preset(
-        Policy(
+        policy=Policy(
             "dllm-serve",
             batching=PhaseMultiplexed(),
             cache=SparseCache(logits="block", head_centric=True),
@@ -164,10 +164,10 @@ PRESETS = {
             memory=PAGES,
             implementation="dllm-serve",
         ),
-        "retention",
-        "full-sequence: dLLM-Serve, refreshes and reuses of many requests in a step, under a token budget",
-        "dLLM-Serve (full-sequence-diffusion.md 4)",
-        {
+        main="retention",
+        summary="full-sequence: dLLM-Serve, refreshes and reuses of many requests in a step, under a token budget",
+        citation="dLLM-Serve (full-sequence-diffusion.md 4)",
+        space={
             "retention": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9],
             "max_batched_tokens": [4096, 8192, 16384],
             "look_ahead": [False, True],

@@ -54,11 +54,11 @@ class FastCache(NoCache):
 
 PRESETS = {
     "fast-dllm": Preset(
-        script("fast-dllm", FastCache(), "fast-dllm"),
-        "reuse",
-        "full-sequence: Fast-dLLM, a full pass a block, then the block against all cached keys",
-        "Fast-dLLM (full-sequence-diffusion.md 1.4)",
-        {"max_batch": [1, 4, 16]},
+        policy=script("fast-dllm", FastCache(), "fast-dllm"),
+        main="reuse",
+        summary="full-sequence: Fast-dLLM, a full pass a block, then the block against all cached keys",
+        citation="Fast-dLLM (full-sequence-diffusion.md 1.4)",
+        space={"max_batch": [1, 4, 16]},
         probe="fast-dllm,logits=block",
     )
 }

@@ -367,11 +367,11 @@ FLAGS = {
 
 PRESETS = {
     "lmdeploy-bd32": Preset(
-        Policy("lmdeploy-bd32", batching=Continuous(decide_ahead=True)),
-        "block_length",
-        "LMDeploy of 2025: the whole block every step, groups of frozen steps, a pass over each finished block",
-        "LMDeploy's fork of December 2025, as FOCUS ran it (block-diffusion.md 2.1)",
-        {FITTED: True, **BATCHING_SPACE, "num_loops": ["none", 1, 2, 4, 8]},
+        policy=Policy("lmdeploy-bd32", batching=Continuous(decide_ahead=True)),
+        main="block_length",
+        summary="LMDeploy of 2025: the whole block every step, groups of frozen steps, a pass over each finished block",
+        citation="LMDeploy's fork of December 2025, as FOCUS ran it (block-diffusion.md 2.1)",
+        space={FITTED: True, **BATCHING_SPACE, "num_loops": ["none", 1, 2, 4, 8]},
         reference=True,
         engine="lmdeploy-0.11",
         serve="--backend pytorch",

@@ -11,6 +11,7 @@ from ..admission import (
     let_in,
     mark_next,
     move,
+    note_freed,
     place,
     pop,
     prefill_length,
@@ -43,7 +44,6 @@ from ..records import F8, I4, I8, Record, columns_of, zeros_of
 from ..rows.blocks import plan_pieces
 from ..state import (
     DECODE_STEP,
-    FREED,
     IGNORED,
     NEXT,
     NOTHING,
@@ -675,11 +675,9 @@ def _drop_idle(replica: Replica, policy: AnyPolicy, spared: int) -> None:
 @rule
 def _reclaim(replica: Replica, policy: LookAheadState, slot: int) -> None:
     """Free a waiting sequence's pages; its tokens are recomputed later."""
-    counters = replica.counters
     give_back(replica, policy, slot)
     policy.columns[slot].computed = 0
-    replica.lists[FREED, counters.num_freed] = replica.sequences[slot].request
-    counters.num_freed += 1
+    note_freed(replica, slot)
 
 
 # ---- the end of a step -------------------------------------------------------------------------------------------
@@ -703,8 +701,7 @@ def take_in(replica: Replica, policy: LookAheadState) -> None:
             columns.updated = counters.now + counters.latency
             columns.rank = i
         elif sequence.pages == 0:
-            replica.lists[FREED, counters.num_freed] = sequence.request
-            counters.num_freed += 1
+            note_freed(replica, slot)
         sequence.lost = False
     mark_next(replica, False)
     release(replica, policy, SCRATCH, num)
@@ -719,11 +716,13 @@ class LowConfidence(Unmasking):
 
 PRESETS = {
     "lmdeploy-0.18": Preset(
-        Policy("lmdeploy-0.18", batching=LookAhead(), unmasking=LowConfidence(threshold=0.85), memory=PrefixMemory()),
-        "block_length",
-        "LMDeploy 0.18: prefill or decode, decided a forward ahead by streak, waiting tokens or half a batch",
-        "LMDeploy 0.18.0 (production-dllm-serving.md 4)",
-        {"max_batch": ["none", 16, 32, 64, 128], "max_prefill_tokens": [4096, 8192, 16384]},
+        policy=Policy(
+            "lmdeploy-0.18", batching=LookAhead(), unmasking=LowConfidence(threshold=0.85), memory=PrefixMemory()
+        ),
+        main="block_length",
+        summary="LMDeploy 0.18: prefill or decode, decided a forward ahead by streak, waiting tokens or half a batch",
+        citation="LMDeploy 0.18.0 (production-dllm-serving.md 4)",
+        space={"max_batch": ["none", 16, 32, 64, 128], "max_prefill_tokens": [4096, 8192, 16384]},
         engine="lmdeploy",
         serve="--backend pytorch",
         flags={**FLAGS, "prefix_caching": "--enable-prefix-caching"},

@@ -75,11 +75,11 @@ class SparseCache(NoCache):
 
 PRESETS = {
     "sparse-dllm": Preset(
-        script("sparse-dllm", SparseCache(), "sparse-dllm"),
-        "retention",
-        "full-sequence: Sparse-dLLM, two full passes a block, then the block against the keys kept",
-        "Sparse-dLLM (full-sequence-diffusion.md 2.1)",
-        {"retention": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9], "max_batch": [1, 4, 16]},
+        policy=script("sparse-dllm", SparseCache(), "sparse-dllm"),
+        main="retention",
+        summary="full-sequence: Sparse-dLLM, two full passes a block, then the block against the keys kept",
+        citation="Sparse-dLLM (full-sequence-diffusion.md 2.1)",
+        space={"retention": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9], "max_batch": [1, 4, 16]},
         probe="sparse-dllm,logits=block",
     )
 }

@@ -17,7 +17,7 @@ class Sums(NamedTuple):
 
 @rule
 def no_rows() -> Sums:
-    return Sums(0, 0, 0, 0, 0, 0)
+    return Sums(tokens=0, prompt_tokens=0, qk_pairs=0, keys=0, head_rows=0, sampled_rows=0)
 
 
 @rule
@@ -32,12 +32,12 @@ def note_row(sequence: Sequence, phase: int, tokens: int, keys: int) -> None:
 def add_row(sums: Sums, sequence: Sequence, qk_pairs: int, head_rows: int, sampled_rows: int) -> Sums:
     tokens = int(sequence.num_tokens)
     return Sums(
-        sums.tokens + tokens,
-        sums.prompt_tokens + (tokens if sequence.phase == PREFILL else 0),
-        sums.qk_pairs + qk_pairs,
-        sums.keys + int(sequence.num_keys),
-        sums.head_rows + head_rows,
-        sums.sampled_rows + sampled_rows,
+        tokens=sums.tokens + tokens,
+        prompt_tokens=sums.prompt_tokens + (tokens if sequence.phase == PREFILL else 0),
+        qk_pairs=sums.qk_pairs + qk_pairs,
+        keys=sums.keys + int(sequence.num_keys),
+        head_rows=sums.head_rows + head_rows,
+        sampled_rows=sums.sampled_rows + sampled_rows,
     )
 
 

@@ -136,7 +136,7 @@ class StepLog:
         self._step += 1
         if not self.on or not rows:
             return None
-        line = self._line(self._step, start, latency, *map(list, zip(*rows, strict=True)), extra)
+        line = self._line(self._step, start, latency, map(list, zip(*rows, strict=True)), extra)
         if line is None:
             return None
         self._lines.put(line)
@@ -151,8 +151,9 @@ class StepLog:
         if self.on:
             self._lines.put((self._step, start, latency, make))
 
-    def _line(self, number, start, latency, names, phases, tokens, keys, emitted, extra):
+    def _line(self, number, start, latency, columns, extra):
         requests = self._requests
+        names, phases, tokens, keys, emitted = columns
         try:
             numbers = [requests[name].number for name in names]
         except KeyError:
@@ -177,8 +178,8 @@ class StepLog:
 
     def _records(self, number, start, latency, make):
         """Lines of `step_later`."""
-        *rows, extra, ended = make()
-        line = self._line(number, start, latency, *rows, extra)
+        *columns, extra, ended = make()
+        line = self._line(number, start, latency, columns, extra)
         if line is not None:
             yield line
         for name in ended:

@@ -1,6 +1,6 @@
 """Choose the keys and values that a sparse cache keeps, and pack them into dense pages.
 
-It and the kernel equal the engine's rule (engine/pooled_topk.py) bit for bit.
+It and the kernel equal the rule of the tests (tests/reference/pooled_topk.py) bit for bit.
 """
 
 from typing import NamedTuple
@@ -50,7 +50,7 @@ def pooled_topk_pack(q: Tensor, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: 
 
     The block's mean query scores every key outside the block, unscaled. Scores are merged (a group's highest, or the
     sum over all heads if they choose together) and pooled to the highest of `pool` neighbours. The num_kept best go to
-    the sequence's pages, i-th best to slot i, ties to the lower index (engine/pooled_topk.py).
+    the sequence's pages, i-th best to slot i, ties to the lower index (tests/reference/pooled_topk.py).
 
     q [N, H, D]: the blocks' queries; k, v [T, Hkv, D]: whole sequences, from a full pass; k_pages, v_pages [num_pages,
     page_size, Hkv, D], written in place.

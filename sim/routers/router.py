@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from ...engine.prefix import Prefixes
-from ...engine.route import Choosing
 from ...traces.trace import Ints
 
 
@@ -93,14 +92,14 @@ class Router:
         """[requests] the replica of each, if it depends on no replica's state; None: it does."""
         return None
 
-    def compiled(self, num_replicas: int, input_length: Ints, scales: bool) -> Choosing | None:
-        """How compiled code chooses in place of `route`; None: it does not.
+    def compiled(self, num_replicas: int, input_length: Ints, scales: bool) -> tuple[str, ...] | None:
+        """Counters whose least sum chooses in compiled code, in place of `route`; None: it does not.
 
         input_length [requests]: of the run. scales: the number of replicas changes.
         """
         if type(self).route is not Router.route:
             return None
-        return Choosing(self.least)
+        return self.least
 
     def route(self, replicas: Sequence[ReplicaView], request: RequestView) -> int:
         """The index in `replicas`, which take requests now, by number."""

@@ -21,9 +21,10 @@ from dsim.engine.policies.llada import NoCache
 from dsim.engine.policies.maskkv import MaskKV, divided, head_budgets, layer_budgets
 from dsim.engine.policies.sparse_dllm import SparseCache
 from dsim.engine.policy import parse
-from dsim.engine.pooled_topk import kept, merged, num_kept
 from dsim.engine.rows.passes import RowPosition
 from dsim.engine.step import Phase
+
+from ..reference.pooled_topk import kept, merged, num_kept
 
 
 def every_step(prompt: int, output: int, block: int = 32, steps: int | None = None) -> RowPosition:

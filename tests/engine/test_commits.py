@@ -235,7 +235,7 @@ DELTAS = ImportanceDeltas(1.5, 0.7, -0.25, 1.2, 0.1)
 def evicting_draws(
     deltas: ImportanceDeltas = DELTAS, model: CommitModel = EVICTED, n: int = N, seed: int = 0
 ) -> CommitDraws:
-    return CommitDraws(model, seed, np.full(n, 16), np.full(n, 80), WIDTH, deltas)
+    return CommitDraws(model, seed, np.full(n, 16), np.full(n, 80), WIDTH, deltas=deltas)
 
 
 def evicting_plan(

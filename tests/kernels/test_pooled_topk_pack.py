@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dsim.engine import pooled_topk as rule
 from dsim.kernels.pooled_topk_pack import Choice, pooled_topk_pack
 
+from ..reference import pooled_topk as rule
 from .places import BF16, FP16, FP32, Place, int32, moved, normal, starts
 
 PAGE = 16

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsim.engine import pooled_topk
 from dsim.engine.engine import Limits
 from dsim.engine.policies.fast_dllm import FastCache
 from dsim.engine.policies.llada import NoCache
@@ -29,6 +28,7 @@ from dsim.research.tiny.saved import save_model
 from dsim.results.run import read_run
 
 from ..cli.command import succeed
+from ..reference import pooled_topk
 from .dense import SMALL, Dense, logits, save_profile
 from .plain_periodic import PlainLoop
 from .watched import LENGTHS, PROMPTS, Commits, Texts, decoder, policy_of, run

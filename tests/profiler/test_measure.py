@@ -203,7 +203,6 @@ def test_a_full_sequence_profile_holds_the_cache_overhead_measured_in_a_quarter_
 def test_random_weights_are_not_asked_what_they_would_commit() -> None:
     loaded = open_any("tiny", "cpu")
     assert measure.default_workloads(loaded) == {"source": "source", "records": "records"}
-    assert measure.default_workloads(loaded, "my/prompts.txt") == {"prompts": "my/prompts.txt"}
     guess = replace(loaded, name="sdar-8b", trained=False)
     assert measure.default_workloads(guess) == {}
     with pytest.raises(ProfileError, match=r"the weights of sdar-8b are random"):

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from dsim.benchmarks.step_shapes import Shape, measure
 from dsim.engine.latency import Features
 from dsim.live.cache import PagedCache
 from dsim.live.forward import Forward
-from dsim.live.measure import Shape, measure
 from dsim.live.weights import random_model
 
 from .dense import SMALL

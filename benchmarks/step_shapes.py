@@ -7,26 +7,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..engine.commits import CommitDraws, CommitModel
-from ..engine.engine import Engine, Limits
-from ..engine.journal import STEP_COLUMNS, RequestTable, StepRecorder
-from ..engine.latency import Features
-from ..engine.policies.ar import Autoregressive
-from ..engine.policies.chunk import FixedChunk
-from ..engine.policies.delayed_cache import DelayedCache
-from ..engine.policies.whole_block import FixedBlock
-from ..engine.policy import Policy, every_step
-from ..engine.request import Request
-from ..engine.step import StepOutcome, StepPlan
-from .executor import ModelExecutor
-from .forward import Forward
-from .loop import serve
-from .prompts import Prompts, random_prompts
-from .session import made_ready
+from dsim.engine.commits import CommitDraws, CommitModel
+from dsim.engine.engine import Engine, Limits
+from dsim.engine.journal import STEP_COLUMNS, RequestTable, StepRecorder
+from dsim.engine.latency import Features
+from dsim.engine.policies.ar import Autoregressive
+from dsim.engine.policies.chunk import FixedChunk
+from dsim.engine.policies.delayed_cache import DelayedCache
+from dsim.engine.policies.whole_block import FixedBlock
+from dsim.engine.policy import Policy, every_step
+from dsim.engine.request import Request
+from dsim.engine.step import StepOutcome, StepPlan
+from dsim.live.executor import ModelExecutor
+from dsim.live.forward import Forward
+from dsim.live.loop import serve
+from dsim.live.prompts import Prompts, random_prompts
+from dsim.live.session import made_ready
 
 SETTLE = 2  # steps before latencies count
 MOST_STEPS = 64  # of a token or more, that sequences have pages for
-PATIENT = CommitModel("one a step", 1, 0.9, None, (1e-9,))  # one mask a step: none passes the threshold
+# One mask a step: none passes the threshold.
+PATIENT = CommitModel(workload="one a step", block_length=1, threshold=0.9, temperature=None, pass_probability=(1e-9,))
 
 
 @dataclass(frozen=True, order=True)
@@ -107,7 +108,16 @@ def features_at(steps: Mapping[str, npt.NDArray[Any]], i: int) -> Features:
         int(steps[name][i])
         for name in ("tokens", "sum_q_kv", "sum_kv", "head_rows", "sampled_rows", "batch", "num_forwards")
     )
-    return Features(tokens, qk_pairs, keys, head, sampled, batch, tokens if steps["prefill"][i] else 0, forwards)
+    return Features(
+        tokens=tokens,
+        sum_q_kv=qk_pairs,
+        sum_kv=keys,
+        head_rows=head,
+        sampled_rows=sampled,
+        batch=batch,
+        prefill_tokens=tokens if steps["prefill"][i] else 0,
+        num_forwards=forwards,
+    )
 
 
 class _Contextual(ModelExecutor):
