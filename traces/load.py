@@ -10,7 +10,7 @@ import numpy as np
 
 from ..engine.errors import TraceError
 from ..files.read import cut, cut_words, did_you_mean, printable
-from .formats import MEASURED, OF_RUN, TICKS_PER_SECOND, Asked, Format, own_format, recognise
+from .formats import MEASURED, OF_RUN, OTHER_FORMATS, TICKS_PER_SECOND, Format, ReadOptions, own_format, recognise
 from .parse import Columns, columns_of_rows
 from .rows import FRAME, Row, Rows, raw_rows, read_bytes
 from .shipped import SHIPPED
@@ -18,11 +18,6 @@ from .trace import Trace, TraceNotes
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-# A step log's request lines; its first line identifies it.
-LOGGED = {key: key for key in ("id", "max_tokens", "hash_ids", "block_size", "diffusion_max_steps")}
-STEP_LOG = Format("steplog", "arrival", "input_length", "output_length", "s", LOGGED)
 
 
 def load(
@@ -42,7 +37,7 @@ def load(
     """
     if time_unit is not None and time_unit not in TICKS_PER_SECOND:
         raise TraceError(f"time unit is {cut(time_unit)}, expected one of: {', '.join(TICKS_PER_SECOND)}")
-    options = Asked(columns, only, skip_bad, time_unit)
+    options = ReadOptions(columns, only, skip_bad, time_unit)
     if not isinstance(path_or_name, str | Path):
         from . import frames  # files need no pandas
 
@@ -66,12 +61,12 @@ def locate(path_or_name: str | Path) -> tuple[Path, str]:
     raise TraceError(f"no trace file {cut_words(name)}{hint}, expected a file or a shipped trace: {', '.join(SHIPPED)}")
 
 
-def read_data(path: str, data: bytes, options: Asked) -> tuple[Columns, Format]:
+def read_data(path: str, data: bytes, options: ReadOptions) -> tuple[Columns, Format]:
     """Columns and format of a file. path: the name in errors."""
     return read_rows(raw_rows(path, data), options)
 
 
-def read_rows(rows: Rows, options: Asked) -> tuple[Columns, Format]:
+def read_rows(rows: Rows, options: ReadOptions) -> tuple[Columns, Format]:
     """Of any file."""
     if not rows.rows:
         raise TraceError(f"{rows.path} holds no rows, expected a trace")
@@ -81,7 +76,7 @@ def read_rows(rows: Rows, options: Asked) -> tuple[Columns, Format]:
     if options.columns is not None:
         form = own_format(rows, options.columns)
     elif (first or {}).get("schema") == "dsim-steplog":
-        rows, form = requests_of_log(rows), STEP_LOG
+        rows, form = requests_of_log(rows), OTHER_FORMATS["steplog"]
     else:
         form = recognise(rows)
     if form.name == "dsim" and "limited" in rows.keys:

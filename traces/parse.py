@@ -14,7 +14,7 @@ import numpy as np
 from ..engine.errors import TraceError
 from ..files.read import json_of, shown
 from .chosen import OF_LOG, chosen, failures
-from .formats import MEASURED, TICKS_PER_SECOND, Asked, Format, is_number
+from .formats import MEASURED, TICKS_PER_SECOND, Format, ReadOptions, is_number
 from .rows import Rows, is_missing
 from .trace import MAX_LENGTH, Bools, Floats, Ints
 
@@ -115,7 +115,7 @@ class Cells:
             self.bad.setdefault(i, complaint(i))
 
 
-def columns_of_rows(rows: Rows, form: Format, options: Asked) -> tuple[Columns, Format]:
+def columns_of_rows(rows: Rows, form: Format, options: ReadOptions) -> tuple[Columns, Format]:
     """A bad row raises TraceError, or is left out and counted. The format has the unit of the times."""
     rows, warnings = chosen(rows, form, options.only)
     form = with_unit(rows, form, options)
@@ -183,7 +183,7 @@ def lengths(cells: Cells, form: Format, answered: Bools) -> tuple[Ints, Ints]:
     return num_input, num_output
 
 
-def with_unit(table: Rows, form: Format, options: Asked) -> Format:
+def with_unit(table: Rows, form: Format, options: ReadOptions) -> Format:
     """The asked unit; of dates nanoseconds."""
     if not is_number(date := table.first(form.time)):
         with suppress(ValueError):
