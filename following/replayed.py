@@ -88,7 +88,6 @@ def samples_of(
     steps: Steps,
     times: Floats,
     ends: Mapping[str, Sequence[float]],
-    engine: str = "twin",
     handles: bool = False,
 ) -> list[Sample]:
     """The twin's page at these moments of a run (s); ends: the bucket ends of each histogram.
@@ -122,8 +121,8 @@ def samples_of(
     histograms = {name: _buckets(*values[name], times, bounds) for name, bounds in ends.items() if name in values}
     return [
         Sample(
-            now,
-            engine,
+            time=now,
+            engine="twin",
             counters={name: float(column[i]) for name, column in counters.items()},
             gauges={name: float(column[i]) for name, column in gauges.items()},
             histograms={name: buckets[i] for name, buckets in histograms.items()},

@@ -29,7 +29,18 @@ from .limits import PoolShares
 from .memo import FILES as STORE_FILES
 from .memo import STORE, Memo
 from .race import LIMIT, Fewest
-from .replicate import CONFIDENCE, Criterion, Interval, Reading, criteria_of, interval, measure, replication
+from .replicate import (
+    CONFIDENCE,
+    Criterion,
+    Interval,
+    Reading,
+    broken,
+    criteria_of,
+    interval,
+    measure,
+    replication,
+    share_texts,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,7 +67,6 @@ PILOT, PILOT_GUESS, PILOT_WIDTH, PILOT_SHARPNESS = 2**20, 0.8, 0.2, 0.03  # inde
 PILOT_SHARE, PILOT_FEWEST, PILOT_BLOCKS = 8, 500, 20  # share of requests, at least; blocks
 GRID = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1)  # of the capacity, for the curve
 SCALES = (0.9, 1.1)  # of the binding bound
-STABILITY = "stability"
 CLIENT_METRICS = ("ttft", "tpot_chunk")  # latencies at capacity
 
 Latency = dict[str, dict[str, float] | None]
@@ -344,13 +354,13 @@ class Run:
         return Capacity(
             rate=rate,
             replicas=search.world.num_replicas,
-            binding_slo=[*(criterion.text for criterion in criteria), STABILITY][binding],  # -1: the queue grows
+            binding_slo=broken(criteria, binding),
             binding_share=num_bound / len(self.crossings),
             limited_by=first["limit"]["name"],
             limiting_setting=first["limit"]["setting"],
             shares=first["shares"],
             bounds={criterion.text: in_units(criterion, criterion.bound) for criterion in criteria},
-            share_criteria=tuple(criterion.text for criterion in criteria if criterion.share is not None),
+            share_criteria=share_texts(criteria),
             curve=tuple(_point(criteria, readings) for readings in curve.values()) * self.curve,
             other_bounds=tuple(others),
             replications=tuple(crossing.rate for crossing in self.crossings),

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,8 @@ from scipy.special import ndtri
 from ..engine import chance
 from ..engine.errors import DsimError
 from ..profiler.uncertainty import FRONT_END, YIELD, Cause, causes
+from ..report.table import value
+from ..results.metrics import finite
 from ..results.slo import Slo
 from ..results.spread import Effect, Spread, Uncertain
 from ..results.world import World
@@ -159,15 +160,9 @@ def interval(values: Sequence[float]) -> Spread:
     """The first value, with an interval of the n others, whose k-th is the quantile k / (n + 1)."""
     draws = np.sort([value for value in values[1:] if not math.isnan(value)])
     if len(draws) < 2:
-        return Spread(_finite(values[0]), None, None)
+        return Spread(finite(values[0]), None, None)
     rank = int((1 - level(len(draws))) / 2 * (len(draws) + 1) + 1e-9)  # between two draws the outer one
-    return Spread(_finite(values[0]), _finite(draws[rank - 1]), _finite(draws[-rank]))
-
-
-def _finite(value: float) -> float | None:
-    if not math.isfinite(value):
-        return None
-    return float(value)
+    return Spread(finite(values[0]), finite(draws[rank - 1]), finite(draws[-rank]))
 
 
 def paired(values: Sequence[Values], rival: Sequence[Values]) -> dict[str, Spread]:
@@ -193,11 +188,8 @@ def deciding(world: World) -> tuple[str, bool]:
 def _replay(requests: Trace, metrics: Sequence[str], draw: Draw) -> Values:
     """At module level, for pickling."""
     summary = draw[0].run(requests)
-    values = dict.fromkeys(metrics, math.nan)
-    for name in metrics:
-        if (value := attrgetter(name)(summary)) is not None:
-            values[name] = float(value)
-    return values
+    values = {name: value(summary, name) for name in metrics}
+    return {name: math.nan if number is None else number for name, number in values.items()}
 
 
 def _ranked(values: dict[str, float], higher: bool) -> list[str]:

@@ -23,7 +23,7 @@ from . import plan_replays
 from .backend import Pool
 from .candidate import changed_fields, nearest_first, policy_toml
 from .candidates import PlanCandidate
-from .capacity import PARTS, STABILITY, CapacitySearch, check_rate, search_of
+from .capacity import PARTS, CapacitySearch, check_rate, search_of
 from .contents import Json, asked_of
 from .deploy import UNROUTED, deployment_of
 from .memo import Memo
@@ -31,7 +31,7 @@ from .plan_replays import PRECISION, Entrant, Replays, Task
 from .plan_result import MEETS, MISSES, UNSURE, Due, Fleet, Horizon, Planned, Risk, Values, Variant, growth_of
 from .quality import quality_of
 from .race import FIRST, LIMIT, MOST, Entry, Lane, best_of, race, verdict
-from .replicate import CONFIDENCE, Criterion, Interval, interval, judged, student
+from .replicate import CONFIDENCE, Criterion, Interval, broken, interval, judged, share_texts, student
 from .settings import Tried, halve
 
 ROUTER = "jsq"  # that is tried in place of none
@@ -171,7 +171,7 @@ class PlanSearch:
             risks=risks,
             criteria=tuple(criterion.text for criterion in self.criteria),
             bounds={criterion.text: criterion.bound for criterion in self.criteria},
-            share_criteria=tuple(criterion.text for criterion in self.criteria if criterion.share is not None),
+            share_criteria=share_texts(self.criteria),
             plan_toml=note + policy_toml(policy, bought, code),
             priced=all(candidate.price is not None for candidate in self.originals),
             num_replays=self.replays.num_replays,
@@ -448,7 +448,7 @@ class PlanSearch:
             rate = interval([capacity["rate"] / self.rate for capacity in capacities])
             room = Interval(rate.value - 1, rate.low - 1, rate.high - 1)
             binding = Counter(capacity["binding"] for capacity in capacities).most_common(1)[0][0]
-            breaks_first = [*(c.text for c in self.criteria), STABILITY][binding]  # -1: the queue grows
+            breaks_first = broken(self.criteria, binding)
         shares = {slo: [answer["attained"].get(slo, 1.0) for answer in answers] for slo in first["attained"]}
         return self._row(
             entrant,

@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from ..results.metrics import attainment, of_class
+from ..results.metrics import attainment, finite, of_class
 from .backend import Pool
 from .candidate import beyond_tested
 from .candidates import PlanCandidate
@@ -133,7 +133,7 @@ def fleet_replay(search: CapacitySearch, task: Task) -> Json:
             attained[str(slo)] = share
     answer: Json = {
         "attained": attained,
-        "values": [None if math.isnan(value) else value for value in reading.values],
+        "values": [finite(value) for value in reading.values],
         "judged": [len(of_class(window, criterion.slos[0])["status"]) for criterion in search.criteria],
         "severity": severity_of(reading),
         "stable": reading.stable,

@@ -52,9 +52,7 @@ class Quality:
 class Score:
     """A row of a table."""
 
-    system: str
     model: str  # empty: any
-    benchmark: str
     preset: str
     parameters: Mapping[str, str]  # as written; blank: any value
     score: float
@@ -174,9 +172,7 @@ def _read(path: str | Path) -> Iterator[Score]:
             if not 0 <= value < math.inf or (name == "baseline" and value == 0):
                 raise DsimError(f"{line}: {name} is {quoted(cells[name])}, expected a number above zero")
         yield Score(
-            system=cells.get("system", ""),
             model=cells.get("model", ""),
-            benchmark=cells.get("benchmark", ""),
             preset=cells["policy"],
             parameters={name: cell for name, cell in cells.items() if name not in (*TEXT, *SCORES)},
             source=cells.get("source") or str(path),

@@ -18,6 +18,7 @@ from ..traces import Trace, prepare
 from ..traces.estimates import with_estimates
 
 CONFIDENCE = 0.95  # of intervals
+STABILITY = "stability"  # what breaks where only the queue grows
 BLOCKS, LUCK = 211, 212  # purposes of draws
 WARMUP = 0.10  # share of arrivals not judged, as runs begin empty
 COOLDOWN = 0.05  # ... as none follow the last ones
@@ -103,6 +104,16 @@ def criteria_of(slos: Sequence[Slo], attainment: float) -> tuple[Criterion, ...]
         text = f"{100 * attainment:g}% meet {' and '.join(map(str, together))}"
         criteria.append(Criterion(tuple(together), attainment, text))
     return tuple(criteria)
+
+
+def broken(criteria: Sequence[Criterion], index: int) -> str:
+    """The text of the criterion that a crossing breaks; STABILITY for -1."""
+    return [*(criterion.text for criterion in criteria), STABILITY][index]
+
+
+def share_texts(criteria: Sequence[Criterion]) -> tuple[str, ...]:
+    """The criteria that bound a share of arrivals."""
+    return tuple(criterion.text for criterion in criteria if criterion.share is not None)
 
 
 def replication(world: World, index: int, num_requests: int, block: int) -> tuple[World, Trace]:

@@ -19,6 +19,7 @@ from ..profiler.placed import placed
 from ..report.html import result_files
 from ..report.page import Page
 from ..report.result import NOT_STORED, Result
+from ..results.metrics import finite
 from ..results.world import Setup, World, setup_of
 from ..sim.scalers import FIXED
 from .backend import Pool
@@ -290,7 +291,6 @@ def confirm(search: Search, winner: Candidate) -> dict[Candidate, Finalist]:
     finalists = {}
     for c, replays in outcomes.items():
         measured, base = ([outcome.value for outcome in outcomes[setting]] for setting in (c, search.default))
-        attainment = float(np.mean([outcome.attainment for outcome in replays]))
         finalists[c] = Finalist(
             policy=c.world.policy,
             replicas=c.world.replicas,
@@ -299,7 +299,7 @@ def confirm(search: Search, winner: Candidate) -> dict[Candidate, Finalist]:
             value=estimate(measured),
             gain=gain(measured, base, search.sign),
             meets_run_slos=float(np.mean([outcome.violation <= 0 for outcome in replays])),
-            attainment=None if math.isnan(attainment) else attainment,
+            attainment=finite(np.mean([outcome.attainment for outcome in replays])),
         )
     return finalists
 

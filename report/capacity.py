@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from ..results.metrics import ROUNDING
 from ..results.world import Setup
 from .chart import Chart
-from .page import Figure, Number, Page, Section, Table, estimate, numbers, table
+from .page import Figure, Number, Page, Section, Table, estimate, facts_of, numbers, table
 from .run import front_end
-from .table import counted, number, outward, percent, places_of, within
+from .table import counted, joined, number, outward, percent, places_of, within
 
 if TYPE_CHECKING:
     from ..planner.capacity import Capacity, Point
@@ -86,18 +86,17 @@ def _facts(capacity: "Capacity") -> tuple[tuple[str, str], ...]:
     facts["Binding SLO"] = f"{binding} (in {100 * capacity.binding_share:.0f}% of replications)"
     facts["The bound stands at a cliff"] = _cliff(capacity)
     shares = ", ".join(f"{name} {100 * share:.0f}%" for name, share in capacity.shares.items() if share >= 0.005)
-    limit = ", ".join(filter(None, (capacity.limited_by, capacity.limiting_setting)))
+    limit = joined(capacity.limited_by, capacity.limiting_setting)
     facts["Limited by"] = f"{limit} (of the busy time: {shares})"
-    percentiles = {name: ms for name, ms in capacity.latency_ms.items() if ms is not None}
-    latencies = [
-        f"median {name} {number(ms['p50'])} ms, p90 {number(ms['p90'])} ms" for name, ms in percentiles.items()
-    ]
-    facts["At capacity"] = "; ".join(latencies)
+    percentiles = [(name, ms) for name, ms in capacity.latency_ms.items() if ms is not None]
+    facts["At capacity"] = "; ".join(
+        f"median {name} {number(ms['p50'])} ms, p90 {number(ms['p90'])} ms" for name, ms in percentiles
+    )
     replays = f"{capacity.num_replays} replays of {capacity.num_requests:,} requests"
     resampled = f"resampled {capacity.block:,} requests at a time"
     facts |= setup_facts(setup)
     facts["Search"] = f"{replays}, {len(capacity.replications)} replications, {resampled}"
-    return tuple((name, text) for name, text in facts.items() if text)
+    return facts_of(facts)
 
 
 def _cliff(capacity: "Capacity") -> str:
@@ -139,9 +138,8 @@ def _pools(capacity: "Capacity") -> Table:
     """Replicas and load."""
     rows = []
     for pool in capacity.pools:
-        limit = ", ".join(filter(None, (pool.limited_by, pool.limiting_setting)))
         size = [pool.name, f"{pool.replicas:,}", f"{pool.gpus:,}", f"{100 * pool.busy:.0f}%"]
-        rows.append([*size, limit, pool.policy, pool.profile])
+        rows.append([*size, joined(pool.limited_by, pool.limiting_setting), pool.policy, pool.profile])
     caption = "At the capacity. Busy: the share of time in which its replicas run steps."
     head = ["pool", "replicas", "GPUs", "busy", "limited by", "policy", "profile"]
     return table(head, rows, caption=caption, left=frozenset({0, 4, 5, 6}))

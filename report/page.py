@@ -1,6 +1,6 @@
 """A page: answer, warnings, sections; html.py and text.py render it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -105,6 +105,11 @@ class Page:
     def figures(self) -> list[Figure]:
         blocks = [self.chart, *(block for section in self.sections for block in section.blocks)]
         return [block for block in blocks if isinstance(block, Figure)]
+
+
+def facts_of(facts: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Without empty texts."""
+    return tuple((name, text) for name, text in facts.items() if text)
 
 
 def numbers(rows: Sequence[tuple[str, str, str]], limit: int = 4) -> tuple[Number, ...]:

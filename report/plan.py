@@ -9,8 +9,8 @@ from ..results.spread import Spread
 from .capacity import money, setup_facts
 from .chart import COLOURS, Chart
 from .ensemble import decided, of_ensemble
-from .page import Block, Code, Figure, Number, Page, Section, Words, estimate, numbers, priced_apart, table
-from .table import counted, number, outward, percent, percent_span, places_of, time_of
+from .page import Block, Code, Figure, Number, Page, Section, Words, estimate, facts_of, numbers, priced_apart, table
+from .table import counted, joined, number, outward, percent, percent_span, places_of, time_of
 
 if TYPE_CHECKING:
     from ..planner.plan_result import Fleet, Planned, Risk
@@ -166,7 +166,7 @@ def _facts(planned: "Planned") -> tuple[tuple[str, str], ...]:
         facts["Price"] = f"{', '.join(prices)} {setup.currency} for a GPU's hour"
     search = f"{planned.num_replays} replays, most of {planned.num_requests:,} requests, resampled {planned.block:,}"
     facts |= {**setup_facts(setup), "Router": setup.router, "Search": f"{search} at a time; seed {setup.seed}"}
-    return tuple((name, text) for name, text in facts.items() if text)
+    return facts_of(facts)
 
 
 def _notes(planned: "Planned") -> list[str]:
@@ -270,7 +270,7 @@ def _ranking(planned: "Planned") -> Section:
                 "meet the SLOs": _met(planned, fleet),
                 "headroom": _room(fleet),
                 "binds first": {"stability": "none: the queue grows"}.get(binds, binds),
-                "limited by": ", ".join(filter(None, (fleet.limited_by, fleet.limiting_setting))),
+                "limited by": joined(fleet.limited_by, fleet.limiting_setting),
                 "quality": str(fleet.quality),
             }
         )

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..results.metrics import LATENCIES, METRICS, Metric, led_by, path
 from .chart import COLOURS, INK, LINES, Chart, colour, logarithmic
-from .page import Figure, Number, Page, Row, Section, Table, Words, estimate, numbers, priced_apart, table
+from .page import Figure, Number, Page, Row, Section, Table, Words, estimate, facts_of, numbers, priced_apart, table
 from .run import front_end
 from .table import counted, number, percent, plus_minus
 
@@ -46,7 +46,7 @@ def tune_page(tuned: "Tuned") -> Page:
     facts = {
         "Trace": setup.traffic,
         "Profile": setup.profile + ": estimated, not measured" * setup.estimated,
-        "Workload": setup.workload,
+        "Workload": setup.workload or "",
         "Front end": front_end(setup.frontend),
         "Router": setup.router,
         "SLOs": ", ".join(setup.slos) or "none",
@@ -66,7 +66,7 @@ def tune_page(tuned: "Tuned") -> Page:
         cautions=tuple(cautions),
         numbers=_numbers_of(tuned, tuned.recommended),
         chart=Figure("history", "Trials", about, _history(tuned)),
-        facts=tuple((name, value) for name, value in facts.items() if value),
+        facts=facts_of(facts),
         sections=(Section("Confirmed", (roles, _confirmed(tuned), Words((f"Run it: {tuned.run}",)))),),
         notes=tuned.notes,
         command=setup.command,

@@ -120,6 +120,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" + "s" * (count != 1)
 
 
+def joined(*texts: str) -> str:
+    """The texts that are not empty."""
+    return ", ".join(filter(None, texts))
+
+
 def within(value: float, bound: float, places: int) -> str:
     """At least `places` decimals, and enough to show whether it exceeds the bound."""
     places = _enough(places, lambda n: (round(value, n) > bound) == (value > bound))

@@ -1,6 +1,5 @@
 """A fleet as text: command-line options, or a TOML file with the same keys."""
 
-import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Self
@@ -31,17 +30,6 @@ class FleetWords:
                 first = value[0] if isinstance(value, tuple) else value
                 raise DsimError(f"fleet is {path} and {field.name} is {cut(first)}, expected one of them")
         return self.read(path)
-
-    def toml(self) -> str:
-        """The fields that are not defaults."""
-        lines = []
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, tuple) and value:
-                lines.append(f"{field.name} = [{', '.join(json.dumps(item, ensure_ascii=False) for item in value)}]")
-            elif value != field.default:
-                lines.append(f"{field.name} = {json.dumps(value, ensure_ascii=False)}")
-        return "\n".join([*lines, ""])
 
     @classmethod
     def read(cls, path: str | Path) -> Self:

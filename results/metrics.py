@@ -216,7 +216,7 @@ def summarize(
         policy=policy,
         num_requests=len(status),
         **counts,
-        duration_s=_known(duration),
+        duration_s=finite(duration),
         request_throughput=_per(counts["completed"], duration),
         output_throughput=_per(num_tokens, duration),
         full_loop_throughput=full_loop,
@@ -376,7 +376,7 @@ def _verdict(slo: "Slo", requests: Columns, dist: Mapping[str, Distribution]) ->
         attained = attainment(requests, slo)
         if slo.share is not None:
             verdict = replace(verdict, met=attained >= slo.share - 1e-9)
-        return replace(verdict, attainment=_known(attained))
+        return replace(verdict, attainment=finite(attained))
     observed_ms: float | None = getattr(dist[slo.metric], slo.stat)
     status = requests["status"]
     # An unfinished request may still miss it.
@@ -402,7 +402,7 @@ def statistic(values: Floats, stat: str) -> float:
 
 def _from_histogram(times: TimeHistogram) -> Distribution:
     values = [times.mean(), *(times.quantile(int(stat[1:]) / 100) for stat in STATS[1:])]
-    return Distribution(*(_known(value * 1e3) for value in values))
+    return Distribution(*(finite(value * 1e3) for value in values))
 
 
 def _spread(counts: CountHistogram) -> CountSpread:
@@ -421,12 +421,12 @@ def _per(amount: float, base: float) -> float | None:
     """None unless the ratio is finite and base > 0."""
     if not base > 0:
         return None
-    return _known(amount / base)
+    return finite(amount / base)
 
 
-def _known(value: float) -> float | None:
+def finite(value: float) -> float | None:
     """None of a value that is not finite."""
-    return value if math.isfinite(value) else None
+    return float(value) if math.isfinite(value) else None
 
 
 def flat(summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """What a run was made of: trace, profiles and their limits, commit models, lengths, fleet."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -14,7 +13,7 @@ from ..sim.scalers import FIXED
 from ..sim.setting import Setting
 from ..sim.twin import RunRecords
 from ..traces import Trace
-from .metrics import Summary
+from .metrics import Summary, finite
 from .parts import parts
 from .run_info import CommitInfo, FleetInfo, FleetRun, ProfileInfo, RunInfo, TraceInfo
 from .world import World
@@ -70,7 +69,7 @@ def _trace_info(world: World, requests: Trace) -> TraceInfo:
         name=source.name,
         num_requests=len(requests),
         arrival=arrival,
-        rate=None if math.isnan(requests.rate) else requests.rate,
+        rate=finite(requests.rate),
         skipped_bad=source.notes.num_skipped,
         failed_in_trace=source.notes.failed_in_trace,
         sorted_rows=source.notes.num_unsorted,

@@ -71,22 +71,19 @@ class Run:
             table = {name: _numpy(rows[name], kinds.get(name, "float64")) for name in names}
         return table
 
-    def step_batches(self, policy: str, columns: Sequence[str] | None = None) -> Iterator[Columns]:
+    def step_batches(self, policy: str, names: Sequence[str]) -> Iterator[Columns]:
         """Scalar columns, a few thousand steps at a time."""
-        names = list(columns or STEP_COLUMNS)
         with _opened(self.folder / "steps.parquet") as file:
             for batch in file.iter_batches(columns=["policy", *names]):
                 rows = _of_policy(batch, policy)
                 if len(rows):
                     yield {name: _numpy(rows[name], STEP_KINDS[name]) for name in names}
 
-    def steps(self, policy: str, columns: Sequence[str] | None = None) -> Columns:
-        names = list(columns or STEP_COLUMNS)
-        batches = list(self.step_batches(policy, names))
-        return {
-            name: np.concatenate([batch[name] for batch in batches] or [np.zeros(0, STEP_KINDS[name])])
-            for name in names
-        }
+    def steps(self, policy: str) -> Columns:
+        """All scalar columns."""
+        nothing = {name: np.zeros(0, kind) for name, kind in STEP_COLUMNS.items()}
+        batches = [nothing, *self.step_batches(policy, [*STEP_COLUMNS])]
+        return {name: np.concatenate([batch[name] for batch in batches]) for name in STEP_COLUMNS}
 
     def step_lists(self, policy: str) -> dict[str, tuple[Array, Array]]:
         """STEP_LISTS as (values, offsets); DsimError if the run lacks them."""

@@ -333,11 +333,10 @@ class World:
         return self.summarize(self.simulate_whole(requests), requests)
 
 
-def on_fleet(worlds: Sequence[World], words: FleetWords, trusted: bool = True, searched: bool = False) -> list[World]:
+def on_fleet(worlds: Sequence[World], words: FleetWords, trusted: bool = True) -> list[World]:
     """Put worlds on a fleet; with pools there is one.
 
-    trusted: by the caller, not a file, so the code may be loaded. searched: the world's policy is a placeholder,
-    replaced by those that a search tries; pools have their own.
+    trusted: by the caller, not a file, so the code may be loaded.
     """
     code = NO_CODE
     if trusted:
@@ -347,8 +346,7 @@ def on_fleet(worlds: Sequence[World], words: FleetWords, trusted: bool = True, s
     if words.pools:
         del placed_worlds[1:]
     for world in placed_worlds:
-        if words.pools or not searched:
-            world.fleet().check()
+        world.fleet().check()
     return placed_worlds
 
 
@@ -439,11 +437,11 @@ def workload_of(policy: Policy, profile: Profile, name: str | None) -> str | Non
     return name or next((model.workload for model in models), None) or next(iter(profile.workloads), None)
 
 
-def different(names: list[str], kind: str = "policy") -> list[str]:
+def different(names: list[str]) -> list[str]:
     """PolicyError if a name is given twice."""
     for name in names:
         if names.count(name) > 1:
-            raise PolicyError(f"{kind} {name} is given {names.count(name)} times, expected once")
+            raise PolicyError(f"policy {name} is given {names.count(name)} times, expected once")
     return names
 
 

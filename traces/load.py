@@ -43,7 +43,7 @@ def load(
 
         return finish(*read_rows(frames.rows_of(path_or_name), options), FRAME, "frame")
     file, name = locate(path_or_name)
-    table, form = read_data(str(file), read_bytes(file), options)
+    table, form = read_rows(raw_rows(str(file), read_bytes(file)), options)
     if file.name in SHIPPED:
         table.warnings.append(f"{name} is read from the file of this name, not from the shipped trace")
     return finish(table, form, str(file), name)
@@ -61,13 +61,8 @@ def locate(path_or_name: str | Path) -> tuple[Path, str]:
     raise TraceError(f"no trace file {cut_words(name)}{hint}, expected a file or a shipped trace: {', '.join(SHIPPED)}")
 
 
-def read_data(path: str, data: bytes, options: ReadOptions) -> tuple[Columns, Format]:
-    """Columns and format of a file. path: the name in errors."""
-    return read_rows(raw_rows(path, data), options)
-
-
 def read_rows(rows: Rows, options: ReadOptions) -> tuple[Columns, Format]:
-    """Of any file."""
+    """Columns and format of a file's rows."""
     if not rows.rows:
         raise TraceError(f"{rows.path} holds no rows, expected a trace")
     first = next((row for row in rows.rows if row), None)

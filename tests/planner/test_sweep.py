@@ -298,7 +298,7 @@ SPLIT = ("prefill:1@h100-sdar-8b,lmdeploy-bd32", "decode:1@h100-sdar-8b,lmdeploy
 
 def of_split(tmp_path: Path, *base: str) -> Path:
     """A sweep of a fleet's file with two linked pools."""
-    write(tmp_path / "split.toml", FleetWords(SPLIT, ("450GB/s,10us",)).toml())
+    write(tmp_path / "split.toml", f"pools = {list(SPLIT)}\nlinks = ['450GB/s,10us']\n")
     base = ("trace = 'azure-conv'", "num_requests = 60", "fleet = 'split.toml'", *base)
     return write(tmp_path / "sweep.toml", "\n".join(["[base]", *base, "[grid]", "seed = [0, 1]"]))
 
