@@ -114,7 +114,5 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["RunResult
                 return read_run(folder, worlds[0].allow_code)
 
             run = replace(run, open=replayed_again, temporary=temporary)
-        missed: list[str] = []
-        if self.fail_on_slo:
-            missed = missed_slos(run.policies)
+        missed: list[str] = missed_slos(run.policies) if self.fail_on_slo else []
         return Answer(value=run, out=self.folder, files=FILES, interrupted=stopped(run, worlds), missed=missed)

@@ -85,9 +85,7 @@ def run(question: Question[Any], as_json: bool) -> None:
         raise answer.failure
     for line in answer.missed:
         screen.alarm(line)
-    code = answer.code or MISSED * bool(answer.missed)
-    if answer.interrupted:
-        code = INTERRUPTED
+    code = INTERRUPTED if answer.interrupted else answer.code or MISSED * bool(answer.missed)
     if code:
         raise typer.Exit(code)
 

@@ -99,9 +99,7 @@ def samples_of(
     finish = np.where(table["status"] == COMPLETED, table["finish"], np.inf)
     columns = ("arrival", "scheduled", "first_emission")
     arrival, scheduled, first = (np.nan_to_num(table[name], nan=np.inf) for name in columns)
-    begins = arrival
-    if handles:
-        begins = handles_of(arrival, finish, table["replica"], result.limits.max_batch)
+    begins = handles_of(arrival, finish, table["replica"], result.limits.max_batch) if handles else arrival
     tokens, prompt = table["num_tokens"].astype(np.float64), trace.input_length.astype(np.float64)
     done = np.searchsorted(steps["end"], times, side="right")
     over, begun, came = (_totals(times, events) for events in (finish, scheduled, arrival))

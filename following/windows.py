@@ -183,9 +183,7 @@ class Cutter:
 
     def add(self, scrape: Scrape) -> Window | None:
         """The window that this scrape completes, if any."""
-        reason = ""
-        if self._last is not None:
-            reason = scrape.follows(self._last, self._interval)
+        reason = scrape.follows(self._last, self._interval) if self._last is not None else ""
         self._last = scrape
         sample = scrape.together()
         if reason or sample is None:
@@ -231,9 +229,7 @@ def drawn_arrivals(window: Window, seed: int) -> Arrivals:
 
 
 def _lengths(buckets: Buckets | None, mean: float, uniform: Floats) -> Floats:
-    values = -np.log1p(-uniform)
-    if buckets is not None and buckets.num:
-        values = _quantiles(buckets, uniform)
+    values = _quantiles(buckets, uniform) if buckets is not None and buckets.num else -np.log1p(-uniform)
     if len(values) and math.isfinite(mean):
         values = values * mean / max(values.mean(), 1e-12)
     return np.round(values).clip(1, MAX_TOKENS)

@@ -383,9 +383,7 @@ class Run:
         )
 
     def report(self) -> None:
-        rates = None
-        if len(self.crossings) > 1:
-            rates = self.interval
+        rates = self.interval if len(self.crossings) > 1 else None
         self.progress(self.memo.num_replays, rates, self.search.world.num_replicas)
 
     def _sharpen(self, target: float | None) -> None:
@@ -511,9 +509,7 @@ def _at_bound(slo: str, judged: Collection[int], curve: Mapping[float, Sequence[
         severities.append(np.mean([*worst, *[np.inf] * (len(readings) - len(worst))]))
     logs, rising = np.log([*curve]), np.maximum.accumulate(severities)
     log_rate = np.interp(0.0, rising, logs)
-    side = "at least" * (log_rate in logs)
-    if rising[0] > 0:
-        side = "below"
+    side = "below" if rising[0] > 0 else "at least" * (log_rate in logs)
     return AtBound(slo, math.exp(log_rate), side)
 
 

@@ -77,9 +77,7 @@ class Replays:
             cells[str(i)] = task.entrant.search, replace(task, entrant=None)
         with closing(self._memo.run(self._pool, _do, cells, _question)) as outcomes:
             for outcome in outcomes:
-                answer: Json = {"error": outcome.error}
-                if not outcome.refused:
-                    answer = outcome.result()
+                answer: Json = outcome.result() if not outcome.refused else {"error": outcome.error}
                 self._answers[new[int(outcome.key)]] = answer
                 self.num_replays += answer.get("replays", 0)
                 self._on_progress()
@@ -150,9 +148,7 @@ def fleet_replay(search: CapacitySearch, task: Task) -> Json:
 def fleet_capacity(search: CapacitySearch, task: Task) -> Json:
     """The highest rate that meets the SLOs, and the criterion broken above it."""
     sized = fleet(search, task.replicas, task.slower)
-    width = OWN_WIDTH
-    if task.start is not None:
-        width = NEXT_WIDTH
+    width = NEXT_WIDTH if task.start is not None else OWN_WIDTH
     read = sized.requests(task.index)
     crossing = find(read, sized.criteria, task.start or task.rate, width, OWN_SHARPNESS)
     return {"rate": crossing.rate, "binding": crossing.binding, "replays": crossing.num_replays}

@@ -257,9 +257,7 @@ def _judge(criterion: Criterion, requests: Columns, result: RunRecords) -> tuple
     assert slo.stat is not None
     if slo.metric == "itl":
         gaps = result.totals.itl
-        value = gaps.mean()
-        if slo.stat != "mean":
-            value = gaps.quantile(int(slo.stat[1:]) / 100)
+        value = gaps.quantile(int(slo.stat[1:]) / 100) if slo.stat != "mean" else gaps.mean()
     else:
         value = statistic(latencies(requests)[slo.metric], slo.stat)
     if math.isnan(value):

@@ -141,9 +141,7 @@ class Search:
             candidate, outcome = attempt.candidate, attempt.outcome
             if attempt.state == "repeated":
                 continue
-            value = None
-            if outcome is not None:
-                value = outcome.value
+            value = outcome.value if outcome is not None else None
             trials.append(
                 Trial(
                     trial=index,

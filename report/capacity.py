@@ -59,9 +59,7 @@ def _answer(capacity: "Capacity") -> str:
 
 def span(rate: "Interval") -> str:
     """To two digits of the half-width, ends rounded outward: `5.28 req/s (5.16 to 5.41)`."""
-    places = 4
-    if rate.high > rate.low:
-        places = places_of((rate.high - rate.low) / 2)
+    places = places_of((rate.high - rate.low) / 2) if rate.high > rate.low else 4
     low, high = outward(rate.low, places), outward(rate.high, places, up=True)
     return f"{rate.value:,.{places}f} req/s ({low:,.{places}f} to {high:,.{places}f})"
 

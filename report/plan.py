@@ -107,9 +107,7 @@ def _laws(planned: "Planned") -> str:
     """What the fleet would be under each counted law of canvases; empty if one is given."""
     needs = []
     for law in planned.laws:
-        gpus = "more GPUs than were allowed"
-        if law.gpus is not None:
-            gpus = counted(law.gpus, "GPU")
+        gpus = counted(law.gpus, "GPU") if law.gpus is not None else "more GPUs than were allowed"
         needs.append(f"with {law.forwards:.1f} ('{law.name}': {law.source.partition(':')[0]}) it needs {gpus}")
     if not needs:
         return ""
@@ -362,9 +360,7 @@ def _over_time(planned: "Planned") -> Section:
     for fleet in best.values():
         row = {"": fleet.name}
         for due in fleet.due:
-            date = "today"
-            if due.years:
-                date = f"after {_years(due.years)}"
+            date = f"after {_years(due.years)}" if due.years else "today"
             row[date] = ": ".join(filter(None, (f"{due.gpus}", money(due.per_hour, setup))))
         if growth is not None and planned.priced:
             row["in all"] = money((fleet.mean_cost or 0.0) * HOURS * growth.horizon, setup)
@@ -413,9 +409,7 @@ class _Offer:
 def _offer(planned: "Planned", fleet: "Fleet") -> _Offer:
     if fleet.gpus is not None:
         return _Offer(fleet, "", fleet.gpus, planned.cost(fleet))
-    price = 1.0
-    if planned.priced:
-        price = fleet.price or 0.0
+    price = fleet.price or 0.0 if planned.priced else 1.0
     for certainty, replicas in {"about ": fleet.about, "at least ": fleet.least}.items():
         if replicas is not None:
             gpus = (replicas + planned.recommended.spare) * fleet.gpus_per_replica
@@ -475,9 +469,7 @@ def _costs(planned: "Planned") -> Figure:
     )
     chart.y |= {"autorange": "reversed", "ticks": "", "ticklabelstandoff": 6, "showgrid": False}
     chart.x |= {"visible": False, "range": [0, 1.3 * max(paid)]}
-    unit = "GPUs"
-    if planned.priced:
-        unit = f"{planned.setup.currency} an hour"
+    unit = f"{planned.setup.currency} an hour" if planned.priced else "GPUs"
     if planned.growth is not None:
         unit += ", mean over the horizon"
     caption = f"{unit}, of the smallest fleet that meets the target at {planned.rate:.4g} req/s"

@@ -179,9 +179,7 @@ def _numbers_of(tuned: "Tuned", best: "Finalist") -> tuple[Number, ...]:
 def _history(tuned: "Tuned") -> Chart:
     """Points in the colour of their preset, and the best so far that meets the SLOs."""
     chart = Chart("trial", f"{tuned.objective} ({_unit(tuned)})", legend=True, from_zero=False)
-    better = min
-    if tuned.objective in ("goodput", "throughput"):
-        better = max
+    better = max if tuned.objective in ("goodput", "throughput") else min
     best: dict[int, float] = {}
     for i, preset in enumerate(tuned.space["policy"]):
         trials = [trial for trial in tuned.trials if trial.policy.split(",")[0] == preset and trial.value is not None]
@@ -299,9 +297,7 @@ def _curve(rows: Sequence[Json], metric: str, spec: Metric, x: str, fields: Sequ
     chart = Chart(x, spec.axis, legend=len(settings) > 1)
     if x in UNITS:
         chart.x["title"]["text"] = f"{x} ({UNITS[x]})"
-    mode = "lines+markers"
-    if not all(map(_is_number, xs)):
-        mode = "markers"
+    mode = "markers" if not all(map(_is_number, xs)) else "lines+markers"
     for i, setting in enumerate(settings):
         points = {value: places[*setting, value] for value in xs if (*setting, value) in places}
         points = {value: place for value, place in points.items() if not math.isnan(place.value)}

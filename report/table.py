@@ -143,9 +143,7 @@ def percent(share: float, least: float | None = None) -> str:
 
 def percent_span(share: float, low: float, high: float, least: float | None = None) -> str:
     """Rounded outward: `99.4 % (99.2 to 99.6)`."""
-    side = 0.0
-    if least is not None and low >= least:
-        side = 100 * least * (1 - 1e-12)
+    side = 100 * least * (1 - 1e-12) if least is not None and low >= least else 0.0
     places = _enough(1, lambda n: outward(100 * low, n) >= side)  # rounding must not move the end below
     ends = [outward(100 * low, places), outward(100 * high, places, up=True)]
     texts = [f"{end:.{places * (end not in (0, 100))}f}" for end in ends]
@@ -172,7 +170,5 @@ def places_of(half: float) -> int:
 
 def outward(value: float, places: int, *, up: bool = False) -> float:
     scaled = round(value * 10**places, 6)
-    rounded = math.floor(scaled)
-    if up:
-        rounded = math.ceil(scaled)
+    rounded = math.ceil(scaled) if up else math.floor(scaled)
     return float(rounded) / float(10**places)

@@ -269,9 +269,7 @@ class _Reply:
         return self._more_text(emission.tokens)
 
     def chunk(self, emission: Emission) -> dict[str, Any]:
-        role = {}
-        if self._num == 0:
-            role = {"role": "assistant"}
+        role = {"role": "assistant"} if self._num == 0 else {}
         text = self.text(emission)
         choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": None, "text": text}
         if emission.last:
@@ -313,9 +311,7 @@ def _error(status: int, message: str, headers: Mapping[str, str] | None = None) 
 
 
 def _failed(status: int, message: str) -> dict[str, Any]:
-    kind = "invalid_request_error"
-    if status >= 500:
-        kind = "server_error"
+    kind = "server_error" if status >= 500 else "invalid_request_error"
     message = message.encode("utf-8", "backslashreplace").decode()  # it may quote a lone surrogate
     return {"error": {"message": message, "type": kind, "code": status}}
 

@@ -144,9 +144,7 @@ class Fleet:
     def start(self, executors: Sequence[Executor], text: Text | None = None) -> None:
         """text: reads replies' tokens; without it they are zeros."""
         for engine, executor in zip(self.engines, executors, strict=True):
-            recorder = None
-            if self.append is not None:
-                recorder = StepRecorder(self._record, engine.policy.width, BATCH)
+            recorder = StepRecorder(self._record, engine.policy.width, BATCH) if self.append is not None else None
             committed, ended = partial(self._send, text), partial(self._end, len(self.replicas))
             host = getattr(executor, "host", None)
             self.watches.append(Watch(self.publishes, engine, self.prefixes, host))

@@ -141,13 +141,9 @@ def serve_until_stopped(
     objectives = [Slo.parse(text) for text in slos]
     for slo in objectives:
         slo.check_class(())
-    folder: Any = nullcontext()
-    if out is not None:
-        folder = RunWriter(out, force=force)
+    folder: Any = RunWriter(out, force=force) if out is not None else nullcontext()
     with folder as writer:
-        append = None
-        if writer is not None:
-            append = partial(writer.append, policy)
+        append = partial(writer.append, policy) if writer is not None else None
         behind = open_fleet(append)
         fleet = behind.fleet
         if options.access_log is not None:

@@ -82,9 +82,7 @@ class Cells:
         """Each value as read; 0 in place of a bad one."""
         if values is None:
             values = self.rows.values(key)
-        quick = None
-        if isinstance(read, partial):
-            quick = quick_numbers(values, **read.keywords)
+        quick = quick_numbers(values, **read.keywords) if isinstance(read, partial) else None
         if quick is not None:
             return quick
         results = []
@@ -122,9 +120,7 @@ def columns_of_rows(rows: Rows, form: Format, options: ReadOptions) -> tuple[Col
     reasons = failures(rows, form)
     answered = np.array([not reason for reason in reasons])
     cells = Cells(rows, dict(rows.bad))
-    read_time: Reader = TICK
-    if form.unit == "datetime":
-        read_time = read_date
+    read_time: Reader = read_date if form.unit == "datetime" else TICK
     time = cells.column(form.time, read_time)
     num_input, num_output = lengths(cells, form, answered)
     extras = {}
@@ -248,9 +244,7 @@ def ns_of(stamp: Any) -> int:
     date = datetime.fromisoformat(stamp.strip())  # reads six digits of a second
     since = date.replace(tzinfo=date.tzinfo or UTC) - EPOCH
     digits = FRACTION.search(stamp)
-    nanoseconds = 0
-    if digits:
-        nanoseconds = int(f"{digits[1][:9]:0<9}")
+    nanoseconds = int(f"{digits[1][:9]:0<9}") if digits else 0
     return (since.days * 86_400 + since.seconds) * 10**9 + nanoseconds
 
 

@@ -56,9 +56,7 @@ def prepare(
     """
     arrival, cv = process_of(arrival)
     check(seed, num_requests)
-    ready = trace
-    if num_requests is not None:
-        ready = first(trace, num_requests)
+    ready = first(trace, num_requests) if num_requests is not None else trace
     if arrival == "trace" and rate is not None:
         ready = ready.scaled_to_rate(rate)
     elif arrival != "trace":

@@ -60,17 +60,13 @@ class Target:
 
     def sample(self) -> Sample:
         """Read the page with one GET. MissingError if the server does not answer; DsimError for any other answer."""
-        proxies = ProxyHandler()
-        if self._host in LOCAL:
-            proxies = ProxyHandler({})
+        proxies = ProxyHandler({}) if self._host in LOCAL else ProxyHandler()
         try:
             opener = build_opener(proxies, _NoRedirects)
             with opener.open(Request(self._page, headers=self._headers()), timeout=PATIENCE) as reply:
                 data = reply.read(MAX_PAGE)
         except HTTPError as error:
-            kind = DsimError
-            if error.code >= 500:
-                kind = MissingError
+            kind = MissingError if error.code >= 500 else DsimError
             raise kind(f"{self.url}: answers {error.code} {cut(error.reason)}, expected 200") from None
         except (OSError, HTTPException) as error:
             raise MissingError(f"{self.url}: does not answer: {cut(error)}") from None
