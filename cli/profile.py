@@ -140,10 +140,6 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
         if files:
             options["keep"] = keep
         with watch.bar("measuring", "s", round(self.budget)) as bar:
-
-            def progress(phase: str, share: float) -> None:
-                bar.update(round(share * self.budget), note=phase)
-
             profile, evidence = profile_model(
                 loaded,
                 name=name or printable(Path(self.model or loaded.model.config.name).name),
@@ -151,7 +147,7 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
                 workloads=self._workloads(loaded),
                 yields=lender,
                 both_ways=self.full_sequence,
-                on_progress=progress,
+                on_progress=lambda phase, share: bar.update(round(share * self.budget), note=phase),
                 **options,
             )
         return Profiled(profile, None, watch.command(), evidence)

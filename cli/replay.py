@@ -99,12 +99,16 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["RunResult
                 drawn = ensemble(worlds, requests, self.ensemble, pool=pool, progress=bar.update)
             about["ensemble"] = drawn
         with watch.bar("replay", "requests") as bar:
-
-            def facts(results: Any) -> dict[str, Any]:
-                return about | {"shortages": shortages(worlds[: len(results)], requests)}
-
             runs = watch_runs(bar, len(worlds), len(requests), "starting", " simulated")
-            run = record(worlds, requests, in_twin, out=self.folder, force=self.force, watch=runs, about=facts)
+            run = record(
+                worlds,
+                requests,
+                in_twin,
+                out=self.folder,
+                force=self.force,
+                watch=runs,
+                about=lambda results: about | {"shortages": shortages(worlds[: len(results)], requests)},
+            )
         if self.folder is None:
             temporary, folder = q.kept_folder(None, watch)
 

@@ -68,7 +68,7 @@ def run(question: Question[Any], as_json: bool) -> None:
     if as_json:
         print_json(answer.to_json())
     else:
-        if (page := answer.shown()) is not None:
+        if (page := answer.to_page()) is not None:
             from ..report.text import render
 
             render(page, Terminal(soft_wrap=not sys.stdout.isatty(), highlight=False))

@@ -16,10 +16,11 @@ from ..engine.replay import Ends, replay
 from ..engine.request import requests_of
 from ..engine.step import StepOutcome, StepPlan
 from ..profiler.profile import Profile
+from ..profiler.samples import Bools
 from ..results.metrics import rows_of
 from ..results.run import Columns, Run
 from ..sim.setting import Setting
-from .commits import Bools, Commits
+from .commits import Commits
 from .latencies import Prices
 from .steps import Journal
 

@@ -2,22 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
 from ..engine import cache_overhead
 from ..engine.latency import Features, LatencyModel
 from ..engine.policy import Policy
 from ..engine.rows.passes import first_layers
+from ..profiler.samples import Ints as Ints
 from ..profiler.samples import step_features
 from ..results.metrics import Floats, rows_of
-from ..results.run import Columns, Run
+from ..results.run import Array, Columns, Run
 from .errors import Errors, errors
 
-Ints = npt.NDArray[np.int64]
-Lists = Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]  # (values, offsets)
+Lists = Mapping[str, tuple[Array, Array]]  # (values, offsets)
 
 # Describe a step's computation.
 COMPUTED = {"prefill", "evicting", *Features._fields} - {"prefill_tokens"}

@@ -13,7 +13,7 @@ from ..engine.errors import DsimError
 from .interrupt import uninterrupted
 from .lock import Lock, is_held
 from .read import described, fault, naming, read_json
-from .write import NEW, beside, check_parent, encoded, leftovers, sync, sync_folder, tell
+from .write import NEW, beside, check_parent, encoded, leftovers, sync, tell
 
 OLD = "dsim-old"  # `.NAME.dsim-old`: being replaced
 
@@ -120,7 +120,8 @@ class Staged:
                     os.rename(old, self.folder)
                 raise
             self._is_open = False
-            sync_folder(self.folder.parent)
+            with suppress(OSError):  # not every system can
+                sync(self.folder.parent)
             shutil.rmtree(old, ignore_errors=True)
 
     def abort(self) -> None:

@@ -87,7 +87,11 @@ def check_file(path: str | Path, *, force: bool) -> Path:
     if not path.name:
         raise DsimError(f"{path}: is not a file name, expected one to write")
     check_parent(path)
-    remove_leftovers(path)
+    for entry in leftovers(path):
+        if not entry.is_symlink() and entry.is_file() and not is_held(entry):
+            with suppress(OSError):
+                entry.unlink()
+                tell(f"Removed {entry}, left by a killed run")
     return path
 
 
@@ -116,15 +120,6 @@ def leftovers(path: Path) -> list[Path]:
     return []
 
 
-def remove_leftovers(path: Path) -> None:
-    """Of killed runs, with a message each."""
-    for entry in leftovers(path):
-        if not entry.is_symlink() and entry.is_file() and not is_held(entry):
-            with suppress(OSError):
-                entry.unlink()
-                tell(f"Removed {entry}, left by a killed run")
-
-
 def tell(line: str) -> None:
     """To standard error, if open."""
     with suppress(OSError, ValueError):
@@ -134,12 +129,6 @@ def tell(line: str) -> None:
 def encoded(content: str | bytes) -> bytes:
     """Lone surrogates, as in file names, become escapes."""
     return content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
-
-
-def sync_folder(folder: Path) -> None:
-    """If the system supports it."""
-    with suppress(OSError):
-        sync(folder)
 
 
 def sync(path: Path) -> None:

@@ -136,7 +136,7 @@ class PlanSearch:
         self.chosen = [group[0] for group in self.groups]  # each candidate's setting
         self.search = self.chosen[0].search
         self.criteria = self.search.criteria
-        self.replays = Replays(self.pool, self.memo, self._report)
+        self.replays = Replays(self.pool, self.memo, lambda: self.progress(self.phase, self.replays.num_replays, None))
         self.changes = {  # rate, and slow-down of the profile
             f"{MORE_TRAFFIC - 1:.0%} more traffic": (self.rate * MORE_TRAFFIC, 1.0),
             f"a profile {SLOWER - 1:.0%} slower": (self.rate, SLOWER),
@@ -546,9 +546,6 @@ class PlanSearch:
                 raise DsimError(f"{prefix}{answer['error']}")
         return answers
 
-    def _report(self) -> None:
-        self.progress(self.phase, self.replays.num_replays, None)
-
 
 def _with(model: Entrant, candidate: PlanCandidate, **changed: Any) -> Entrant:
     """A candidate that is replayed like another one, with a world's changed fields."""
@@ -567,11 +564,7 @@ def _best_answers(entrants: Sequence[Entrant]) -> list[Entrant]:
         name, relative = candidate.profile.model.name, candidate.quality.relative
         if relative is not None:
             best[name] = max(relative, best.get(name, relative))
-
-    def is_best(candidate: PlanCandidate) -> bool:
-        return candidate.quality.relative in (None, best.get(candidate.profile.model.name))
-
-    return [entrant for entrant in entrants if is_best(entrant.candidate)]
+    return [e for e in entrants if e.candidate.quality.relative in (None, best.get(e.candidate.profile.model.name))]
 
 
 def _values(criteria: Sequence[Criterion], answers: Sequence[Json]) -> Values:

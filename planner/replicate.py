@@ -5,17 +5,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import stdtrit  # scipy.stats imports for a second
 
 from ..engine import chance
 from ..engine.errors import TraceError
-from ..results.metrics import REJECTED, ROUNDING, Columns, latencies, meeting, of_class, rows_of, stable, statistic
+from ..results.metrics import (
+    REJECTED,
+    ROUNDING,
+    Columns,
+    Floats,
+    latencies,
+    meeting,
+    of_class,
+    rows_of,
+    stable,
+    statistic,
+)
 from ..results.slo import Slo
 from ..results.world import World, class_column
 from ..sim.twin import Append, RunRecords
 from ..traces import Trace, prepare
 from ..traces.estimates import with_estimates
+from ..traces.trace import Ints
 
 CONFIDENCE = 0.95  # of intervals
 STABILITY = "stability"  # what breaks where only the queue grows
@@ -167,7 +178,7 @@ def to_allow_a_miss(criteria: Sequence[Criterion]) -> int:
     return max([FEWEST, *(to_judge(round(1 / (1 - c.share))) for c in criteria if c.share and c.share < 1)])
 
 
-def resample(num_rows: int, num_requests: int, block: int, seed: int, *, evenly: bool = True) -> npt.NDArray[np.int64]:
+def resample(num_rows: int, num_requests: int, block: int, seed: int, *, evenly: bool = True) -> Ints:
     """Blocks of consecutive rows of a ring, in random order; all rows are equally likely.
 
     evenly: blocks start at equal distances (systematic sampling), so that a replication covers the whole trace. Else
@@ -180,7 +191,7 @@ def resample(num_rows: int, num_requests: int, block: int, seed: int, *, evenly:
     else:
         places = chance.uniform(chance.key(seed, BLOCKS, 2, np.arange(num_blocks)))
     starts = np.floor(places * num_rows).astype(np.int64)
-    rows: npt.NDArray[np.int64] = (starts[:, None] + np.arange(block)).reshape(-1)[:num_requests] % num_rows
+    rows: Ints = (starts[:, None] + np.arange(block)).reshape(-1)[:num_requests] % num_rows
     return rows
 
 
@@ -235,7 +246,7 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
 
 
-def student(values: npt.NDArray[np.float64]) -> float:
+def student(values: Floats) -> float:
     """Half of Student's interval of the mean; infinite for one value."""
     n = len(values)
     if n < 2:

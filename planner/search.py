@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import optuna
-from optuna.trial import FrozenTrial
 
 from ..engine import chance
 from .backend import Pool
@@ -187,12 +186,12 @@ class Search:
         seed = int(chance.key(self.default.world.seed, SAMPLER, len(self.attempts))[0] >> np.uint64(33))
         if idle > EXPLORE:  # TPE repeats known settings
             return optuna.samplers.RandomSampler(seed=seed)
-
-        def constraints(trial: FrozenTrial) -> tuple[float, ...]:
-            return (self.attempts[trial.number].violation,)
-
         return optuna.samplers.TPESampler(
-            seed=seed, multivariate=True, group=True, constant_liar=self.jobs > 1, constraints_func=constraints
+            seed=seed,
+            multivariate=True,
+            group=True,
+            constant_liar=self.jobs > 1,
+            constraints_func=lambda trial: (self.attempts[trial.number].violation,),
         )
 
     def _suggest(self, trial: optuna.Trial) -> Candidate:

@@ -1,6 +1,6 @@
 """A sweep: worlds that differ in a few fields, each run once, and their table."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -107,12 +107,12 @@ def sweep(
         notes=tuple(profile_notes(plan.services)),
         services=plan.services,
     )
-    cells = {cell.key: cell.world for cell in plan.cells}
+    worlds = {cell.key: cell.world for cell in plan.cells}
     with StoreFolder(None if out is None else Path(out), SWEEP, force=force) as folder, Pool(jobs, ray) as pool:
         folder.begin()
         folder.put({"sweep.json": begun.to_text()})
         outcomes, interrupted = folder.finish(
-            pool, _run, cells, question=asked_of, progress=lambda ended, total, _: progress and progress(ended, total)
+            pool, _run, worlds, question=asked_of, progress=lambda ended, total, _: progress and progress(ended, total)
         )
         done = replace(
             begun,
@@ -122,10 +122,11 @@ def sweep(
         )
         stable = [row for row in done.results if row.get("stable")]
         if stable:
-            best = cells[max(stable, key=lambda row: row.get("goodput") or row["output_throughput"])["key"]]
+            best = worlds[max(stable, key=lambda row: row.get("goodput") or row["output_throughput"])["key"]]
             done = replace(done, doubted=doubts_of(best, best.requests()))
         if folder.folder is not None and outcomes:
-            folder.put({"results.csv": _csv(done.results), **result_files(done)})
+            cells = [[spelt(v) if isinstance(v, bool) else v for v in row.values()] for row in done.results]
+            folder.put({"results.csv": csv_of([list(done.results[0]), *cells]), **result_files(done)})
     return done
 
 
@@ -147,9 +148,3 @@ def _rows(plan: Plan, outcomes: Mapping[str, Outcome[Json]]) -> tuple[Json, ...]
     # An SLO has one kind of verdict.
     names = [name for name in names if "=" not in name or any(row.get(name) is not None for row in rows)]
     return tuple({name: row.get(name) for name in (*names, "error", "key")} for row in rows)
-
-
-def _csv(rows: Sequence[Json]) -> str:
-    """The same cells give the same bytes."""
-    cells = [[spelt(v) if isinstance(v, bool) else v for v in row.values()] for row in rows]
-    return csv_of([list(rows[0]), *cells])

@@ -308,26 +308,17 @@ def verdict(
     objective: str, winner: Finalist, default: Finalist, is_default: bool, min_quality: float | None
 ) -> tuple[bool, list[str]]:
     """Whether to recommend the winner; notes."""
-    notes = []
-    gain = winner.gain
-    usable = default.meets_run_slos >= 0.5
-    if min_quality is not None:
-        relative = default.quality.relative
-        usable = usable and relative is not None and relative >= min_quality
     if is_default:
-        notes.append("the search found nothing better than the default")
-        ok = True
-    elif winner.meets_run_slos < 0.5:
-        notes.append(f"the winner of the search misses an SLO in {1 - winner.meets_run_slos:.0%} of held-out replays")
-        ok = False
-    elif gain is None or gain.low > 0 or not usable:
-        ok = True
-        if not usable:
-            notes.append("the default itself misses an SLO or the quality asked for, and cannot be recommended")
-    else:
-        notes.append(f"the gain in {objective} over the default is not confirmed: the default is recommended")
-        ok = False
-    return ok, notes
+        return True, ["the search found nothing better than the default"]
+    if winner.meets_run_slos < 0.5:
+        share = f"{1 - winner.meets_run_slos:.0%} of held-out replays"
+        return False, [f"the winner of the search misses an SLO in {share}"]
+    relative = default.quality.relative
+    if default.meets_run_slos < 0.5 or (min_quality is not None and (relative is None or relative < min_quality)):
+        return True, ["the default itself misses an SLO or the quality asked for, and cannot be recommended"]
+    if winner.gain is None or winner.gain.low > 0:
+        return True, []
+    return False, [f"the gain in {objective} over the default is not confirmed: the default is recommended"]
 
 
 def estimate(values: Sequence[float], scale: float = 1.0) -> Interval:

@@ -12,12 +12,13 @@ import numpy.typing as npt
 from ..engine.histogram import CountHistogram, TimeHistogram
 from ..engine.journal import STATUSES, StepTotals
 from ..files.read import read_csv
+from ..traces.trace import Bools as Bools
+from ..traces.trace import Floats as Floats
 
 if TYPE_CHECKING:  # it reads METRICS
     from .slo import Slo
 
 Columns = Mapping[str, npt.NDArray[Any]]
-Floats = npt.NDArray[np.float64]
 
 COMPLETED, REJECTED, UNFINISHED, CANCELLED = range(len(STATUSES))
 # A time equal to its bound meets it, despite rounding errors of clock differences.
@@ -254,13 +255,13 @@ def _between_emissions(requests: Columns, num: Floats) -> Floats:
     return np.where(requests["num_emissions"] > 1, ratio(span, num), np.nan)
 
 
-def good_requests(requests: Columns, slos: "Sequence[Slo]") -> npt.NDArray[np.bool_] | None:
+def good_requests(requests: Columns, slos: "Sequence[Slo]") -> Bools | None:
     """The requests that completed and meet every request's SLO; None without such an SLO."""
     bounds = [slo for slo in slos if slo.stat is None]
     return meeting(requests, bounds) if bounds else None
 
 
-def meeting(requests: Columns, slos: "Sequence[Slo]") -> npt.NDArray[np.bool_]:
+def meeting(requests: Columns, slos: "Sequence[Slo]") -> Bools:
     """The requests that completed and meet every bound, whatever its statistic; without a metric they meet its bounds.
 
     SLOs of a class need a column slo_class.

@@ -98,7 +98,9 @@ class Run:
                 column = table[name].combine_chunks()
                 if column.null_count:
                     raise DsimError(f"{path}: column '{name}' is empty: the run kept scalar columns only")
-                lists[name] = _list(column, STEP_LISTS[name])
+                lengths = np.asarray(column.value_lengths(), np.int64)
+                offsets = np.concatenate([[0], np.cumsum(lengths)])
+                lists[name] = _numpy(column.flatten(), STEP_LISTS[name]), offsets
         return lists
 
 
@@ -153,12 +155,6 @@ def _of_policy(table: Any, policy: str) -> Any:
     import pyarrow.compute as pc
 
     return table.filter(pc.equal(table["policy"].cast(pa.string()), policy))
-
-
-def _list(column: Any, dtype: str) -> tuple[Array, Array]:
-    """(values, offsets)."""
-    lengths = np.asarray(column.value_lengths(), np.int64)
-    return _numpy(column.flatten(), dtype), np.concatenate([[0], np.cumsum(lengths)])
 
 
 def _numpy(array: Any, dtype: str) -> Array:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from ..engine.errors import DsimError
@@ -26,8 +26,7 @@ class Stored:
 
     def to_json(self) -> dict[str, Any]:
         """The object of `--json` and of the result's file."""
-        stored = {field.name: getattr(self, field.name) for field in fields(self) if not field.metadata}
-        return {"schema": self.schema, "version": VERSION, **no_nan(stored)}
+        return {"schema": self.schema, "version": VERSION, **no_nan(self)}
 
     def to_text(self) -> str:
         """Of the result's file."""

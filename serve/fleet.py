@@ -148,18 +148,17 @@ class Fleet:
             committed, ended = partial(self._send, text), partial(self._end, len(self.replicas))
             host = getattr(executor, "host", None)
             self.watches.append(Watch(self.publishes, engine, self.prefixes, host))
-            self.replicas.append(
-                Replica(
-                    engine,
-                    executor,
-                    self.clock,
-                    committed,
-                    ended,
-                    recorder,
-                    simulates=self.simulates,
-                    entering=self._entering,
-                )
+            replica = Replica(
+                engine=engine,
+                executor=executor,
+                clock=self.clock,
+                committed=committed,
+                ended=ended,
+                recorder=recorder,
+                simulates=self.simulates,
+                entering=self._entering,
             )
+            self.replicas.append(replica)
         for replica in self.replicas:
             replica.start()
 
@@ -187,7 +186,7 @@ class Fleet:
     def submit(self, prompt: Sequence[int], output_length: int, **wishes: Any) -> Stream:
         """Take a request, or raise RefusedError. wishes: priority, deadline and slo_class of Request."""
         index = self.num_requests
-        request = Request(index, self.clock(), len(prompt), output_length, output_length, **wishes)
+        request = Request(index, self.clock(), len(prompt), output_length, max_tokens=output_length, **wishes)
         if not self.engines[0].fits(request):
             limits = self.engines[0].limits
             raise RefusedError(

@@ -1,8 +1,6 @@
 """A server, from its options to its run's files: it runs until a signal, and requests in flight finish first."""
 
 import asyncio
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from starlette.applications import Starlette
 
 from ..engine.errors import DsimError
 from ..engine.journal import Append
-from ..files.interrupt import SIGNALS
+from ..files.interrupt import handled
 from ..report.run import RunResult, run_html
 from ..results.run_folder import RunWriter
 from ..results.slo import Slo
@@ -86,16 +84,8 @@ class Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """While the server runs; ignored signals stay ignored."""
-        if threading.current_thread() is not threading.main_thread():
+        with handled(self._stop):
             yield
-            return
-        heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-        before = {number: signal.signal(number, self._stop) for number in heard}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _stop(self, _signum: int, _frame: FrameType | None) -> None:
         self.force_exit = self.should_exit

@@ -83,30 +83,22 @@ class Cells:
         if values is None:
             values = self.rows.values(key)
         quick = quick_numbers(values, **read.keywords) if isinstance(read, partial) else None
-        if quick is not None:
-            return quick
-        results = []
-        for i, value in enumerate(values):
-            try:
-                results.append(read(key, value))
-            except BadRowError as complaint:
-                self.bad.setdefault(i, str(complaint))
-                results.append(0)
-        return results
+        return quick or self._read(key, read, dict(enumerate(values)), [0] * len(values))
 
     def optional(self, key: str, read: Reader, empty: Any) -> list[Any]:
         """Each value as read; `empty` in place of a missing one."""
-        values = [empty] * len(self.rows.rows)
-        if not key:
-            return values
-        cells = self.rows.values(key)
-        present = [i for i, value in enumerate(cells) if not is_missing(value)]
-        for i in present:
+        cells = self.rows.values(key) if key else []
+        present = {i: value for i, value in enumerate(cells) if not is_missing(value)}
+        return self._read(key, read, present, [empty] * len(self.rows.rows))
+
+    def _read(self, key: str, read: Reader, cells: dict[int, Any], results: list[Any]) -> list[Any]:
+        """The results with these cells as read."""
+        for i, value in cells.items():
             try:
-                values[i] = read(key, cells[i])
+                results[i] = read(key, value)
             except BadRowError as complaint:
                 self.bad.setdefault(i, str(complaint))
-        return values
+        return results
 
     def complain(self, wrong: Bools, complaint: Callable[[int], str]) -> None:
         for i in np.flatnonzero(wrong).tolist():

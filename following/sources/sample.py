@@ -4,9 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from ...traces.trace import Floats as Floats
 
 MAX_REQUESTS = 100_000  # of a server at once, and between two readings
 MEAN_GAUGES = ("kv_usage",)  # over engines; the others are sums
