@@ -92,10 +92,10 @@ def run(question: Question[Any], as_json: bool) -> None:
 
 def print_json(data: Any) -> None:
     """NaN and infinity become null."""
-    from ..results.metrics import no_nan
+    from ..files.schema import stored
 
     global has_printed
-    print(json.dumps(no_nan(data), allow_nan=False))
+    print(json.dumps(stored(data), allow_nan=False))
     has_printed = True
 
 

@@ -2,10 +2,9 @@
 
 import re
 from collections import defaultdict
-from pathlib import Path
 
 from ..engine.errors import DsimError
-from .read import cut, parsing, read_text
+from .read import FilePath, cut, parsing, read_text
 
 # Of one engine's ranks but the first, which speaks for all.
 RANK = re.compile(r'^.*[{,](?:tp|pp|moe_ep)_rank="[^0].*\n', re.MULTILINE)
@@ -24,7 +23,7 @@ def page_of(text: str, source: object) -> Page:
     return page
 
 
-def read_samples(path: str | Path) -> dict[str, float]:
+def read_samples(path: FilePath) -> dict[str, float]:
     """One model's samples summed over labels; DsimError names the file."""
     page = page_of(read_text(path), path)
     models = {labels["model_name"] for rows in page.values() for labels, _ in rows if "model_name" in labels}

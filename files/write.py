@@ -15,18 +15,18 @@ from typing import Any, BinaryIO
 
 from ..engine.errors import DsimError
 from .lock import Lock, is_held
-from .read import FORMULA, described, fault, float_of, naming, printable
+from .read import FORMULA, FilePath, described, fault, float_of, naming, printable
 
 NEW = "dsim-new"  # in an unfinished file's hidden name, `.NAME.dsim-new.RANDOM`
 
 
-def write_whole(path: str | Path, content: str | bytes) -> None:
+def write_whole(path: FilePath, content: str | bytes) -> None:
     with writing(path) as file:
         file.write(encoded(content))
 
 
 @contextmanager
-def writing(path: str | Path) -> Iterator[BinaryIO]:
+def writing(path: FilePath) -> Iterator[BinaryIO]:
     """Named if the block succeeds, else removed."""
     path = Path(path)
     temporary = beside(path)
@@ -68,7 +68,7 @@ def _covered(value: Any) -> Any:
     return value
 
 
-def check_file(path: str | Path, *, force: bool) -> Path:
+def check_file(path: FilePath, *, force: bool) -> Path:
     """DsimError if a file may not be written.
 
     Killed runs' leftovers are removed. Symbolic links and devices are refused.

@@ -12,10 +12,10 @@ import numpy as np
 
 from ..engine.errors import DsimError, MachineError
 from ..files.read import parsing
+from ..files.schema import stored
 from ..planner.record import doubts_of
 from ..profiler.placed import placed
 from ..profiler.profile import save
-from ..results.metrics import no_nan
 from ..results.slo import Slo
 from ..results.world import World
 from ..traces import Trace
@@ -158,7 +158,7 @@ class Follower:
             "alarms": self.alarms.open,
             "charts": {name: chart.state() for name, chart in self.alarms.charts.items()},
         }
-        clean: Record = no_nan(record)
+        clean: Record = stored(record)
         self._windows.append(clean)
         self.windows.append(clean)
         return clean

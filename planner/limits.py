@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ..engine.latency import Features, LatencyModel, step_times
+from ..engine.latency import LatencyModel, step_times
 from ..profiler.samples import KINDS_OF_STEPS, kinds_of
 from ..results.metrics import Columns, Floats
+from ..results.run import counters_of
 from ..sim.fleet import Fleet
 from ..sim.setting import Setting
 
@@ -19,16 +20,6 @@ WAITED = 0.25  # share of busy time spent waiting for a pool that limits
 BEYOND = "beyond the prices"  # steps of more tokens than any that a price was read from
 THRASH = 0.01  # preemptions per request
 DOUBTED = 0.1  # share of busy time in a kind of steps from which the profile's doubt is stated
-
-
-JOURNALED = (*(name for name in Features._fields if name != "prefill_tokens"), "evicting")
-# A feature after an eviction: the feature, and the journal's evicted column.
-LEFT = {
-    "left_tokens": ("tokens", "evicted"),
-    "left_q_kv": ("sum_q_kv", "evicted_q_kv"),
-    "left_kv": ("sum_kv", "evicted_kv"),
-    "left_sampled": ("sampled_rows", "evicted_sampled"),
-}
 
 
 @dataclass(frozen=True)
@@ -50,7 +41,7 @@ class Shares:
 
     def append(self, steps: Columns, _lists: Mapping[str, Any]) -> None:
         took, prefill = steps["latency"], steps["prefill"]
-        model, features = self.setting.profile.latency, features_of(steps)
+        model, features = self.setting.profile.latency, counters_of(steps)
         # The rest: launch floor and host.
         device = np.minimum(device_time(model, features), took)
         waiting = steps["waiting"] > 0
@@ -149,10 +140,3 @@ def limited_by(shares: Mapping[str, float], preemptions: float, setting: Setting
 def device_time(model: LatencyModel, features: Columns) -> Floats:
     """s by step."""
     return step_times(replace(model, launch=0.0, host_step=0.0, host_request=0.0, eviction=0.0), features)
-
-
-def features_of(steps: Columns) -> dict[str, Any]:
-    """As `step_times` takes them."""
-    features = {name: steps[name] for name in JOURNALED}
-    after = {feature: steps[name] - steps[evicted] for feature, (name, evicted) in LEFT.items()}
-    return features | after | {"prefill_tokens": np.where(steps["prefill"], steps["tokens"], 0)}

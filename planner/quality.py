@@ -14,7 +14,7 @@ from ..engine.errors import CodeError, DsimError, PolicyError
 from ..engine.hooks import decide, holds_back, pages_to_admit, placed, preempted, rows_updated, step_over
 from ..engine.jit import is_ours
 from ..engine.policy import AXES, PRESETS, Policy, name_of, parse, settings_of
-from ..files.read import cut, float_of, quoted, read_csv
+from ..files.read import FilePath, cut, float_of, quoted, read_csv
 from .candidate import with_fields
 
 # Questions of scheduling: they change when and where tokens are computed, never the tokens.
@@ -89,7 +89,7 @@ def published() -> QualityTable:
     return QualityTable(PUBLISHED, tuple(score for path in paths for score in _read(path)))
 
 
-def load_table(path: str | Path | None, allow_code: AllowedCode = NO_CODE) -> QualityTable | None:
+def load_table(path: FilePath | None, allow_code: AllowedCode = NO_CODE) -> QualityTable | None:
     """A user's CSV of policies, their fields, `score` and `baseline`, if there is one; see docs/quality.md.
 
     allow_code: files that its policies may name.
@@ -165,7 +165,7 @@ def factors_of_row(score: Score, place: str, allow_code: AllowedCode) -> dict[st
     return {name: value for name, value in factors.items() if score.parameters.get(name, "-")}
 
 
-def _read(path: str | Path) -> Iterator[Score]:
+def _read(path: FilePath) -> Iterator[Score]:
     for line, cells in read_csv(path, ["policy", *SCORES]):
         numbers = {name: float_of(cells[name]) for name in SCORES}
         for name, value in numbers.items():

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..engine.allowed_code import AllowedCode
@@ -11,7 +10,7 @@ from ..engine.outside import is_file
 from ..engine.part import FITTED
 from ..engine.policies import BASELINES
 from ..engine.policy import PRESETS, Policy, parse, preset_of, settings_of
-from ..files.read import did_you_mean, quoted, read_toml
+from ..files.read import FilePath, did_you_mean, quoted, read_toml
 from ..profiler.profile import Profile
 from ..results.world import World
 from ..sim.memory import check_fits
@@ -46,7 +45,7 @@ class Space:
         return Candidate.at(self.world, {POLICY: preset, **point}, columns)
 
 
-def space_of(world: World, table: Mapping[str, Any] | str | Path | None = None, *, also: Sequence[str] = ()) -> Space:
+def space_of(world: World, table: Mapping[str, Any] | FilePath | None = None, *, also: Sequence[str] = ()) -> Space:
     """The space of a table or TOML file; without one, values worth trying on any traffic (docs/tune.md).
 
     A table has `policy = [presets]`, fields for all of them, and tables for single presets. also: presets that a

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from .. import __version__
 from ..engine.allowed_code import allowed
 from ..files.place import FolderKind
+from ..files.read import FilePath
+from ..files.schema import stored
 from ..files.write import csv_of
 from ..report.html import result_files
 from ..report.page import Page
 from ..report.result import NOT_STORED, Result
-from ..results.metrics import flat, no_nan
+from ..results.metrics import flat
 from ..results.world import World
 from .backend import Outcome, Pool
 from .candidate import spelt
@@ -77,15 +79,15 @@ SWEEP = FolderKind("a sweep", (*FILES, *STORE_FILES), "sweep.json", Sweep.schema
 
 
 def sweep(
-    config: str | Path | Mapping[str, Any],
-    out: str | Path | None = None,
+    config: FilePath | Mapping[str, Any],
+    out: FilePath | None = None,
     *,
     jobs: int | None = None,
     ray: str | None = None,
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
     command: str = "",
-    allow_code: Iterable[str | Path] = (),
+    allow_code: Iterable[FilePath] = (),
 ) -> Sweep:
     """Run every cell of a configuration (a TOML file or dictionary) and tabulate the results.
 
@@ -143,7 +145,7 @@ def _rows(plan: Plan, outcomes: Mapping[str, Outcome[Json]]) -> tuple[Json, ...]
         row = dict(cell.varied)
         if any(name.startswith("policy.") for name in plan.varied):
             row["spec"] = cell.world.policy
-        rows.append(row | no_nan(flat(outcome.value or {})) | {"error": outcome.error, "key": cell.key})
+        rows.append(row | stored(flat(outcome.value or {})) | {"error": outcome.error, "key": cell.key})
     names = [name for name in dict.fromkeys(n for row in rows for n in row) if name not in ("error", "key")]
     # An SLO has one kind of verdict.
     names = [name for name in names if "=" not in name or any(row.get(name) is not None for row in rows)]

@@ -4,7 +4,6 @@ import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -13,7 +12,7 @@ from ..engine.errors import DsimError
 from ..engine.policies import BASELINES
 from ..engine.policy import parse
 from ..files.place import FolderKind
-from ..files.read import cut
+from ..files.read import FilePath, cut
 from ..files.write import csv_of
 from ..profiler.placed import placed
 from ..report.html import result_files
@@ -114,10 +113,10 @@ def tune(
     *,
     objective: str = "goodput",
     policy: str | None = None,
-    space: Mapping[str, Any] | str | Path | None = None,
+    space: Mapping[str, Any] | FilePath | None = None,
     trials: int = 60,
     min_quality: float | str | None = None,
-    quality_table: str | Path | None = None,
+    quality_table: FilePath | None = None,
     gpu_hour: float | None = None,
     currency: str = "USD",
     jobs: int = 1,

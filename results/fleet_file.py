@@ -1,11 +1,10 @@
 """A fleet as text: command-line options, or a TOML file with the same keys."""
 
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Self
 
 from ..engine.errors import DsimError
-from ..files.read import cut, read_toml
+from ..files.read import FilePath, cut, read_toml
 from ..files.schema import FileObject
 from ..sim.scalers import FIXED
 
@@ -21,7 +20,7 @@ class FleetWords:
     scaler: str = FIXED
     startup: float = 0.0  # s
 
-    def or_file(self, path: str | Path | None) -> Self:
+    def or_file(self, path: FilePath | None) -> Self:
         """Read the file, if given; DsimError if there are options too."""
         if path is None:
             return self
@@ -32,7 +31,7 @@ class FleetWords:
         return self.read(path)
 
     @classmethod
-    def read(cls, path: str | Path) -> Self:
+    def read(cls, path: FilePath) -> Self:
         """DsimError names missing and unknown keys."""
         defaults = {field.name: field.default for field in fields(cls) if field.name != "pools"}
         return FileObject(str(path), "", read_toml(path), ("pools",), optional=defaults).read(cls)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ..engine.histogram import CountHistogram, TimeHistogram
 from ..engine.journal import STATUSES, StepTotals
 from ..files.read import read_csv
+from ..files.schema import stored
 from ..traces.trace import Bools as Bools
 from ..traces.trace import Floats as Floats
 
@@ -161,7 +162,7 @@ class Summary:
 
     def to_json(self) -> dict[str, Any]:
         """For `--json`."""
-        return dict(no_nan(self))
+        return dict(stored(self))
 
 
 STATS = tuple(stat.name for stat in fields(Distribution))
@@ -444,17 +445,3 @@ def flat(summary: Mapping[str, Any]) -> dict[str, Any]:
         else:
             row[name] = value
     return row
-
-
-def no_nan(value: Any) -> Any:
-    """As JSON: NaN and infinity become null, NumPy numbers Python's, dataclasses objects."""
-    if is_dataclass(value) and not isinstance(value, type):
-        stored = [field.name for field in fields(value) if field.metadata.get("stored", True)]
-        return {name: no_nan(getattr(value, name)) for name in stored}
-    if isinstance(value, Mapping):
-        return {str(key): no_nan(v) for key, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [no_nan(v) for v in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -19,8 +19,9 @@ from ..engine.journal import (
     STEP_COLUMNS,
     STEP_LISTS,
 )
+from ..engine.latency import Features
 from ..engine.policy import Policy, parse
-from ..files.read import LARGEST, cut, parsing, quoted, read_json
+from ..files.read import LARGEST, FilePath, cut, parsing, quoted, read_json
 from ..profiler.placed import placed
 from .run_info import FILES, RunInfo
 from .slo import Slo
@@ -33,6 +34,15 @@ STEP_KINDS = STEP_COLUMNS | CHOICE_COLUMNS
 
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]
+
+
+# A counter after an eviction: the counter, and the journal's evicted column.
+LEFT = {
+    "left_tokens": ("tokens", "evicted"),
+    "left_q_kv": ("sum_q_kv", "evicted_q_kv"),
+    "left_kv": ("sum_kv", "evicted_kv"),
+    "left_sampled": ("sampled_rows", "evicted_sampled"),
+}
 
 
 @dataclass(frozen=True)
@@ -104,7 +114,14 @@ class Run:
         return lists
 
 
-def read_run(folder: str | Path, allow_code: AllowedCode = NO_CODE) -> Run:
+def counters_of(steps: Mapping[str, Array]) -> Columns:
+    """A journal's steps, as `step_times` takes them."""
+    counters = {name: steps[name] for name in (*Features._fields, "evicting") if name != "prefill_tokens"}
+    after = {counter: steps[name] - steps[evicted] for counter, (name, evicted) in LEFT.items()}
+    return counters | after | {"prefill_tokens": np.where(steps["prefill"], steps["tokens"], 0)}
+
+
+def read_run(folder: FilePath, allow_code: AllowedCode = NO_CODE) -> Run:
     """DsimError for a missing or damaged file, or one of another version."""
     folder = Path(folder)
     path = folder / "run.json"

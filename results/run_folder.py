@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from ..engine.journal import (
 )
 from ..files.interrupt import asked_to_stop
 from ..files.place import FolderKind, Staged, whole_path
-from ..files.read import naming
+from ..files.read import FilePath, naming
 from ..files.write import encoded, tell
 from .run import Array, Run
 from .run_info import FILES, RunInfo
@@ -46,7 +45,7 @@ class RunWriter:
     """
 
     def __init__(
-        self, folder: str | Path, *, force: bool = False, more: Sequence[str] = (), chosen: Sequence[str] = ()
+        self, folder: FilePath, *, force: bool = False, more: Sequence[str] = (), chosen: Sequence[str] = ()
     ) -> None:
         """more, chosen: other columns of requests and of steps, typed by name (MORE_COLUMNS) or else s."""
         self._staged = Staged(whole_path(folder), RUN, force=force)
@@ -125,7 +124,7 @@ _ENCODING: dict[str, Any] = {
 }
 
 
-def _write(writer: pq.ParquetWriter, batch: pa.RecordBatch, path: str | Path) -> None:
+def _write(writer: pq.ParquetWriter, batch: pa.RecordBatch, path: FilePath) -> None:
     with naming(path):
         writer.write_batch(batch)
 

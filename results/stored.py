@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 from ..engine.errors import DsimError
 from ..files.read import quoted, shown
-from .metrics import no_nan
+from ..files.schema import stored
 
 VERSION = 1  # of every JSON object
 NOT_STORED = {"stored": False}
@@ -26,7 +26,7 @@ class Stored:
 
     def to_json(self) -> dict[str, Any]:
         """The object of `--json` and of the result's file."""
-        return {"schema": self.schema, "version": VERSION, **no_nan(self)}
+        return {"schema": self.schema, "version": VERSION, **stored(self)}
 
     def to_text(self) -> str:
         """Of the result's file."""

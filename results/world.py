@@ -19,7 +19,7 @@ from ..engine.commits import CanvasLaw, CommitModel
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import Policy, named_file, parse, with_file
 from ..engine.prefix import caches_prefixes
-from ..files.read import cut, quoted, read_toml
+from ..files.read import FilePath, cut, quoted, read_toml
 from ..profiler.placed import placed, yield_files
 from ..profiler.profile import DEFAULT, Profile, as_run_by, located, with_file_of
 from ..profiler.profile import load as load_profile
@@ -367,7 +367,7 @@ def _pool_with_files(pool: str, index: int, place: Callable[[str], str]) -> str:
     return f"{pool.partition('@')[0]}@{profile},{policy}"
 
 
-def named_code(policies: Iterable[str], files: Iterable[str | Path] = ()) -> AllowedCode:
+def named_code(policies: Iterable[str], files: Iterable[FilePath] = ()) -> AllowedCode:
     """The code that a caller allows: `files`, and those in SPECs of policies, router and scaler.
 
     A policy's TOML file may be someone else's, so its files are not allowed.
@@ -495,7 +495,7 @@ def arrived(result: RunRecords, columns: Columns | None = None) -> Columns:
     return rows_of(columns, arrivals)
 
 
-def _changed(path: str | Path) -> int:
+def _changed(path: FilePath) -> int:
     """When a file was; 0 for a shipped name."""
     if os.path.isfile(path):
         return Path(path).stat().st_mtime_ns

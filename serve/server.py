@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 from ..engine.errors import DsimError
 from ..engine.journal import Append
 from ..files.interrupt import handled
+from ..files.read import FilePath
 from ..report.run import RunResult, run_html
 from ..results.run_folder import RunWriter
 from ..results.slo import Slo
@@ -101,7 +102,7 @@ class ServerOptions:
     drain: float = 60.0  # s that requests in flight may take after a signal
     served_name: str | None = None
     api_key: str | None = None
-    access_log: str | Path | None = None
+    access_log: FilePath | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 1 << 16:

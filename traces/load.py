@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..engine.errors import TraceError
-from ..files.read import cut, cut_words, did_you_mean, printable
+from ..files.read import FilePath, cut, cut_words, did_you_mean, printable
 from .formats import MEASURED, OF_RUN, OTHER_FORMATS, TICKS_PER_SECOND, Format, ReadOptions, own_format, recognise
 from .parse import Columns, columns_of_rows
 from .rows import FRAME, Row, Rows, raw_rows, read_bytes
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def load(
-    path_or_name: "str | Path | pd.DataFrame",
+    path_or_name: "FilePath | pd.DataFrame",
     *,
     time_unit: str | None = None,
     skip_bad: bool = False,
@@ -49,7 +49,7 @@ def load(
     return finish(table, form, str(file), name)
 
 
-def locate(path_or_name: str | Path) -> tuple[Path, str]:
+def locate(path_or_name: FilePath) -> tuple[Path, str]:
     """File and name; an error lists the shipped traces."""
     path = Path(path_or_name)
     if os.path.exists(path):  # Path.exists raises for impossible names

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ...engine.errors import DsimError, TraceError
-from ...files.read import LARGEST, cut
+from ...files.read import LARGEST, FilePath, cut
 from ...profiler import steplog
 from ...traces.formats import FORMATS, OTHER_FORMATS, TICKS_PER_SECOND, Format, ReadOptions
 from ...traces.load import read_rows
@@ -45,7 +45,7 @@ class ClientLog:
 
 
 def read_client(
-    path: str | Path,
+    path: FilePath,
     columns: str | None = None,
     only: str | None = None,
     time_unit: str | None = None,
