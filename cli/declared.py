@@ -22,7 +22,7 @@ from typer.core import TyperCommand
 
 from ..engine.errors import DsimError
 from ..files.duration import seconds_of
-from ..files.read import cut, did_you_mean, float_of
+from ..files.read import cut, did_you_mean, share_of
 from . import choices, shared
 from .answer import Answer
 
@@ -78,7 +78,7 @@ class Option:
 
 def percent(name: str, text: str) -> float:
     """`2%` or `0.02`."""
-    value = float_of(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    value = share_of(text)
     if not 0 < value <= 1:
         raise DsimError(f"{name} is {cut(text)}, expected a share above 0% and up to 100%, such as 2%")
     return value

@@ -8,10 +8,10 @@ from typing import Any
 
 from dsim.cli import QUESTIONS, TRACES, declared
 from dsim.cli.declared import Option, options_of
-from dsim.cli.lists import value_of
 from dsim.engine.part import AXES, fields_of
 from dsim.engine.policy import PRESETS, settings_of
 from dsim.engine.view import RequestView, View
+from dsim.planner.candidate import spelt
 from dsim.profiler.hardware import GPUS
 from dsim.profiler.profile import shipped
 from dsim.results.metrics import METRICS
@@ -87,7 +87,7 @@ def fields() -> str:
         for axis in AXES:
             for field in fields_of(getattr(preset.policy, axis)):
                 held = found.setdefault((axis, field.name), (field, {}))
-                held[1][name] = value_of(settings_of(preset.policy)[field.name])
+                held[1][name] = spelt(settings_of(preset.policy)[field.name])
     out = _head(
         "Policy fields", "A SPEC is `name[:value][,field=value...]`; [Policies](../policies.md) says how they act."
     )

@@ -155,6 +155,11 @@ def float_of(text: str) -> float:
         return math.nan
 
 
+def share_of(text: str) -> float:
+    """Of `2%` or `0.02`; NaN if the text is no number."""
+    return float_of(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+
+
 def shown(value: object) -> str:
     """For messages."""
     if isinstance(value, dict | list):

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ..engine.errors import DsimError
-from ..files.place import FolderKind
 from ..files.read import quoted
 from ..report.capacity import CURVE_NEAR, CURVE_REPLICATIONS
 from ..report.page import Page
 from ..report.result import Result, frame_of
 from ..results.metrics import STATS, Columns, latencies, statistic
 from ..results.slo import Slo
-from ..results.world import MAX_REPLICAS, Setup, World, classes, replicas_of, setup_of
+from ..results.world import MAX_REPLICAS, Setup, World, classes, on_profiles, replicas_of, setup_of
 from ..sim.scalers import FIXED
 from ..traces.trace import MAX_REQUESTS
 from ..traces.trace import check_rate as check_traffic
@@ -26,8 +25,7 @@ from .backend import Pool
 from .contents import Json, asked_of
 from .crossing import Crossing, Slope, common_slope, find, never
 from .limits import PoolShares
-from .memo import FILES as STORE_FILES
-from .memo import STORE, Memo
+from .memo import Memo, store_kind
 from .race import LIMIT, Fewest
 from .replicate import (
     CONFIDENCE,
@@ -47,7 +45,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "dsim-capacity"
 FILES = ("capacity.json", "report.html")
-CAPACITY = FolderKind("a capacity", (*FILES, *STORE_FILES), FILES[0], SCHEMA, store=STORE)
+CAPACITY = store_kind("a capacity", SCHEMA, FILES, FILES[0])
 
 FEWEST = 6000  # requests of a replay; with the next line, grows below USUAL_PRECISION
 MANY, WHOLE = 10_000, 24_000  # most: with an arrival process, with the trace's times
@@ -350,7 +348,6 @@ class Run:
         for facts, (spec, setting) in zip(first["pools"], settings, strict=False):  # none without pools
             profile, gpus = setting.profile, spec.count * setting.profile.device.count
             pools.append(PoolPart(spec.name, spec.count, gpus, policy=spec.policy, profile=profile.name, **facts))
-        profiles = {setting.profile.name: setting.profile for _, setting in settings}
         return Capacity(
             rate=rate,
             replicas=search.world.num_replicas,
@@ -371,11 +368,7 @@ class Run:
             confidence=CONFIDENCE,
             rejected=max(crossing.rejected for crossing in self.crossings),
             policy=self.world.label,
-            setup=replace(
-                setup_of(self.world, self.command, None, ""),
-                profile=", ".join(profiles),
-                estimated=any(profile.is_estimate for profile in profiles.values()),
-            ),
+            setup=on_profiles(setup_of(self.world, self.command, None, ""), (s.profile for _, s in settings)),
             latency_ms=first["latency"],
             target=self.target,
             pools=tuple(pools),

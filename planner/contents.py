@@ -13,6 +13,7 @@ from ..engine.policy import file_of
 from ..profiler.placed import placed
 from ..profiler.profile import located
 from ..results.world import World
+from ..results.world import digest as digest_of_trace
 from ..traces import Trace
 
 Json = dict[str, Any]
@@ -61,12 +62,4 @@ def _digest_of(path: str, _size: int, _changed: int) -> str:
 
 
 def _plain(value: Any) -> str:
-    return contents_of_requests(value) if isinstance(value, Trace) else repr(value)
-
-
-def contents_of_requests(requests: Trace) -> str:
-    """SHA-256 of all columns."""
-    columns = [requests.arrival, requests.input_length, requests.output_length]
-    content = hashlib.sha256(b"".join(column.tobytes() for column in columns))
-    content.update(repr(sorted(requests.extras.items())).encode())
-    return content.hexdigest()
+    return digest_of_trace(value) if isinstance(value, Trace) else repr(value)

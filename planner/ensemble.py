@@ -17,11 +17,11 @@ from ..report.table import value
 from ..results.metrics import finite
 from ..results.slo import Slo
 from ..results.spread import Effect, Spread, Uncertain
-from ..results.world import World
+from ..results.world import World, digest
 from ..sim.scalers import FIXED
 from ..traces import Trace
 from .backend import Pool
-from .contents import Json, asked_of, contents_of_requests
+from .contents import Json, asked_of
 from .memo import Memo
 
 DRAW = 213  # purpose of draws
@@ -76,7 +76,7 @@ def ensemble(worlds: Sequence[World], requests: Trace, num: int, **options: Any)
     by_name = {world.policy: world for world in worlds}
     metric, higher = deciding(worlds[0])
     metrics = list(dict.fromkeys((metric, *TOLD)))
-    question = {"of": metrics, "requests": contents_of_requests(requests)}
+    question = {"of": metrics, "requests": digest(requests)}
     replay = partial(_replay, requests, metrics)
     uncertain, values = ask(replay, by_name, num, (metric, higher), question=question, **options)
     if len(by_name) == 1:

@@ -35,6 +35,11 @@ APPLICATION = 0x6473696D  # "dsim", in a store's header
 TABLE = "CREATE TABLE IF NOT EXISTS replays (key TEXT PRIMARY KEY, answer TEXT, checksum INTEGER) WITHOUT ROWID"
 
 
+def store_kind(title: str, schema: str, files: tuple[str, ...], manifest: str, folder: str = "") -> FolderKind:
+    """A folder with a store; folder: one among its files."""
+    return FolderKind(title, (*files, *FILES), manifest, schema, folders=(folder,) * bool(folder), store=STORE)
+
+
 class Memo:
     """Answers cells from a file, else computes them; without a file it keeps nothing."""
 

@@ -18,7 +18,7 @@ from ..profiler.profile import Profile
 from ..profiler.uncertainty import common_error
 from ..report.table import counted
 from ..results.spread import Spread
-from ..results.world import MAX_REPLICAS, Setup, World, setup_of
+from ..results.world import MAX_REPLICAS, Setup, World, on_profiles, setup_of
 from . import plan_replays
 from .backend import Pool
 from .candidate import changed_fields, nearest_first, policy_toml
@@ -197,14 +197,8 @@ class PlanSearch:
         profiles = {candidate.profile.name: candidate.profile for candidate in self.originals}.values()
         workloads = dict.fromkeys(next(iter(profile.workloads), "") for profile in profiles)
         setup = setup_of(fleet_world(world, self.originals[0]), self.command, None, self.currency)
-        return replace(
-            setup,
-            profile=", ".join(profile.name for profile in profiles),
-            device=", ".join(dict.fromkeys(profile.device.name for profile in profiles)),
-            model=", ".join(dict.fromkeys(profile.model.name for profile in profiles)),
-            estimated=any(profile.is_estimate for profile in profiles),
-            workload=world.workload or world.yields or ", ".join(filter(None, workloads)) or None,
-        )
+        workload = world.workload or world.yields or ", ".join(filter(None, workloads)) or None
+        return replace(on_profiles(setup, profiles), workload=workload)
 
     # Steps of the search
 

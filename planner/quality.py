@@ -14,7 +14,7 @@ from ..engine.errors import CodeError, DsimError, PolicyError
 from ..engine.hooks import decide, holds_back, pages_to_admit, placed, preempted, rows_updated, step_over
 from ..engine.jit import is_ours
 from ..engine.policy import AXES, PRESETS, Policy, name_of, parse, settings_of
-from ..files.read import FilePath, cut, float_of, quoted, read_csv
+from ..files.read import FilePath, cut, float_of, quoted, read_csv, share_of
 from .candidate import with_fields
 
 # Questions of scheduling: they change when and where tokens are computed, never the tokens.
@@ -147,9 +147,7 @@ def parse_share(text: str | float | None) -> float | None:
     """98% or 0.98; None: not asked for."""
     if text is None:
         return None
-    text_of_share = str(text).strip()
-    percent = text_of_share.endswith("%")
-    share = float_of(text_of_share.removesuffix("%")) / (1 + 99 * percent)
+    share = share_of(str(text).strip())
     if not 0 < share <= 1.5:
         raise DsimError(f"quality {cut(text)} is not a share of the full cache's, expected such as 98% or 0.98")
     return share

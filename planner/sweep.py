@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from .. import __version__
 from ..engine.allowed_code import allowed
-from ..files.place import FolderKind
 from ..files.read import FilePath
 from ..files.schema import stored
 from ..files.write import csv_of
@@ -20,8 +19,7 @@ from .backend import Outcome, Pool
 from .candidate import spelt
 from .contents import Json, asked_of
 from .grid import Plan, read_plan
-from .memo import FILES as STORE_FILES
-from .memo import STORE, StoreFolder
+from .memo import STORE, StoreFolder, store_kind
 from .record import doubts_of, profile_notes
 
 if TYPE_CHECKING:
@@ -75,7 +73,7 @@ class Sweep(Result):
         return pd.DataFrame(self.results)
 
 
-SWEEP = FolderKind("a sweep", (*FILES, *STORE_FILES), "sweep.json", Sweep.schema, store=STORE)
+SWEEP = store_kind("a sweep", Sweep.schema, FILES, "sweep.json")
 
 
 def sweep(

@@ -11,7 +11,6 @@ import numpy as np
 from ..engine.errors import DsimError
 from ..engine.policies import BASELINES
 from ..engine.policy import parse
-from ..files.place import FolderKind
 from ..files.read import FilePath, cut
 from ..files.write import csv_of
 from ..profiler.placed import placed
@@ -24,8 +23,7 @@ from ..sim.scalers import FIXED
 from .backend import Pool
 from .candidate import Candidate, nearest_first, policy_toml
 from .contents import asked_of, digest
-from .memo import FILES as STORE_FILES
-from .memo import STORE, StoreFolder
+from .memo import StoreFolder, store_kind
 from .objective import OBJECTIVES, Evaluator, Part, ReplayOutcome
 from .quality import Quality, load_table, parse_share, quality_factors, quality_of
 from .race import best_of
@@ -105,7 +103,7 @@ class Tuned(Result):
         return pd.DataFrame(rows)
 
 
-TUNE = FolderKind("a search", (*FILES, *STORE_FILES), "tune.json", Tuned.schema, store=STORE)
+TUNE = store_kind("a search", Tuned.schema, FILES, "tune.json")
 
 
 def tune(

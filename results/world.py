@@ -413,7 +413,7 @@ def setup_of(world: World, command: str, gpu_hour: float | None, currency: str) 
         command=command,
         trace=source.name,
         traffic=traffic,
-        trace_sha256=digest(source),
+        trace_sha256=digest(source)[:16],
         profile=profile.name,
         estimated=profile.is_estimate,
         device=profile.device.name,
@@ -424,6 +424,18 @@ def setup_of(world: World, command: str, gpu_hour: float | None, currency: str) 
         gpu_hour=gpu_hour,
         currency=currency,
         **{name: getattr(world, name) for name in ("arrival", "router", "emit", "slos", "seed")},
+    )
+
+
+def on_profiles(setup: Setup, profiles: Iterable[Profile]) -> Setup:
+    """The setup of several profiles, each named once."""
+    by_name = {profile.name: profile for profile in profiles}
+    return replace(
+        setup,
+        profile=", ".join(by_name),
+        device=", ".join(dict.fromkeys(profile.device.name for profile in by_name.values())),
+        model=", ".join(dict.fromkeys(profile.model.name for profile in by_name.values())),
+        estimated=any(profile.is_estimate for profile in by_name.values()),
     )
 
 
@@ -465,12 +477,12 @@ def replicas_of(policies: Sequence[str], replicas: int | None) -> int:
     return next(iter(counts.values()), 1)
 
 
-def digest(trace: Trace) -> str:
-    """Of times and lengths, not of the path."""
-    columns = [trace.arrival, trace.input_length, trace.output_length]
-    if "max_tokens" in trace.extras:
-        columns.append(trace.max_tokens)
-    return hashlib.sha256(b"".join(column.tobytes() for column in columns)).hexdigest()[:16]
+def digest(requests: Trace) -> str:
+    """SHA-256 of all columns, not of the path."""
+    columns = [requests.arrival, requests.input_length, requests.output_length]
+    content = hashlib.sha256(b"".join(column.tobytes() for column in columns))
+    content.update(repr(sorted(requests.extras.items())).encode())
+    return content.hexdigest()
 
 
 def classes(requests: Trace) -> set[str]:
