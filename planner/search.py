@@ -135,25 +135,20 @@ class Search:
 
     def trials(self) -> tuple[Trial, ...]:
         """Without repeated ones."""
-        trials = []
-        for index, attempt in enumerate(self.attempts):
-            candidate, outcome = attempt.candidate, attempt.outcome
-            if attempt.state == "repeated":
-                continue
-            value = outcome.value if outcome is not None else None
-            trials.append(
-                Trial(
-                    trial=index,
-                    policy=candidate.world.policy,
-                    replicas=candidate.world.replicas,
-                    state=attempt.state,
-                    value=value,
-                    violation=attempt.violation,
-                    reason=attempt.reason,
-                    fields=dict(candidate.columns),
-                )
+        return tuple(
+            Trial(
+                trial=index,
+                policy=attempt.candidate.world.policy,
+                replicas=attempt.candidate.world.replicas,
+                state=attempt.state,
+                value=attempt.outcome and attempt.outcome.value,
+                violation=attempt.violation,
+                reason=attempt.reason,
+                fields=dict(attempt.candidate.columns),
             )
-        return tuple(trials)
+            for index, attempt in enumerate(self.attempts)
+            if attempt.state != "repeated"
+        )
 
     def _num_tried(self) -> int:
         return sum(attempt.state == "complete" for attempt in self.attempts)

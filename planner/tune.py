@@ -21,7 +21,7 @@ from ..results.metrics import finite
 from ..results.world import Setup, World, setup_of
 from ..sim.scalers import FIXED
 from .backend import Pool
-from .candidate import Candidate, nearest_first, policy_toml
+from .candidate import Candidate, nearest_first, on_replicas, policy_toml
 from .contents import asked_of, digest
 from .memo import StoreFolder, store_kind
 from .objective import OBJECTIVES, Evaluator, Part, ReplayOutcome
@@ -54,7 +54,7 @@ class Finalist:
     attainment: float | None  # mean share of good arrivals
 
     def __str__(self) -> str:
-        return self.policy + f" on {self.replicas} replicas" * (self.replicas > 1)
+        return on_replicas(self.policy, self.replicas)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -9,7 +9,21 @@ from ..results.spread import Spread
 from .capacity import money, setup_facts
 from .chart import COLOURS, Chart
 from .ensemble import decided, of_ensemble
-from .page import Block, Code, Figure, Number, Page, Section, Words, estimate, facts_of, numbers, priced_apart, table
+from .page import (
+    Block,
+    Code,
+    Figure,
+    Number,
+    Page,
+    Section,
+    Words,
+    estimate,
+    facts_of,
+    numbers,
+    priced_apart,
+    table,
+    table_of,
+)
 from .table import counted, joined, number, outward, percent, percent_span, places_of, time_of
 
 if TYPE_CHECKING:
@@ -244,13 +258,10 @@ def _years(years: float) -> str:
 
 
 def _section(title: str, rows: Sequence[Mapping[str, str]], caption: str, words: Collection[str]) -> Section:
-    """A table without empty columns; no blocks without rows. words: columns of text."""
+    """A table; no blocks without rows. words: columns of text."""
     if not rows:
         return Section(title, ())
-    head = [name for name in rows[0] if any(row[name] for row in rows)]
-    columns = frozenset(i for i, name in enumerate(head) if name in words)
-    cells = [[row[name] for name in head] for row in rows]
-    return Section(title, (table(head, cells, caption=caption, left=columns),), spoken=True)
+    return Section(title, (table_of(rows, caption, words),), spoken=True)
 
 
 def _ranking(planned: "Planned") -> Section:

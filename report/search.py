@@ -9,7 +9,7 @@ import numpy as np
 
 from ..results.metrics import LATENCIES, METRICS, Metric, led_by, path
 from .chart import COLOURS, INK, LINES, Chart, colour, logarithmic
-from .page import Figure, Number, Page, Row, Section, Table, Words, estimate, facts_of, numbers, priced_apart, table
+from .page import Figure, Number, Page, Row, Section, Table, Words, estimate, facts_of, numbers, priced_apart, table_of
 from .run import front_end
 from .table import counted, number, percent, plus_minus
 
@@ -142,22 +142,19 @@ def _finalists(tuned: "Tuned") -> "list[tuple[str, Finalist]]":
 
 def _confirmed(tuned: "Tuned") -> Table:
     name = f"{tuned.objective} ({_unit(tuned)})"
-    heads = ["", "quality", name, "gain over the default", "requests that meet the SLOs"]
     rows = []
     for role, finalist in _finalists(tuned):
         value = finalist.value
-        cells = [role, _quality(finalist), plus_minus(value.value, (value.high - value.low) / 2), "", ""]
-        if not _same(finalist, tuned.default):
-            cells[3] = gain_text(finalist.gain)
-        if finalist.attainment is not None:
-            cells[4] = _share(finalist.attainment)
-        rows.append(cells)
-    filled = [i for i in range(len(heads)) if i == 0 or any(row[i] for row in rows)]
+        row = {"": role, "quality": _quality(finalist)}
+        row[name] = plus_minus(value.value, (value.high - value.low) / 2)
+        row["gain over the default"] = gain_text(finalist.gain) * (not _same(finalist, tuned.default))
+        row["requests that meet the SLOs"] = _share(finalist.attainment) * (finalist.attainment is not None)
+        rows.append(row)
     caption = (
         "Means over new random draws on the part of the trace that the search did not use, with 95 % intervals. Gains "
         f"compare with the default on the same requests. {GAIN}"
     )
-    return table([heads[i] for i in filled], [[row[i] for i in filled] for row in rows], caption=caption)
+    return table_of(rows, caption, ("",))
 
 
 def _numbers_of(tuned: "Tuned", best: "Finalist") -> tuple[Number, ...]:

@@ -288,10 +288,8 @@ class World:
         progress: Progress | None = None,
     ) -> RunRecords:
         """requests: `self.requests()`, if loaded; others as in `twin.simulate`."""
-        if requests is None:
-            requests = self.requests()
         return simulate(
-            requests,
+            requests or self.requests(),
             self.fleet(),
             eos=self.ends_at_eos,
             append=append,
@@ -312,9 +310,7 @@ class World:
         slos = [Slo.parse(text) for text in self.slos]
         columns = result.table.columns
         if any(slo.slo_class is not None for slo in slos):
-            if requests is None:
-                requests = self.requests()
-            columns = columns | {"slo_class": class_column(requests)}
+            columns = columns | {"slo_class": class_column(requests or self.requests())}
         return summarize(
             self.label,
             arrived(result, columns),
@@ -328,8 +324,7 @@ class World:
 
     def run(self, requests: Trace | None = None) -> Summary:
         """Replay to the end and summarize."""
-        if requests is None:
-            requests = self.requests()
+        requests = requests or self.requests()
         return self.summarize(self.simulate_whole(requests), requests)
 
 
