@@ -32,7 +32,7 @@ from .windows import REQUESTS, SECONDS, Cutter, Scrape, Window, drawn_arrivals, 
 SCHEMA, VERSION = "dsim-follow", 1
 RECORDS = 2000  # in memory, about a week
 SCRAPES = 5000  # on disk, twice at most; a window's end drops the older ones
-WINDOWS = 12  # whose requests are stored as a trace: an hour
+WINDOWS = 12  # an hour: their requests are stored as a trace
 HOUR = 3600.0  # s
 BASELINE = 6  # windows that tell the usual traffic
 DAY = 86400.0
@@ -243,7 +243,7 @@ class Follower:
         self.tell(f"Profile version {self.version} is in force: {factors.words} ({reason})")
 
     def _use(self, profile: str) -> None:
-        """Put a version's profile in force, whose file includes the yields and the front end."""
+        """Use a version's profile; its file includes the yields and the front end."""
         self._profile = profile
         policy = placed(self.world.policy)[0]
         self.world = replace(self.world, profile=profile, policy=policy, yields=None, frontend=None)

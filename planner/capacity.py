@@ -339,10 +339,10 @@ class Run:
         curve: dict[float, list[Reading]] = {}  # in the order of rates
         for reading in sorted(readings, key=lambda reading: reading.rate):  # stable
             curve.setdefault(reading.rate, []).append(reading)
-        others = []
+        other_bounds = []
         for index, criterion in enumerate(scaled, len(criteria)):
             judged = {*range(len(criteria)), index} - {binding}
-            others.append(_at_bound(criterion.text, judged, curve))
+            other_bounds.append(_at_bound(criterion.text, judged, curve))
         settings = list(self.world.each_pool())
         pools = []
         for facts, (spec, setting) in zip(first["pools"], settings, strict=False):  # none without pools
@@ -359,7 +359,7 @@ class Run:
             bounds={criterion.text: in_units(criterion, criterion.bound) for criterion in criteria},
             share_criteria=share_texts(criteria),
             curve=tuple(_point(criteria, readings) for readings in curve.values()) * self.curve,
-            other_bounds=tuple(others),
+            other_bounds=tuple(other_bounds),
             replications=tuple(crossing.rate for crossing in self.crossings),
             num_replays=self.memo.num_replays,
             num_requests=search.num_requests,

@@ -103,8 +103,8 @@ def ask(
 ) -> tuple[Uncertain, dict[str, list[Values]]]:
     """The intervals and each cause's effect, without an answer; by policy, predicted and drawn values.
 
-    judged: the deciding metric, and whether more is better. question: of `evaluate`, beside its draw. moving: the
-    number of worlds whose causes are moved one by one, by default all.
+    judged: the deciding metric, and whether more is better. question: `evaluate`'s, without its draw. moving: the
+    number of worlds of which each cause is moved alone, by default all.
     """
     metric, higher = judged
     check_num(num)
@@ -120,10 +120,10 @@ def ask(
                 work[f"{policy}|{cause.name}|{sign}"] = moved(world, ((cause.name, float(sign)),)), 0
     answers: dict[str, Values] = {}
 
-    def asked(draw: Draw) -> Json:
+    def question_of(draw: Draw) -> Json:
         return {**asked_of(draw[0]), **question, "draw": draw[1]}
 
-    with closing((memo or Memo()).run(pool or Pool(), evaluate, work, asked)) as outcomes:
+    with closing((memo or Memo()).run(pool or Pool(), evaluate, work, question_of)) as outcomes:
         for outcome in outcomes:
             if outcome.error is not None:
                 raise DsimError(f"in the ensemble: {outcome.error}")

@@ -20,7 +20,7 @@ from .race import Fewest, Lane
 from .replicate import measure, replication
 from .settings import Tried, score
 
-PRECISION = 0.02  # of the searches, whose replays grow with it
+PRECISION = 0.02  # of the searches; a finer one has longer replays
 CLIENT_METRICS = ("ttft", "e2el", "norm_latency", "tpot_chunk")  # clients' percentiles in ms
 OWN_WIDTH, OWN_SHARPNESS = 0.15, 0.04  # log rate, of the search for a fleet's capacity
 NEXT_WIDTH = 0.04  # ... if another replication's is known
@@ -28,7 +28,7 @@ NEXT_WIDTH = 0.04  # ... if another replication's is known
 
 @dataclass(eq=False)
 class Entrant:
-    """A candidate of a plan, the searches whose replays are its own, and its fleets in the race."""
+    """A candidate of a plan, its search, and its fleets in the race."""
 
     candidate: PlanCandidate
     search: CapacitySearch

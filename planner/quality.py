@@ -121,10 +121,10 @@ def quality_of(policy: Policy, model: str, table: QualityTable | None = None) ->
     closest = min(points, key=lambda p: len(p.differences(factors)))
     if not closest.differences(factors):
         return Quality(closest.relative, closest.source)
-    [name, *more] = closest.differences(factors)
+    [name, *further] = closest.differences(factors)
     value = factors[name]
     line = {p.factors[name]: p for p in points if name in p.factors and set(p.differences(factors)) <= {name}}
-    if more or len(line) < 2 or not all(isinstance(v, int | float) for v in (value, *line)):
+    if further or len(line) < 2 or not all(isinstance(v, int | float) for v in (value, *line)):
         return Quality(None, "", (f"{name} is {value}, and no score is {place} for that on {model}",))
     values = sorted(line)
     if not values[0] < value < values[-1]:

@@ -28,10 +28,11 @@ def plan_ensemble(
     """The recommendation and its rivals under `num` drawn profiles. options: see `uncertain_fleets`."""
     fleets = rivals(planned)
     worlds = fleet_worlds(replace(world, rate=planned.rate), candidates, list(fleets.values()))
-    named = dict(zip(fleets, worlds, strict=True))
     weights = [replica_cost(planned, row) for row in fleets.values()]
     size = {"num_requests": planned.num_requests, "spare": planned.recommended.spare}
-    return uncertain_fleets(named, weights, num, **size, cost=(GPUS, COST)[planned.priced], **options)
+    return uncertain_fleets(
+        dict(zip(fleets, worlds, strict=True)), weights, num, **size, cost=(GPUS, COST)[planned.priced], **options
+    )
 
 
 def rivals(planned: Planned) -> dict[str, Fleet]:

@@ -99,10 +99,10 @@ def _facts(capacity: "Capacity") -> tuple[tuple[str, str], ...]:
 
 def _cliff(capacity: "Capacity") -> str:
     """The capacity at the bounds 10 % either side; empty if both are near it."""
-    others = capacity.other_bounds
-    if all(abs(other.rate / capacity.rate.value - 1) <= CLIFF for other in others):
+    bounds = capacity.other_bounds
+    if all(abs(bound.rate / capacity.rate.value - 1) <= CLIFF for bound in bounds):
         return ""
-    return ", ".join(f"{other.side} {number(other.rate)} req/s at {other.slo}".strip() for other in others)
+    return ", ".join(f"{bound.side} {number(bound.rate)} req/s at {bound.slo}".strip() for bound in bounds)
 
 
 def setup_facts(setup: Setup) -> dict[str, str]:

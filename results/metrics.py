@@ -331,7 +331,7 @@ MIN_REQUESTS = 20  # below, a run is stable
 MIN_WAIT = 1.0  # s
 MIN_GROWTH = 0.02  # s of wait a second of arrivals: a load of 1.02
 MOST_WAITING = 0.25  # of the run
-BLOCKS = 20  # whose waits are compared
+BLOCKS = 20  # of a run; their waits are compared
 # Standard errors by which the mean rise must exceed zero: at a load of 0.9 fewer than 1 in 100 runs of 400 requests do,
 # with constant and exponential service times (tests/results/test_stable.py).
 LUCK = 2.25

@@ -1,4 +1,4 @@
-"""A world: all inputs of one run, whose files are read and policies parsed once, when first asked for."""
+"""A world: all inputs of one run. Its files are read and its policies parsed once, when first needed."""
 
 import hashlib
 import math

@@ -111,10 +111,10 @@ class AccessLog:
 class Fleet:
     """Engines and executors of one policy in real time; the server's loop calls its methods.
 
-    table: has a row for each request in the server's life. draws: is told each request's lengths. prefixes: is told
-    each prompt. append: takes the journal's steps in batches, from one thread at a time. vocab: token ids of prompts
-    must be below it. frontend: a request's delay, s. metrics_as: engine under whose names metrics are published; None:
-    the one in the policy's name. simulates: a step takes the time that its profile predicts.
+    table: a row for each request in the server's life. draws: commit draws; `submit` registers each request's lengths.
+    prefixes: names of prompts' blocks; `submit` adds each prompt. append: receiver of the journal's steps in batches,
+    from one thread at a time. vocab: limit of prompts' token ids. frontend: a request's delay, s. metrics_as: engine
+    that names the metrics; None: the one in the policy's name. simulates: whether a step takes its predicted time.
     """
 
     engines: Sequence[Engine]

@@ -93,7 +93,7 @@ class Watch:
             self._observe(quantity, value)
 
     def step(self, plan: StepPlan, outcome: StepOutcome, num_sent: int, num_prompt: int) -> None:
-        """Count a finished step. num_sent: tokens. num_prompt: computed prompt tokens of requests whose reply began."""
+        """Count a finished step. num_sent: tokens. num_prompt: prompt tokens, computed for replies that began."""
         if num_sent:
             self._observe("iteration_tokens", num_sent + num_prompt)
         if self.host is not None:

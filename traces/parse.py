@@ -152,7 +152,7 @@ def columns_of_rows(rows: Rows, form: Format, options: ReadOptions) -> tuple[Col
 
 
 def lengths(cells: Cells, form: Format, answered: Bools) -> tuple[Ints, Ints]:
-    """Input and output tokens; of a failed request, whose counts may be missing, no output."""
+    """Input and output tokens. A failed request has no output, and its counts may be missing."""
     columns = []
     for key in (form.input, form.output):
         values = cells.rows.values(key)

@@ -87,7 +87,7 @@ def reader_of(file: Rows) -> Callable[[Rows, ReadOptions], ClientLog] | None:
 
 
 def blank(num_requests: int) -> Sent:
-    """Requests of which nothing is known."""
+    """Requests without a known value."""
     requests = np.zeros(num_requests, SENT).view(np.recarray)
     for name in TIMES:
         requests[name] = math.nan
