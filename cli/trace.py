@@ -86,7 +86,7 @@ class SynthQuestion(Question[None]):
     Arguments:
       out OUT: The JSON lines file to write.
     Traffic:
-      --arrival NAME: One of: poisson, gamma, weibull, constant.
+      --arrival NAME: One of: poisson, gamma, constant; gamma with ,cv=C: of its gaps.
       --rate R: Requests per second.
       --lengths L: One of: {LENGTHS}; {LENGTH_FORMS}; or a trace to draw pairs from; then ,max_tokens=N for all.
       --num-requests N: Number of requests.

@@ -30,9 +30,8 @@ def plan_ensemble(
     worlds = fleet_worlds(replace(world, rate=planned.rate), candidates, list(fleets.values()))
     weights = [replica_cost(planned, row) for row in fleets.values()]
     size = {"num_requests": planned.num_requests, "spare": planned.recommended.spare}
-    return uncertain_fleets(
-        dict(zip(fleets, worlds, strict=True)), weights, num, **size, cost=(GPUS, COST)[planned.priced], **options
-    )
+    by_name, cost = dict(zip(fleets, worlds, strict=True)), (GPUS, COST)[planned.priced]
+    return uncertain_fleets(by_name, weights, num, **size, cost=cost, **options)
 
 
 def rivals(planned: Planned) -> dict[str, Fleet]:

@@ -343,7 +343,7 @@ def _cells(sweep: "Sweep", metrics: Mapping[str, Metric]) -> Table:
             if row.get(name) is not None:
                 cells[-1] = number(row[name] * metric.scale)
         rows.append(Row((*cells, "✕ overloaded" * (row.get("stable") is False))))
-    caption = f"At most {MAX_ROWS} cells. All metrics are in results.csv, and dsim metrics prints every formula."
+    caption = f"At most {MAX_ROWS} cells. All metrics are in results.csv."
     return Table(tuple(head), tuple(rows), caption=caption, left=frozenset())
 
 
