@@ -95,4 +95,4 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult
                 raise DsimError(f"commits is model and no prompts are given: expected --prompts FILE for {loaded.name}")
             prompts = "records"
         profile = None if self.profile is None else world.loaded_profile()
-        return LiveSetting(loaded, profile, commits, prompts, self.tokenizer)
+        return LiveSetting(loaded, profile, commits, prompts, tokenizer=self.tokenizer)

@@ -1,6 +1,7 @@
 """A sweep: worlds that differ in a few fields, each run once, and their table."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -83,7 +84,7 @@ def sweep(
     jobs: int | None = None,
     ray: str | None = None,
     force: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], object] = lambda ended, total: None,
     command: str = "",
     allow_code: Iterable[FilePath] = (),
 ) -> Sweep:
@@ -111,12 +112,15 @@ def sweep(
     with StoreFolder(None if out is None else Path(out), SWEEP, force=force) as folder, Pool(jobs, ray) as pool:
         folder.begin()
         folder.put({"sweep.json": begun.to_text()})
-        outcomes, interrupted = folder.finish(
-            pool, _run, worlds, question=asked_of, progress=lambda ended, total, _: progress and progress(ended, total)
-        )
+        outcomes: dict[str, Outcome[Json]] = {}
+        progress(0, len(worlds))
+        with suppress(KeyboardInterrupt), closing(folder.memo.run(pool, _run, worlds, asked_of)) as running:
+            for outcome in running:
+                outcomes[outcome.key] = outcome
+                progress(len(outcomes), len(worlds))
         done = replace(
             begun,
-            interrupted=interrupted,
+            interrupted=len(outcomes) < len(worlds),
             results=_rows(plan, outcomes),
             num_reused=sum(outcome.is_stored for outcome in outcomes.values()),
         )

@@ -245,14 +245,15 @@ class World:
         return routing(self.router, self.allow_code)
 
     def fleet(self) -> Fleet:
-        settings = [self.setting(), *(world.setting() for _, world in self._by_pool()[1:])]
-        specs = [spec for spec, _ in self._by_pool()]
-        pools = [
-            Pool(setting, spec.count, spec.name, self.startup) for setting, spec in zip(settings, specs, strict=True)
-        ]
-        scaler, decider = scaling(self.scaler, self.allow_code), least_uncached(self.decider)
-        links = tuple(map(Link.parse, self.links))
-        return Fleet(tuple(pools), self.routing(), scaler, links, decider).with_ends()
+        (first, _), *further = self.each_pool()
+        pools = [(first, self.setting()), *further]
+        return Fleet(
+            tuple(Pool(setting, spec.count, spec.name, self.startup) for spec, setting in pools),
+            self.routing(),
+            scaling(self.scaler, self.allow_code),
+            links=tuple(map(Link.parse, self.links)),
+            decider=least_uncached(self.decider),
+        ).with_ends()
 
     def of_each_pool(self) -> "list[World]":
         return [world for _, world in self._by_pool()]

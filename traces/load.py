@@ -145,6 +145,6 @@ def finish(columns: Columns, form: Format, path: str, name: str) -> Trace:
     )
     time = (columns.time - columns.time[0]) / form.ticks
     try:
-        return Trace(name, time, columns.input_length, columns.output_length, extras, notes)
+        return Trace(name, time, columns.input_length, columns.output_length, extras=extras, notes=notes)
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
