@@ -153,28 +153,19 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
         return Profiled(profile, None, watch.command(), evidence)
 
     def _derived(self, gpu_name: str, name: str, command: str) -> "Profiled":
-        from ..profiler import models
+        from ..planner.candidates import from_sheets
         from ..profiler.hardware import gpu
+        from ..profiler.models import MODELS
         from ..profiler.precision import precision
-        from ..profiler.profile import load
-        from ..profiler.roofline import roofline, sheet_of
+        from ..profiler.roofline import sheet_of
         from ..report.profile import Profiled
 
         if self.model is None:
-            raise DsimError(f"--model is missing, expected one of {', '.join(models.MODELS)}")
-        shape = models.model(self.model)
+            raise DsimError(f"--model is missing, expected one of {', '.join(MODELS)}")
+        options = self.values("weights", "kv") | {"graphs": self.graphs is not False, "name": name or None}
+        options |= {"date": date.today().isoformat()}
+        [profile] = from_sheets([gpu_name], self.model, self.tp, self.yields, **options)
         kind = precision(self.model, self.weights, self.kv)
-        profile = roofline(
-            gpu(gpu_name),
-            shape,
-            self.tp,
-            graphs=self.graphs is not False,
-            name=name or None,
-            date=date.today().isoformat(),
-            generates=models.family(shape, models.architecture_of(self.model)),
-            yields=load(self.yields).commits if self.yields else (),
-            precision=kind,
-        )
         return Profiled(profile, sheet_of(profile, gpu(gpu_name), kind), command)
 
     def _fitted(self, path: Path, name: str, watch: Watch) -> "Profiled":

@@ -19,17 +19,13 @@ ABOVE_0 = Range(0, above=True)
 def architectures(values: Mapping[str, Any]) -> list[Any]:
     """The architectures that a config.json names."""
     listed = values.get("architectures")
-    if isinstance(listed, list):
-        return listed
-    return []
+    return listed if isinstance(listed, list) else []
 
 
 def text_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """A config.json's values, with those of its `text_config`."""
     text = values.get("text_config")
-    if isinstance(text, dict):
-        return {**values, **text}
-    return {**values}
+    return {**values, **text} if isinstance(text, dict) else {**values}
 
 
 def value_of(config: FileObject, field: str) -> Any:

@@ -45,9 +45,7 @@ def threshold(k: float, windows: float) -> float:
         x = min(700.0, 2 * k * (h + OVERSHOOT))
         return (math.exp(x) - x - 1) / (2 * k * k) - windows
 
-    if excess(LEAST_H) >= 0:
-        return LEAST_H
-    return float(brentq(excess, LEAST_H, 100.0))
+    return LEAST_H if excess(LEAST_H) >= 0 else float(brentq(excess, LEAST_H, 100.0))
 
 
 def learnt_band(num_requests: int) -> float:

@@ -269,9 +269,7 @@ class Follower:
     @property
     def capacity(self) -> float | None:
         """The server's (req/s); None while the twin is not the server."""
-        if self.alarms.open.keys() - {TRAFFIC}:
-            return None
-        return self._capacity
+        return None if self.alarms.open.keys() - {TRAFFIC} else self._capacity
 
     def traffic(self) -> Trace:
         """The arrivals of the windows in memory, as one trace."""

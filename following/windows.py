@@ -101,16 +101,12 @@ class Window:
     def added(self, name: str) -> float | None:
         """The growth of a counter, from 0 if it appeared within the window; None if the server lacks it."""
         last = self.samples[-1].counters.get(name)
-        if last is None:
-            return None
-        return last - self.samples[0].counters.get(name, 0.0)
+        return None if last is None else last - self.samples[0].counters.get(name, 0.0)
 
     def histogram(self, name: str) -> Buckets | None:
         """The values added to a histogram."""
         last = self.samples[-1].histograms.get(name)
-        if last is None:
-            return None
-        return last.minus(self.samples[0].histograms.get(name))
+        return None if last is None else last.minus(self.samples[0].histograms.get(name))
 
     def gauge(self, name: str) -> Floats:
         """[samples] A gauge; NaN where it is missing."""
@@ -177,9 +173,7 @@ class Cutter:
     @property
     def open(self) -> Window | None:
         """The incomplete window; None with fewer than two samples."""
-        if len(self._samples) < 2:
-            return None
-        return Window(tuple(self._samples))
+        return None if len(self._samples) < 2 else Window(tuple(self._samples))
 
     def add(self, scrape: Scrape) -> Window | None:
         """The window that this scrape completes, if any."""

@@ -35,9 +35,7 @@ class Quality:
     same: bool = False  # the answers are those of the policy to beat
 
     def __str__(self) -> str:
-        if self.relative is None:
-            return "unknown"
-        return f"{100 * self.relative:.1f} %"
+        return "unknown" if self.relative is None else f"{100 * self.relative:.1f} %"
 
     def shortfall(self, least: float | None) -> str:
         """Why it is not enough; empty: it is."""

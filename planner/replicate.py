@@ -85,9 +85,7 @@ class Reading:
     @property
     def worst(self) -> int:
         """The criterion furthest beyond its bound; -1 if none is violated."""
-        if self.severity <= 0:
-            return -1
-        return self.criterion
+        return -1 if self.severity <= 0 else self.criterion
 
 
 @dataclass(frozen=True)

@@ -116,9 +116,7 @@ def setup_facts(setup: Setup) -> dict[str, str]:
 
 def money(amount: float | None, setup: Setup, places: int = 2) -> str:
     """Empty for None."""
-    if amount is None:
-        return ""
-    return f"{amount:,.{places}f} {setup.currency}"
+    return "" if amount is None else f"{amount:,.{places}f} {setup.currency}"
 
 
 def _numbers(capacity: "Capacity") -> tuple[Number, ...]:

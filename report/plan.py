@@ -249,9 +249,7 @@ def _floor(share: float) -> str:
 
 def _years(years: float) -> str:
     months = round(12 * years)
-    if months % 12:
-        return counted(months, "month")
-    return counted(months // 12, "year")
+    return counted(months, "month") if months % 12 else counted(months // 12, "year")
 
 
 # Tables
@@ -304,9 +302,7 @@ def _research(planned: "Planned") -> Section:
 
 
 def _hourly(planned: "Planned", fleet: "Fleet") -> str:
-    if not planned.priced:
-        return ""
-    return money(fleet.per_hour, planned.setup)
+    return "" if not planned.priced else money(fleet.per_hour, planned.setup)
 
 
 def _left_out(planned: "Planned") -> Section:

@@ -117,9 +117,7 @@ def _unit(tuned: "Tuned") -> str:
 
 
 def _share(value: float | None) -> str:
-    if value is None:
-        return "an unknown share"
-    return f"{percent(value)} %"
+    return "an unknown share" if value is None else f"{percent(value)} %"
 
 
 def _quality(finalist: "Finalist") -> str:

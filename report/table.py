@@ -77,9 +77,7 @@ def _best(better: str, values: Sequence[float | None], policies: Sequence[Summar
         return frozenset()
     best = {"high": max, "low": min}[better](fair.values())
     winners = frozenset(i for i, v in fair.items() if math.isclose(v, best, rel_tol=0.005, abs_tol=1e-12))
-    if len(winners) == len(fair):
-        return frozenset()
-    return winners
+    return frozenset() if len(winners) == len(fair) else winners
 
 
 def _slo_rows(policies: Sequence[Summary]) -> list[MetricRow]:
@@ -110,9 +108,7 @@ def value(summary: Summary, keys: str) -> float | None:
     number: Any = summary
     for key in keys.split("."):
         number = getattr(number, key, None)
-    if number is None:
-        return None
-    return float(number)
+    return None if number is None else float(number)
 
 
 def counted(count: int, noun: str) -> str:

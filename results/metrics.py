@@ -421,9 +421,7 @@ def ratio(a: Any, b: Any) -> Floats:
 
 def _per(amount: float, base: float) -> float | None:
     """None unless the ratio is finite and base > 0."""
-    if not base > 0:
-        return None
-    return finite(amount / base)
+    return None if not base > 0 else finite(amount / base)
 
 
 def finite(value: float) -> float | None:

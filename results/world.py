@@ -150,9 +150,7 @@ class World:
 
     @property
     def _asked(self) -> Trace:
-        if self.lengths is None:
-            return self.source()
-        return self.requests()
+        return self.source() if self.lengths is None else self.requests()
 
     def per_million_tokens(self, hourly: float, rate: float) -> float:
         """Price of as many tokens of answers, of a fleet that costs `hourly`, at `rate` req/s."""
@@ -252,7 +250,7 @@ class World:
             self.routing(),
             scaling(self.scaler, self.allow_code),
             links=tuple(map(Link.parse, self.links)),
-            decider=least_uncached(self.decider),
+            least_uncached=least_uncached(self.decider),
         ).with_ends()
 
     def of_each_pool(self) -> "list[World]":
@@ -505,9 +503,7 @@ def arrived(result: RunRecords, columns: Columns | None = None) -> Columns:
 
 def _changed(path: FilePath) -> int:
     """When a file was; 0 for a shipped name."""
-    if os.path.isfile(path):
-        return Path(path).stat().st_mtime_ns
-    return 0
+    return Path(path).stat().st_mtime_ns if os.path.isfile(path) else 0
 
 
 @lru_cache(maxsize=8)

@@ -179,9 +179,7 @@ class Fleet:
 
     def prompt(self, request: int, length: int) -> Ids:
         stream = self._streams.get(request)
-        if stream is None:
-            return np.zeros(length, np.int32)
-        return stream.prompt
+        return np.zeros(length, np.int32) if stream is None else stream.prompt
 
     def submit(self, prompt: Sequence[int], output_length: int, **wishes: Any) -> Stream:
         """Take a request, or raise RefusedError. wishes: priority, deadline and slo_class of Request."""

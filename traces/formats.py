@@ -133,6 +133,4 @@ def check_column(rows: Rows, column: str, option: str) -> None:
 def shown_keys(keys: list[str]) -> str:
     """One line of at most 80 characters."""
     text = " ".join(", ".join(keys).split())
-    if len(text) <= 80:
-        return text
-    return text[:77] + "..."
+    return text if len(text) <= 80 else text[:77] + "..."

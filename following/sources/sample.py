@@ -31,9 +31,7 @@ class Buckets(NamedTuple):
     @property
     def mean(self) -> float:
         """The mean; NaN without values."""
-        if not self.num:
-            return float("nan")
-        return self.total / self.num
+        return float("nan") if not self.num else self.total / self.num
 
     def minus(self, other: "Buckets | None") -> "Buckets":
         """The values added since `other`."""
