@@ -2,27 +2,17 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..results.metrics import METRICS, ROUNDING, SloVerdict, Summary, path
 from ..results.slo import Slo
+from .page import Row
 
 MOST_PLACES = 9
 
 
-@dataclass(frozen=True)
-class MetricRow:
-    label: str
-    unit: str
-    cells: tuple[str, ...]  # by policy
-    best: frozenset[int]  # policies; empty if all are equal
-    group: str
-    about: str = ""  # formula
-
-
-def compare(policies: Sequence[Summary]) -> list[MetricRow]:
-    """A row has one unit."""
+def compare(policies: Sequence[Summary]) -> list[Row]:
+    """The policies' numbers: label, unit, and a cell for each policy."""
     rows = [_row(name, stat, policies) for name, metric in METRICS.items() if metric.group for stat in metric.stats]
     return [row for row in rows if row is not None] + _slo_rows(policies)
 
@@ -37,7 +27,7 @@ def number(value: float | None) -> str:
     return f"{value:,.{max(0, 2 - power)}f}"
 
 
-def _row(name: str, stat: str, policies: Sequence[Summary]) -> MetricRow | None:
+def _row(name: str, stat: str, policies: Sequence[Summary]) -> Row | None:
     metric = METRICS[name]
     values = [value(policy, path(name, stat)) for policy in policies]
     if metric.optional and not any(values):
@@ -50,14 +40,8 @@ def _row(name: str, stat: str, policies: Sequence[Summary]) -> MetricRow | None:
     label = metric.label or f"{name} {stat}".strip()
     if not stat:
         label = label.replace("_", " ")
-    return MetricRow(
-        label=label,
-        unit=unit,
-        cells=tuple(_text(v, scale, unit) for v in values),
-        best=_best(metric.better, values, policies),
-        group=metric.group,
-        about=metric.formula,
-    )
+    cells = (label, unit, *(_text(v, scale, unit) for v in values))
+    return Row(cells, _best(metric.better, values, policies), metric.group, metric.formula)
 
 
 def _text(value: float | None, scale: float, unit: str) -> str:
@@ -72,7 +56,7 @@ def _text(value: float | None, scale: float, unit: str) -> str:
 
 def _best(better: str, values: Sequence[float | None], policies: Sequence[Summary]) -> frozenset[int]:
     # Latencies cover completed requests only: unfinished ones would flatter a policy.
-    fair = {i: v for i, v in enumerate(values) if v is not None and not policies[i].unfinished}
+    fair = {2 + i: v for i, v in enumerate(values) if v is not None and not policies[i].unfinished}
     if not better or len(fair) < 2:
         return frozenset()
     best = {"high": max, "low": min}[better](fair.values())
@@ -80,12 +64,12 @@ def _best(better: str, values: Sequence[float | None], policies: Sequence[Summar
     return frozenset() if len(winners) == len(fair) else winners
 
 
-def _slo_rows(policies: Sequence[Summary]) -> list[MetricRow]:
+def _slo_rows(policies: Sequence[Summary]) -> list[Row]:
     rows = []
     for verdicts in zip(*(policy.slos for policy in policies), strict=True):
-        met = frozenset(i for i, verdict in enumerate(verdicts) if verdict.met)
-        cells, formula = tuple(map(_verdict, verdicts)), METRICS["slos"].formula
-        rows.append(MetricRow(verdicts[0].slo, "", cells, met, group="SLOs", about=formula))
+        met = frozenset(2 + i for i, verdict in enumerate(verdicts) if verdict.met)
+        cells = (verdicts[0].slo, "", *map(_verdict, verdicts))
+        rows.append(Row(cells, met, group="SLOs", about=METRICS["slos"].formula))
     return rows
 
 
