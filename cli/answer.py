@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 if TYPE_CHECKING:
     from ..report.page import Page
@@ -29,20 +29,13 @@ class Answer(Generic[R]):
     code: int = 0
     failure: Exception | None = None  # raised at the end
 
-    def _result(self) -> "list[Result]":
-        from ..report.result import Result  # slow to load
-
-        return [value for value in [self.value] if self.json is None and isinstance(value, Result)]
-
     def to_json(self) -> Any:
-        for result in self._result():
-            return result.to_json()
-        return self.json
+        return cast("Result", self.value).to_json() if self.json is None else self.json
 
-    def shown(self) -> "Page | None":
+    def to_page(self) -> "Page | None":
         if self.page is not None:
             return self.page()
-        return next((result.page() for result in self._result()), None)
+        return cast("Result", self.value).page() if self.json is None else None
 
     def to_python(self) -> R:
         if self.failure is not None:

@@ -82,7 +82,7 @@ class Bar(logging.Handler):
 def watch_runs(
     bar: Bar, num_runs: int, num_requests: int, begins: str, clock: str = ""
 ) -> Callable[[str], AbstractContextManager[Callable[[int, float], None]]]:
-    """Show runs in turn: a function from a run's name to a context, whose value is called as requests end.
+    """Show runs in turn: returns a function from a run's name to a context; call the context's value as requests end.
 
     begins: note until the first ends. clock: text after the time.
     """

@@ -43,10 +43,9 @@ def warn_of_settings(watch: "Watch", runs: Iterable[tuple["Setting", "World"]]) 
 
     lines: list[str] = []
     for setting, world in runs:
-        named: Iterable[object] = ()
-        if world.trace:  # a server's requests are unknown yet
-            named = world.source().extras.get("model", ())
-        lines += warnings_of(setting, named)
+        # A server's requests are unknown yet.
+        models: Iterable[object] = world.source().extras.get("model", ()) if world.trace else ()
+        lines += warnings_of(setting, models)
     lines = list(dict.fromkeys(lines))
     if len(lines) > MOST_SAID:
         lines[MOST_SAID:] = [f"{len(lines) - MOST_SAID} more policies need data that their profiles lack"]

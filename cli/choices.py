@@ -4,7 +4,6 @@ tests/cli/test_start.py compares them with their originals.
 """
 
 TRACES = ("azure-conv", "mooncake-conv")
-TIME_UNITS = ("s", "ms", "us", "ns")
 ARRIVALS = ("trace", "poisson", "gamma", "constant")
 LENGTHS = ("sharegpt", "lmsys", "longbench", "gsm8k", "humaneval", "mbpp", "ifeval")
 LENGTH_FORMS = "fixed:IN,OUT, normal:MEAN,STD[,MEAN,STD], lognormal:MEAN,STD[,MEAN,STD]"

@@ -60,11 +60,12 @@ class CompareQuestion(q.Forced, q.Coded, Question["Comparison"]):
         pairs = [(_run(p, code), _run(m, code)) for p, m in zip(predicted, measured, strict=True)]
         profiles = self._profiles(pairs)
         with watch.bar("reading", "steps") as bar:
-
-            def progress(policy: str, done: int, total: int) -> None:
-                bar.update(done, total, policy)
-
-            comparison = compare_runs(pairs, lambda name: profiles.get(name) or load(name), bounds, progress=progress)
+            comparison = compare_runs(
+                pairs,
+                lambda name: profiles.get(name) or load(name),
+                bounds,
+                progress=lambda policy, done, total: bar.update(done, total, policy),
+            )
         if self.folder is not None:
             write_folder(self.folder, COMPARISON, result_files(comparison, watch.command()), force=self.force)
         return Answer(value=comparison, out=self.folder, files=FILES, missed=comparison.missed)

@@ -1,4 +1,4 @@
-"""A command is a question: a frozen dataclass, whose fields are its options and its keywords in Python.
+"""A command is a question: a frozen dataclass. Its fields are the options, and the keywords in Python.
 
 A docstring declares the options: `--trials N: Settings to try.` in a panel of the help, with the field's name in
 parentheses where it is another. A help that begins `With --gpu: ` is of an option that has no effect without that one.
@@ -22,7 +22,7 @@ from typer.core import TyperCommand
 
 from ..engine.errors import DsimError
 from ..files.duration import seconds_of
-from ..files.read import cut, did_you_mean, float_of
+from ..files.read import cut, did_you_mean, share_of
 from . import choices, shared
 from .answer import Answer
 
@@ -78,7 +78,7 @@ class Option:
 
 def percent(name: str, text: str) -> float:
     """`2%` or `0.02`."""
-    value = float_of(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    value = share_of(text)
     if not 0 < value <= 1:
         raise DsimError(f"{name} is {cut(text)}, expected a share above 0% and up to 100%, such as 2%")
     return value
@@ -309,10 +309,10 @@ def asks(question: Callable[P, Question[R]], name: str) -> Callable[P, R]:
         return question(*args, **options).answer(Watch()).to_python()
 
     answer.__doc__ = (question.__doc__ or "").format_map(CHOICES)
-    own = typing.cast(Any, question).__annotations__  # before shared ones
+    fields = typing.cast(Any, question).__annotations__  # before shared ones
     parameters = inspect.signature(question).parameters.values()
     signature = inspect.Signature(
-        sorted(parameters, key=lambda p: (p.kind, p.kind is p.KEYWORD_ONLY and p.name not in own))
+        sorted(parameters, key=lambda p: (p.kind, p.kind is p.KEYWORD_ONLY and p.name not in fields))
     )
     return suggesting(answer, name, signature, {option.name: field for field, option in options_of(question).items()})
 

@@ -102,9 +102,7 @@ class FollowQuestion(q.Coded, Question["Following"]):
         state = state_of(follower)
         page = page_of(follower, watch.command())
         following = Following(state, list(follower.windows), folder, page)
-        code = INTERRUPTED
-        if self.once:
-            code = int(bool(state["alarms"]))
+        code = int(bool(state["alarms"])) if self.once else INTERRUPTED
         return Answer(value=following, json=state, page=lambda: page, out=folder, files=FILES, code=code)
 
     def _follow(self, watcher: "Watcher", watch: Watch) -> None:

@@ -12,7 +12,6 @@ from .answer import Answer
 from .declared import Question, Watch
 
 if TYPE_CHECKING:
-    from ..comparison.clients.match import Requested
     from ..report.run import RunResult
     from .objects import TraceLike
 
@@ -57,6 +56,7 @@ class ImportQuestion(q.OfFile, q.Forced, Question["RunResult"]):
         from ..results.run_info import FILES
         from ..results.slo import Slo
         from ..results.world import MAX_REPLICAS
+        from ..traces import Trace, load
 
         q.check_range("replicas", self.replicas, 1, MAX_REPLICAS)
         options = self.values("only", "skip_bad")
@@ -69,9 +69,12 @@ class ImportQuestion(q.OfFile, q.Forced, Question["RunResult"]):
         default = "server"
         if engine is not None and engine.header.preset in PRESETS:
             default = policy_of(engine.header)[0]
+        trace = self.trace
+        if trace is not None and not isinstance(trace, Trace):
+            trace = load(trace, time_unit=self.time_unit, columns=self.columns)
         run = measured_run(
             client,
-            self._requested(),
+            trace,
             policy=printable(self.policy or default),
             slos=[Slo.parse(text) for text in self.slos],
             replicas=self.replicas,
@@ -90,15 +93,3 @@ class ImportQuestion(q.OfFile, q.Forced, Question["RunResult"]):
             run.info, open=opened, columns={run.info.policies[0].policy: run.columns}, temporary=temporary
         )
         return Answer(value=result, lines=client_lines(about), out=self.folder, files=FILES)
-
-    def _requested(self) -> "Requested | None":
-        """The arrivals and lengths that the client replayed, if given."""
-        from ..comparison.clients.match import Requested
-        from ..traces import Trace, load
-
-        trace = self.trace
-        if trace is None:
-            return None
-        if not isinstance(trace, Trace):
-            trace = load(trace, time_unit=self.time_unit, columns=self.columns)
-        return Requested(trace.name, trace.arrival, trace.input_length, trace.output_length)

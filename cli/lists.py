@@ -42,6 +42,7 @@ def _fields(spec: str, allow_code: Sequence[Any]) -> Answer[None]:
     """By axis, with values and the paper or file that the policy follows."""
     from ..engine.part import AXES, fields_of
     from ..engine.policy import name_of, parse, preset_of
+    from ..planner.candidate import spelt
     from ..results.world import named_code
 
     code = named_code([spec], allow_code)
@@ -56,15 +57,8 @@ def _fields(spec: str, allow_code: Sequence[Any]) -> Answer[None]:
         lines += [f"\n{axis} ({type(getattr(policy, axis)).__name__})"] * bool(fields)
         for field in fields:
             meaning = f"{field.meaning or 'no meaning given'} [{field.bounds}]"
-            lines.append(f"  {field.name} = {value_of(field.default)}: {meaning}")
+            lines.append(f"  {field.name} = {spelt(field.default)}: {meaning}")
     return Answer(value=None, json={**about, "fields": listed}, lines=lines)
-
-
-def value_of(value: Any) -> str:
-    """A default as in a SPEC."""
-    if isinstance(value, tuple):
-        return "/".join(map(str, value)) or "none"
-    return str(value).lower() if isinstance(value, bool | None) else str(value)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..engine.errors import DsimError
 from . import choices
@@ -68,12 +68,17 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult
         about = live.about()
         temporary, folder = q.kept_folder(self.folder, watch)
         with watch.bar("live", "requests") as bar:
-
-            def facts(results: Any) -> dict[str, Any]:
-                return {**about(results), "command": watch.command()}
-
+            command = {"command": watch.command()}
             runs = watch_runs(bar, len(worlds), len(requests), "warming up")
-            run = record(worlds, requests, live.serve, out=folder, force=self.force, about=facts, watch=runs)
+            run = record(
+                worlds,
+                requests,
+                live.serve,
+                out=folder,
+                force=self.force,
+                about=lambda results: about(results) | command,
+                watch=runs,
+            )
         value, interrupted = replace(run, temporary=temporary), stopped(run, worlds)
         return Answer(value=value, out=self.folder, files=FILES, interrupted=interrupted, failure=run.failure)
 
@@ -90,4 +95,4 @@ class LiveQuestion(q.OfTrace, q.Paced, q.OnDevice, q.Forced, Question["RunResult
                 raise DsimError(f"commits is model and no prompts are given: expected --prompts FILE for {loaded.name}")
             prompts = "records"
         profile = None if self.profile is None else world.loaded_profile()
-        return LiveSetting(loaded, profile, commits, prompts, self.tokenizer)
+        return LiveSetting(loaded, profile, commits, prompts, tokenizer=self.tokenizer)

@@ -53,9 +53,7 @@ def profile_name(profile: ProfileLike) -> str:
 
 def loaded(profile: ProfileLike) -> Profile:
     """A profile by name, or the object."""
-    if isinstance(profile, Profile):
-        return profile
-    return load_profile(profile)
+    return profile if isinstance(profile, Profile) else load_profile(profile)
 
 
 def spec_of(policy: PolicyLike) -> str:

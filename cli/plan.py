@@ -166,7 +166,13 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
         if gpus and self.profiles:
             raise DsimError(f"--gpu is {gpus} and --profile is {q.name_of(self.profiles[0])}, expected one of them")
         names = different([name.strip() for text in self.gpu for name in text.split(",")])
-        sheets = from_sheets(names, self.model or "SDAR-8B", self.tp, self.commits, self.weights, self.kv)
+        model = self.model or "SDAR-8B"
+        sheets = from_sheets(names, model, self.tp, self.commits, weights=self.weights, kv=self.kv)
+        if any(profile.family == "block-diffusion" and not profile.commits for profile in sheets):
+            raise DsimError(
+                f"no yields of {sheets[0].model.name} are published, expected --yields P: a profile with commit "
+                "models, such as a100-sdar-8b"
+            )
         if name_their_profiles(specs) and (gpus or self.profiles):
             every = ", ".join(specs)
             raise DsimError(f"every policy names its own profile, expected none of --profile and --gpu: {every}")

@@ -140,10 +140,6 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
         if files:
             options["keep"] = keep
         with watch.bar("measuring", "s", round(self.budget)) as bar:
-
-            def progress(phase: str, share: float) -> None:
-                bar.update(round(share * self.budget), note=phase)
-
             profile, evidence = profile_model(
                 loaded,
                 name=name or printable(Path(self.model or loaded.model.config.name).name),
@@ -151,34 +147,25 @@ class ProfileQuestion(q.OnDevice, Question["Profiled"]):
                 workloads=self._workloads(loaded),
                 yields=lender,
                 both_ways=self.full_sequence,
-                on_progress=progress,
+                on_progress=lambda phase, share: bar.update(round(share * self.budget), note=phase),
                 **options,
             )
         return Profiled(profile, None, watch.command(), evidence)
 
     def _derived(self, gpu_name: str, name: str, command: str) -> "Profiled":
-        from ..profiler import models
+        from ..planner.candidates import from_sheets
         from ..profiler.hardware import gpu
+        from ..profiler.models import MODELS
         from ..profiler.precision import precision
-        from ..profiler.profile import load
-        from ..profiler.roofline import roofline, sheet_of
+        from ..profiler.roofline import sheet_of
         from ..report.profile import Profiled
 
         if self.model is None:
-            raise DsimError(f"--model is missing, expected one of {', '.join(models.MODELS)}")
-        shape = models.model(self.model)
+            raise DsimError(f"--model is missing, expected one of {', '.join(MODELS)}")
+        options = self.values("weights", "kv") | {"graphs": self.graphs is not False, "name": name or None}
+        options |= {"date": date.today().isoformat()}
+        [profile] = from_sheets([gpu_name], self.model, self.tp, self.yields, **options)
         kind = precision(self.model, self.weights, self.kv)
-        profile = roofline(
-            gpu(gpu_name),
-            shape,
-            self.tp,
-            graphs=self.graphs is not False,
-            name=name or None,
-            date=date.today().isoformat(),
-            generates=models.family(shape, models.architecture_of(self.model)),
-            yields=load(self.yields).commits if self.yields else (),
-            precision=kind,
-        )
         return Profiled(profile, sheet_of(profile, gpu(gpu_name), kind), command)
 
     def _fitted(self, path: Path, name: str, watch: Watch) -> "Profiled":

@@ -99,12 +99,16 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["RunResult
                 drawn = ensemble(worlds, requests, self.ensemble, pool=pool, progress=bar.update)
             about["ensemble"] = drawn
         with watch.bar("replay", "requests") as bar:
-
-            def facts(results: Any) -> dict[str, Any]:
-                return about | {"shortages": shortages(worlds[: len(results)], requests)}
-
             runs = watch_runs(bar, len(worlds), len(requests), "starting", " simulated")
-            run = record(worlds, requests, in_twin, out=self.folder, force=self.force, watch=runs, about=facts)
+            run = record(
+                worlds,
+                requests,
+                in_twin,
+                out=self.folder,
+                force=self.force,
+                watch=runs,
+                about=lambda results: about | {"shortages": shortages(worlds[: len(results)], requests)},
+            )
         if self.folder is None:
             temporary, folder = q.kept_folder(None, watch)
 
@@ -114,7 +118,5 @@ class ReplayQuestion(q.OnFleet, q.Paced, q.Priced, q.Forced, Question["RunResult
                 return read_run(folder, worlds[0].allow_code)
 
             run = replace(run, open=replayed_again, temporary=temporary)
-        missed: list[str] = []
-        if self.fail_on_slo:
-            missed = missed_slos(run.policies)
+        missed: list[str] = missed_slos(run.policies) if self.fail_on_slo else []
         return Answer(value=run, out=self.folder, files=FILES, interrupted=stopped(run, worlds), missed=missed)

@@ -68,7 +68,7 @@ def run(question: Question[Any], as_json: bool) -> None:
     if as_json:
         print_json(answer.to_json())
     else:
-        if (page := answer.shown()) is not None:
+        if (page := answer.to_page()) is not None:
             from ..report.text import render
 
             render(page, Terminal(soft_wrap=not sys.stdout.isatty(), highlight=False))
@@ -85,19 +85,17 @@ def run(question: Question[Any], as_json: bool) -> None:
         raise answer.failure
     for line in answer.missed:
         screen.alarm(line)
-    code = answer.code or MISSED * bool(answer.missed)
-    if answer.interrupted:
-        code = INTERRUPTED
+    code = INTERRUPTED if answer.interrupted else answer.code or MISSED * bool(answer.missed)
     if code:
         raise typer.Exit(code)
 
 
 def print_json(data: Any) -> None:
     """NaN and infinity become null."""
-    from ..results.metrics import no_nan
+    from ..files.schema import stored
 
     global has_printed
-    print(json.dumps(no_nan(data), allow_nan=False))
+    print(json.dumps(stored(data), allow_nan=False))
     has_printed = True
 
 

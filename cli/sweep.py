@@ -46,9 +46,7 @@ class SweepQuestion(q.Somewhere, q.Forced, q.Coded, Question["Sweep"]):
             options = self.values("jobs", "ray", "force", "allow_code")
             done = sweep(config, self.out, **options, progress=bar.update, command=watch.command())
         errors = [f"cell {row['key']}: {row['error']}" for row in done.results if row["error"] is not None]
-        failure = None
-        if len(errors) == done.num_cells:
-            failure = DsimError(f"every cell failed; the first: {errors[0]}")
+        failure = DsimError(f"every cell failed; the first: {errors[0]}") if len(errors) == done.num_cells else None
         if len(errors) > 3:
             errors[3:] = [f"{len(errors) - 3} more cells failed: column error"]
         watch.warn(errors)

@@ -86,7 +86,7 @@ class SynthQuestion(Question[None]):
     Arguments:
       out OUT: The JSON lines file to write.
     Traffic:
-      --arrival NAME: One of: poisson, gamma, weibull, constant.
+      --arrival NAME: One of: poisson, gamma, constant; gamma with ,cv=C: of its gaps.
       --rate R: Requests per second.
       --lengths L: One of: {LENGTHS}; {LENGTH_FORMS}; or a trace to draw pairs from; then ,max_tokens=N for all.
       --num-requests N: Number of requests.
@@ -128,7 +128,7 @@ def _wrote(question: ConvertQuestion | SynthQuestion, trace: "Trace", details: s
 
 def info_page(trace: "Trace", facts: "Mapping[str, Any]") -> "Page":
     """A trace's facts, without those that it is too short for."""
-    from ..report.page import Page, Section
+    from ..report.page import Page, Section, facts_of
     from ..report.page import table as grid
 
     reused = facts["repeated_hash_ids"]
@@ -150,7 +150,7 @@ def info_page(trace: "Trace", facts: "Mapping[str, Any]") -> "Page":
         name=f"dsim trace: {trace.name}",
         question="What is in the trace?",
         answer=f"{trace.name} ({trace.notes.format})",
-        facts=tuple((name, text) for name, text in rows.items() if text),
+        facts=facts_of(rows),
         sections=(Section("Tokens", (grid(("tokens", *heads), lengths),)),),
         notes=trace.notes.warnings,
     )

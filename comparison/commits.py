@@ -13,12 +13,11 @@ from ..engine.journal import unpack
 from ..engine.part import Policy
 from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
+from ..profiler.samples import Bools, Ints
 from ..results.run import Columns
 from .steps import Journal
 
 UNKNOWN = -1
-
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,9 +106,9 @@ class Commits:
         self.counts += (has_masks.sum(), len(forced), masks.sum(), unknown.sum())
         return committed
 
-    def _indices(self, plan: StepPlan) -> npt.NDArray[np.int64]:
+    def _indices(self, plan: StepPlan) -> Ints:
         """[rows, width] places in `_due`."""
-        begins: npt.NDArray[np.int64] = self._base[plan.requests] + plan.block_start
+        begins: Ints = self._base[plan.requests] + plan.block_start
         return begins[:, None] + self._columns
 
     @cached_property

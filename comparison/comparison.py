@@ -73,9 +73,7 @@ class PolicyErrors:
     @property
     def name(self) -> str:
         """Names the pair unless it is the first."""
-        if self.pair == 0:
-            return self.policy
-        return f"{self.policy} (pair {self.pair + 1})"
+        return self.policy if self.pair == 0 else f"{self.policy} (pair {self.pair + 1})"
 
     def judge(self, bound: Bound) -> Judged:
         """DsimError if the bound is on unpaired requests."""

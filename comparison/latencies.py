@@ -78,17 +78,13 @@ class Latencies(Prices):
             return super().__call__(plan) * self._correction(plan)
         latencies, used = recorded[nearest], self._used[key, nearest]
         self._used[key, nearest] = used + 1
-        if used < len(latencies):
-            return latencies[used]
-        return float(np.mean(latencies))
+        return latencies[used] if used < len(latencies) else float(np.mean(latencies))
 
     def _key(self, requests: Any, num_tokens: Any, f: Features) -> object:
         """What is equal in the same steps. requests, num_tokens: by row."""
         # Logs leave idle rows out.
         rows = sorted(row for row in zip(requests.tolist(), num_tokens.tolist(), strict=True) if row[1])
-        if self._logged:
-            return tuple(rows), f.prefill_tokens
-        return tuple(rows), f
+        return (tuple(rows), f.prefill_tokens) if self._logged else (tuple(rows), f)
 
     def _correction(self, plan: StepPlan) -> float:
         """Recorded over predicted time, nearest steps."""
@@ -96,9 +92,7 @@ class Latencies(Prices):
         _, near = tree.query(_point(plan.features), k=min(NEAREST, len(rows)))
         nearest = rows[np.atleast_1d(near)]
         priced = float(self._priced[nearest].sum())
-        if priced <= 0:
-            return 1.0
-        return float(self._latency[nearest].sum()) / priced
+        return 1.0 if priced <= 0 else float(self._latency[nearest].sum()) / priced
 
 
 def _point(f: Features) -> Sequence[float]:

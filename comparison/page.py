@@ -9,7 +9,7 @@ from ..results.metrics import STATS
 from .comparison import PER_REQUEST, Comparison, PolicyErrors
 from .errors import DEFINITIONS
 from .pairs import Pair, Side
-from .parts import MetricParts, Parts
+from .parts import Parts
 
 QUESTION = "How far is the twin from the device?"
 # A field of MetricParts, and its words.
@@ -181,13 +181,10 @@ def parts_table(parts: Parts, names: tuple[str, str]) -> Table:
     rows = []
     for name, entry in parts.metrics.items():
         if name in PER_REQUEST and entry.measured:
-            rows.append([name, "ms", number(1e3 * entry.error), *_shares(entry), f"{entry.num:,}"])
+            sizes = (entry.error, *(getattr(entry, key) for key in PARTS))
+            shares = [signed(size / entry.measured) for size in sizes]
+            rows.append([name, "ms", number(1e3 * entry.error), *shares, f"{entry.num:,}"])
     return _table(["", "unit", "error", f"of {names[1]}", *PARTS.values(), "requests"], rows)
-
-
-def _shares(entry: MetricParts) -> list[str]:
-    sizes = (entry.error, *(getattr(entry, key) for key in PARTS))
-    return [signed(size / entry.measured) for size in sizes]
 
 
 def step_lines(cell: PolicyErrors, folder: str) -> list[str]:

@@ -219,9 +219,11 @@ def check_pair(p: Run, m: Run) -> None:
             f"{p.folder} holds policies {cut(', '.join(p.policies))}, {m.folder} holds {cut(', '.join(m.policies))}: "
             "expected at least one in both"
         )
-    both = sides.predicted, sides.measured
     # Random weights take the time of the model's own.
-    same = {"model": [side.model.partition(" (random")[0] for side in both], "device": [side.device for side in both]}
+    same = {
+        "model": [side.model.partition(" (random")[0] for side in vars(sides).values()],
+        "device": [sides.predicted.device, sides.measured.device],
+    }
     options = ["closed_loop"]
     if not (is_client(p) or is_client(m)):  # a server's are unknown
         options += ["emit", "replicas"]

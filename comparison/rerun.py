@@ -16,10 +16,11 @@ from ..engine.replay import Ends, replay
 from ..engine.request import requests_of
 from ..engine.step import StepOutcome, StepPlan
 from ..profiler.profile import Profile
+from ..profiler.samples import Bools
 from ..results.metrics import rows_of
 from ..results.run import Columns, Run
 from ..sim.setting import Setting
-from .commits import Bools, Commits
+from .commits import Commits
 from .latencies import Prices
 from .steps import Journal
 
@@ -58,9 +59,7 @@ def recording_of(run: Run, name: str, profile: Profile) -> Recording:
         raise DsimError(f"{run.folder}: {name} reused pages, and a run does not keep what its requests begin with")
     info = run.info
     workload = next((model.workload for model in info.commit_models if model.policy == name), None)
-    frontend = 0.0
-    if info.profile is not None:
-        frontend = info.profile.frontend
+    frontend = info.profile.frontend if info.profile is not None else 0.0
     setting = Setting(policy, replace(profile, frontend=frontend), workload)
     return Recording(setting, info.limits.get(name, setting.limits), info.emit.split(" ")[0], info.eos)
 

@@ -2,22 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
 from ..engine import cache_overhead
-from ..engine.latency import Features, LatencyModel
+from ..engine.latency import Features, LatencyModel, step_times
 from ..engine.policy import Policy
 from ..engine.rows.passes import first_layers
+from ..profiler.samples import Ints as Ints
 from ..profiler.samples import step_features
 from ..results.metrics import Floats, rows_of
-from ..results.run import Columns, Run
+from ..results.run import Array, Columns, Run, counters_of
 from .errors import Errors, errors
 
-Ints = npt.NDArray[np.int64]
-Lists = Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]  # (values, offsets)
+Lists = Mapping[str, tuple[Array, Array]]  # (values, offsets)
 
 # Describe a step's computation.
 COMPUTED = {"prefill", "evicting", *Features._fields} - {"prefill_tokens"}
@@ -77,10 +76,11 @@ def compare_steps(predicted: Journal, measured: Journal, policy: Policy, latency
 
 def prices(latency: LatencyModel, journal: Journal, policy: Policy) -> Floats:
     """The model's price (s) of each step."""
-    features = step_features(journal.steps, journal.lists, policy.batching.pieces)
     if not policy.batching.hides_host:
         latency = latency.exposed()
-    first: list[Features | None] = [None] * len(features)
+    counters = counters_of(journal.steps)
+    features = step_features(journal.steps, journal.lists, policy.batching.pieces)
+    counters["prefill_tokens"] = np.array([step.prefill_tokens for step in features])
     table = cache_overhead.table_of(latency, policy.cache)
     by_row = table.any() or policy.cache.first_layer_whole
     if by_row:
@@ -89,35 +89,14 @@ def prices(latency: LatencyModel, journal: Journal, policy: Policy) -> Floats:
         lengths[:, requests["request"]] = requests["input_length"], requests["max_tokens"]
         prompt, output = lengths[:, rows]
     if policy.cache.first_layer_whole:
-        work = first_layers(policy, prompt, prompt + output, offsets).tolist()
-        for i, (num, pairs, keys) in enumerate(work):
-            if num > features[i].tokens:
-                first[i] = features[i]._replace(tokens=num, sum_q_kv=pairs, sum_kv=keys)
-    steps = zip(features, retained_features(journal.steps), first, strict=True)
-    priced = np.array([latency.step(*step) for step in steps], np.float64)
+        first = first_layers(policy, prompt, prompt + output, offsets)  # [steps, 3]
+        first[first[:, 0] <= counters["tokens"]] = 0
+        counters |= dict(zip(("first_tokens", "first_q_kv", "first_kv"), first.T, strict=True))
+    priced = step_times(latency, counters)
     if not by_row:
         return priced
     overhead = cache_overhead.of_rows(table, phases, prompt, prompt + output, policy.block_length)
     return np.asarray(priced + np.diff(np.concatenate([[0.0], np.cumsum(overhead)])[offsets]), np.float64)
-
-
-def retained_features(steps: Columns) -> list[Features | None]:
-    """Features after each step's eviction; None without one."""
-    features: list[Features | None] = [None] * len(steps["evicting"])
-    for i in np.flatnonzero(steps["evicting"]).tolist():
-        step = {name: int(column[i]) for name, column in steps.items() if column.dtype.kind in "iu"}
-        tokens = step["tokens"] - step["evicted"]
-        features[i] = Features(
-            tokens=tokens,
-            sum_q_kv=step["sum_q_kv"] - step["evicted_q_kv"],
-            sum_kv=step["sum_kv"] - step["evicted_kv"],
-            head_rows=tokens,
-            sampled_rows=step["sampled_rows"] - step["evicted_sampled"],
-            batch=step["batch"],
-            prefill_tokens=0,
-            num_forwards=step["num_forwards"],
-        )
-    return features
 
 
 def same_plans(predicted: Journal, measured: Journal) -> int:

@@ -149,9 +149,7 @@ def plan_cells(
     capacities = {world.policy: predicted_throughput(world) for world in worlds}
     cells: dict[tuple[str, str | int], Cell] = {}
     for load in loads:
-        share = math.inf
-        if load != FULL:
-            share = float(load)
+        share = float(load) if load != FULL else math.inf
         for world in worlds:
             concurrency, rate = None, share * capacities[world.policy]
             if share >= 1:
@@ -207,9 +205,7 @@ def validate(
     assert profile is not None  # the twin has one
     for policy in policies:
         live.check(replace(base, policy=policy))
-    fewest = FEWEST
-    if any(bound.metric == "ttft" for bound in bounds):
-        fewest = FEWEST_OF_TTFT
+    fewest = FEWEST_OF_TTFT if any(bound.metric == "ttft" for bound in bounds) else FEWEST
     inputs = {
         "trace": base.trace,
         "lengths": base.lengths,

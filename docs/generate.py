@@ -8,11 +8,11 @@ from typing import Any
 
 from dsim.cli import QUESTIONS, TRACES, declared
 from dsim.cli.declared import Option, options_of
-from dsim.cli.lists import value_of
 from dsim.engine import part
 from dsim.engine.part import AXES, Discipline, fields_of
 from dsim.engine.policy import PRESETS, settings_of
 from dsim.engine.view import RequestView, View
+from dsim.planner.candidate import spelt
 from dsim.profiler.hardware import GPUS
 from dsim.profiler.profile import shipped
 from dsim.results.metrics import METRICS
@@ -31,14 +31,14 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Name the file in place of a link that leaves the folder of the site."""
 
-    def named(link: "re.Match[str]") -> str:
+    def in_repository(link: "re.Match[str]") -> str:
         path = posixpath.normpath(posixpath.join(posixpath.dirname(page.file.src_uri), link[2]))
         if not path.startswith("../"):
             return link[0]
         text, path = link[1].strip("`"), path.removeprefix("../")
         return f"`{path}`" if text in path else f"{link[1]} (`{path}`)"
 
-    return re.sub(r"\[([^\]]+)\]\((\.\./[\w./-]+)\)", named, markdown)
+    return re.sub(r"\[([^\]]+)\]\((\.\./[\w./-]+)\)", in_repository, markdown)
 
 
 def pages() -> dict[str, str]:
@@ -61,8 +61,8 @@ def commands() -> str:
         "keyword of its name in [Python](../python.md), or the one in the last column; `--json` is in all commands."
     )
     out = _head("Commands", about)
-    asked = {**QUESTIONS, **{f"trace {name}": question for name, question in TRACES.items()}}
-    for name, question in asked.items():
+    questions = {**QUESTIONS, **{f"trace {name}": question for name, question in TRACES.items()}}
+    for name, question in questions.items():
         out += [f"## dsim {name}", "", _words(declared.about(question)), ""]
         rows = [_option(question, option) for option in options_of(question).values()]
         out += ["| option | meaning | default | keyword |", "|---|---|---|---|", *rows, ""] if rows else []
@@ -74,21 +74,21 @@ def _option(question: Any, option: Option) -> str:
     default = question.__dataclass_fields__[option.field].default
     name = " ".join(filter(None, [option.name, option.metavar])) if option.names else option.metavar
     if default is dataclasses.MISSING:
-        shown = "required"
+        value = "required"
     else:
-        shown = "" if default in (None, False, ()) else f"`{option.text(default)}`"
+        value = "" if default in (None, False, ()) else f"`{option.text(default)}`"
     keyword = f"`{option.field}`" if option.name != f"--{option.field.replace('_', '-')}" else ""
-    return f"| {_cell(f'`{name}`')} | {_cell(_words(option.help))} | {_cell(shown)} | {keyword} |"
+    return f"| {_cell(f'`{name}`')} | {_cell(_words(option.help))} | {_cell(value)} | {keyword} |"
 
 
 def fields() -> str:
     """Every field of every policy: what it may be, what it means, and the presets that have it, with their values."""
-    found: dict[tuple[str, str], tuple[Any, dict[str, str]]] = {}
+    values_by_field: dict[tuple[str, str], tuple[Any, dict[str, str]]] = {}
     for name, preset in PRESETS.items():
         for axis in AXES:
             for field in fields_of(getattr(preset.policy, axis)):
-                held = found.setdefault((axis, field.name), (field, {}))
-                held[1][name] = value_of(settings_of(preset.policy)[field.name])
+                _, values = values_by_field.setdefault((axis, field.name), (field, {}))
+                values[name] = spelt(settings_of(preset.policy)[field.name])
     out = _head(
         "Policy fields", "A SPEC is `name[:value][,field=value...]`; [Policies](../policies.md) says how they act."
     )
@@ -98,7 +98,7 @@ def fields() -> str:
         source = re.sub(r"\b([a-z-]+\.md)\b", r"[\1](../../research/specs/\1)", _cell(preset.citation))
         out.append(f"| `{name}` | {_cell(preset.summary)} | {main} | {source} |")
     for axis in AXES:
-        rows = [(name, *held) for (on, name), held in found.items() if on == axis]
+        rows = [(key[1], *row) for key, row in values_by_field.items() if key[0] == axis]
         if rows:
             out += ["", f"## {axis.replace('_', ' ').capitalize()}", ""]
             out += ["| field | may be | meaning | in the presets |", "|---|---|---|---|"]
@@ -131,8 +131,8 @@ def formats() -> str:
     out += ["| format | time | unit | input | output | kept besides |", "|---|---|---|---|---|---|"]
     for form in FORMATS.values():
         unit = "date and time" if form.unit == "datetime" else form.unit
-        kept = ", ".join(f"`{key}`" for key in form.extras)
-        out.append(f"| `{form.name}` | `{form.time}` | {unit} | `{form.input}` | `{form.output}` | {kept} |")
+        extras = ", ".join(f"`{key}`" for key in form.extras)
+        out.append(f"| `{form.name}` | `{form.time}` | {unit} | `{form.input}` | `{form.output}` | {extras} |")
     out += ["", "dsim writes `timestamp` (ms), `input_length` and `output_length`, and of these what a trace has: "]
     return "\n".join([*out, ", ".join(f"`{key}`" for key in OPTIONAL) + ".", ""])
 
@@ -140,10 +140,10 @@ def formats() -> str:
 def view() -> str:
     """What a policy of one's own sees of a replica and its requests."""
     out = _head("What a policy sees", "The fields that a [policy of your own](../policy-of-your-own.md) may read.")
-    for where, kind in (("view", View), ("view.waiting(i), view.running(i)", RequestView)):
-        out += [f"## `{where}`", "", _cell(kind.__doc__ or ""), "", "| field | meaning |", "|---|---|"]
+    for name, kind in (("view", View), ("view.waiting(i), view.running(i)", RequestView)):
+        out += [f"## `{name}`", "", _cell(kind.__doc__ or ""), "", "| field | meaning |", "|---|---|"]
         meanings = re.findall(r"^    ([a-z]\w*): \w+(?:  # (.*))?$", inspect.getsource(kind), re.MULTILINE)
-        out += [f"| `{name}` | {_cell(meaning)} |" for name, meaning in meanings if name != "engine"]
+        out += [f"| `{field}` | {_cell(meaning)} |" for field, meaning in meanings if field != "engine"]
         out.append("")
     out += ["## What a discipline answers", "", _cell(Discipline.__doc__ or ""), "", "| method | answer |", "|---|---|"]
     out += [f"| `{name}(view)` | {_cell(getattr(Discipline, name).__doc__)} |" for name in part.QUESTIONS]
@@ -166,8 +166,8 @@ def gpus() -> str:
     ]
     for gpu in GPUS.values():
         figures = (gpu.peak / 1e12, gpu.memory_bytes / 1e9, gpu.bandwidth / 1e9, gpu.link / 1e9)
-        shown = (f"`{gpu.name}`", gpu.driver_name, *(f"{x:,.4g}" for x in figures), gpu.compute_capability, gpu.source)
-        out.append(f"| {' | '.join(map(_cell, shown))} |")
+        cells = (f"`{gpu.name}`", gpu.driver_name, *(f"{x:,.4g}" for x in figures), gpu.compute_capability, gpu.source)
+        out.append(f"| {' | '.join(map(_cell, cells))} |")
     return "\n".join([*out, ""])
 
 
@@ -178,8 +178,8 @@ def _head(title: str, about: str) -> list[str]:
 def _words(text: str) -> str:
     """A help text as one paragraph, and its example as code."""
     text = re.sub(r"\\\[", "[", text)
-    parts = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text.strip())]
-    return "\n\n".join(f"`{part}`" if part.startswith("dsim ") else part for part in parts)
+    paragraphs = [" ".join(text.split()) for text in re.split(r"\n\s*\n", text.strip())]
+    return "\n\n".join(f"`{text}`" if text.startswith("dsim ") else text for text in paragraphs)
 
 
 def _cell(text: str) -> str:

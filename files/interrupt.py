@@ -23,10 +23,8 @@ def end_interrupted() -> NoReturn:
 @contextmanager
 def as_ctrl_c() -> Iterator[None]:
     """SIGTERM and SIGHUP act like Ctrl-C; ignored signals stay ignored."""
-    handlers: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        handlers = {number: signal.getsignal(number) for number in SIGNALS}
-    before = {n: handler for n, handler in handlers.items() if handler in (signal.SIG_DFL, signal.default_int_handler)}
+    usual = (signal.SIG_DFL, signal.default_int_handler)
+    before = {number: handler for number, handler in _handlers().items() if handler in usual}
     dropped, sys.unraisablehook = sys.unraisablehook, _again
     _install(dict.fromkeys(before, signal.default_int_handler))
     try:
@@ -47,7 +45,8 @@ def _again(dropped: "sys.UnraisableHookArgs") -> None:
 @contextmanager
 def handled(handler: Handler) -> Iterator[Mapping[int, Handler]]:
     """A handler for the signals with a Python handler; yields those."""
-    before = _ours()
+    # A worker that ignores Ctrl-C keeps ignoring it; in a notebook SIGTERM still ends the process.
+    before = {number: handler for number, handler in _handlers().items() if callable(handler)}
     _install(dict.fromkeys(before, handler))
     try:
         yield before
@@ -77,15 +76,11 @@ def uninterrupted() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _ours() -> dict[int, Handler]:
-    """Signals with a Python handler in this thread.
-
-    A worker that ignores Ctrl-C keeps ignoring it; in a notebook SIGTERM still ends the process.
-    """
+def _handlers() -> dict[int, Any]:
+    """By signal; none but in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return {}
-    handlers = {number: signal.getsignal(number) for number in SIGNALS}
-    return {number: handler for number, handler in handlers.items() if callable(handler)}
+    return {number: signal.getsignal(number) for number in SIGNALS}
 
 
 def _install(handlers: Mapping[int, Any]) -> None:

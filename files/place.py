@@ -12,8 +12,8 @@ from pathlib import Path
 from ..engine.errors import DsimError
 from .interrupt import uninterrupted
 from .lock import Lock, is_held
-from .read import described, fault, naming, read_json
-from .write import NEW, beside, check_parent, encoded, leftovers, sync, sync_folder, tell
+from .read import FilePath, described, fault, naming, read_json
+from .write import NEW, beside, check_parent, encoded, leftovers, sync, tell
 
 OLD = "dsim-old"  # `.NAME.dsim-old`: being replaced
 
@@ -36,7 +36,7 @@ class FolderKind:
         return self.store is not None and (folder / self.store).is_file()
 
 
-def check_folder(folder: str | Path, kind: FolderKind, *, force: bool, add: bool = False) -> Path:
+def check_folder(folder: FilePath, kind: FolderKind, *, force: bool, add: bool = False) -> Path:
     """The absolute path of an output folder; DsimError if this kind of run may not write there.
 
     New and empty folders are accepted; a folder of dsim may be replaced with `force`, extended with `add`. First, what
@@ -58,7 +58,7 @@ def check_folder(folder: str | Path, kind: FolderKind, *, force: bool, add: bool
         raise DsimError(f"{folder}: {error}") from None
 
 
-def _check_content(folder: str | Path, place: Path, kind: FolderKind, *, may_hold: bool) -> None:
+def _check_content(folder: FilePath, place: Path, kind: FolderKind, *, may_hold: bool) -> None:
     """DsimError unless the folder is empty, or ours and may hold something."""
     mode = os.lstat(place).st_mode
     if not stat.S_ISDIR(mode):
@@ -77,7 +77,7 @@ def _check_content(folder: str | Path, place: Path, kind: FolderKind, *, may_hol
         raise DsimError(f"{folder}: holds {names[0]} and no {kind.manifest}: choose another folder")
 
 
-def whole_path(folder: str | Path) -> Path:
+def whole_path(folder: FilePath) -> Path:
     """Without `..`; the same after parents are created."""
     return Path(os.path.normpath(Path(folder).absolute()))
 
@@ -88,7 +88,7 @@ class Staged:
     While it is open, a lock tells it from a killed run's leftovers.
     """
 
-    def __init__(self, folder: str | Path, kind: FolderKind, *, force: bool = False) -> None:
+    def __init__(self, folder: FilePath, kind: FolderKind, *, force: bool = False) -> None:
         self.folder = check_folder(folder, kind, force=force)
         self._shown, self._kind, self._force = folder, kind, force
         self._new = [p for p in (self.folder.parent, *self.folder.parent.parents) if not p.exists()]
@@ -120,7 +120,8 @@ class Staged:
                     os.rename(old, self.folder)
                 raise
             self._is_open = False
-            sync_folder(self.folder.parent)
+            with suppress(OSError):  # not every system can
+                sync(self.folder.parent)
             shutil.rmtree(old, ignore_errors=True)
 
     def abort(self) -> None:
@@ -146,9 +147,7 @@ class Staged:
         self.abort()
 
 
-def write_folder(
-    folder: str | Path, kind: FolderKind, files: Mapping[str, str | bytes], *, force: bool = False
-) -> None:
+def write_folder(folder: FilePath, kind: FolderKind, files: Mapping[str, str | bytes], *, force: bool = False) -> None:
     """Atomically."""
     with Staged(folder, kind, force=force) as staged:
         with naming(folder):
@@ -157,7 +156,7 @@ def write_folder(
         staged.commit()
 
 
-def hold_folder(folder: str | Path) -> Lock:
+def hold_folder(folder: FilePath) -> Lock:
     """Create and lock."""
     if os.path.islink(folder):
         raise DsimError(f"{folder}: is a symbolic link, expected a folder to write to")

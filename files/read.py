@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..engine.errors import SHOWN, DsimError, MachineError
 from ..engine.errors import cut as cut
@@ -41,9 +41,11 @@ STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # a shell's pipes
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # begins a spreadsheet's formula
 
 ErrorType = type[DsimError]
+FilePath: TypeAlias = str | Path
+Json: TypeAlias = dict[str, Any]  # an object of a JSON file
 
 
-def read_bytes(path: str | Path, *, max_size: int = MOST, kind: ErrorType = DsimError) -> bytes:
+def read_bytes(path: FilePath, *, max_size: int = MOST, kind: ErrorType = DsimError) -> bytes:
     """Of a file or a shell's pipe; DsimError for other things and above `max_size` bytes."""
     try:
         with open(_checked(path, kind), "rb") as file:
@@ -58,7 +60,7 @@ def read_bytes(path: str | Path, *, max_size: int = MOST, kind: ErrorType = Dsim
     return data
 
 
-def read_text(path: str | Path, *, kind: ErrorType = DsimError) -> str:
+def read_text(path: FilePath, *, kind: ErrorType = DsimError) -> str:
     """Without byte-order mark."""
     data = read_bytes(path, max_size=MOST_OF_SETTINGS, kind=kind)
     try:
@@ -75,24 +77,24 @@ def json_of(text: str | bytes | bytearray, **options: Any) -> Any:
         raise ValueError(TOO_DEEP) from None
 
 
-def read_json(path: str | Path, *, kind: ErrorType = DsimError) -> Any:
+def read_json(path: FilePath, *, kind: ErrorType = DsimError) -> Any:
     return parsed_json(path, read_text(path, kind=kind), kind=kind)
 
 
-def parsed_json(path: str | Path, text: str, *, kind: ErrorType = DsimError) -> Any:
+def parsed_json(path: FilePath, text: str, *, kind: ErrorType = DsimError) -> Any:
     """A file's text as JSON."""
     with parsing(path, "JSON", kind):
         return json_of(text)
 
 
-def read_toml(path: str | Path, *, kind: ErrorType = DsimError) -> dict[str, Any]:
+def read_toml(path: FilePath, *, kind: ErrorType = DsimError) -> dict[str, Any]:
     text = read_text(path, kind=kind)
     with parsing(path, "TOML", kind):
         return tomllib.loads(text)
 
 
 def read_csv(
-    path: str | Path, columns: Iterable[str], *, kind: ErrorType = DsimError
+    path: FilePath, columns: Iterable[str], *, kind: ErrorType = DsimError
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """Rows as FILE:LINE and cells by column; DsimError if a column is missing."""
     text = read_text(path, kind=kind)
@@ -113,7 +115,7 @@ def _uncovered(cell: str) -> str:
     return text.removeprefix("'" * text[1:].startswith(FORMULA))
 
 
-def read_lines(path: str | Path, *, kind: ErrorType = DsimError) -> Iterator[tuple[int, str]]:
+def read_lines(path: FilePath, *, kind: ErrorType = DsimError) -> Iterator[tuple[int, str]]:
     """Numbered from 1; the length of a line is limited."""
     with naming(path, "read", kind), open(_checked(path, kind), "rb") as file:
         number = 0
@@ -151,6 +153,11 @@ def float_of(text: str) -> float:
         return float(text)
     except ValueError:
         return math.nan
+
+
+def share_of(text: str) -> float:
+    """Of `2%` or `0.02`; NaN if the text is no number."""
+    return float_of(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
 
 
 def shown(value: object) -> str:
@@ -209,7 +216,7 @@ def described(mode: int) -> str:
     return kinds.get(stat.filemode(mode)[0], "a file")
 
 
-def _checked(path: str | Path, kind: ErrorType) -> str | Path:
+def _checked(path: FilePath, kind: ErrorType) -> FilePath:
     """A file or a shell's pipe: a device or another pipe may never end."""
     if "\0" in str(path):
         raise kind(f"{cut(repr(str(path)))}: cannot be read: no file's name holds a null byte")

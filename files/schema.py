@@ -1,5 +1,6 @@
 """Read users' JSON or TOML with checks; errors name file, key and both values."""
 
+import math
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
@@ -154,12 +155,19 @@ def read_as(
 
 
 def stored(value: Any) -> Any:
-    """A dataclass as JSON types, as `read_as` reads it: a field with metadata is derived, and left out."""
+    """As JSON types: NumPy's numbers as Python's, NaN and infinity null, a dataclass as `read_as` reads it.
+
+    A field with metadata is derived, and left out.
+    """
     if is_dataclass(value):
         return {f.name: stored(getattr(value, f.name)) for f in fields(value) if not f.metadata}
-    if isinstance(value, dict):
-        return {key: stored(item) for key, item in value.items()}
-    return [stored(item) for item in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, Mapping):
+        return {str(key): stored(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [stored(item) for item in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @cache

@@ -15,18 +15,18 @@ from typing import Any, BinaryIO
 
 from ..engine.errors import DsimError
 from .lock import Lock, is_held
-from .read import FORMULA, described, fault, float_of, naming, printable
+from .read import FORMULA, FilePath, described, fault, float_of, naming, printable
 
 NEW = "dsim-new"  # in an unfinished file's hidden name, `.NAME.dsim-new.RANDOM`
 
 
-def write_whole(path: str | Path, content: str | bytes) -> None:
+def write_whole(path: FilePath, content: str | bytes) -> None:
     with writing(path) as file:
         file.write(encoded(content))
 
 
 @contextmanager
-def writing(path: str | Path) -> Iterator[BinaryIO]:
+def writing(path: FilePath) -> Iterator[BinaryIO]:
     """Named if the block succeeds, else removed."""
     path = Path(path)
     temporary = beside(path)
@@ -68,7 +68,7 @@ def _covered(value: Any) -> Any:
     return value
 
 
-def check_file(path: str | Path, *, force: bool) -> Path:
+def check_file(path: FilePath, *, force: bool) -> Path:
     """DsimError if a file may not be written.
 
     Killed runs' leftovers are removed. Symbolic links and devices are refused.
@@ -87,7 +87,11 @@ def check_file(path: str | Path, *, force: bool) -> Path:
     if not path.name:
         raise DsimError(f"{path}: is not a file name, expected one to write")
     check_parent(path)
-    remove_leftovers(path)
+    for entry in leftovers(path):
+        if not entry.is_symlink() and entry.is_file() and not is_held(entry):
+            with suppress(OSError):
+                entry.unlink()
+                tell(f"Removed {entry}, left by a killed run")
     return path
 
 
@@ -116,15 +120,6 @@ def leftovers(path: Path) -> list[Path]:
     return []
 
 
-def remove_leftovers(path: Path) -> None:
-    """Of killed runs, with a message each."""
-    for entry in leftovers(path):
-        if not entry.is_symlink() and entry.is_file() and not is_held(entry):
-            with suppress(OSError):
-                entry.unlink()
-                tell(f"Removed {entry}, left by a killed run")
-
-
 def tell(line: str) -> None:
     """To standard error, if open."""
     with suppress(OSError, ValueError):
@@ -134,12 +129,6 @@ def tell(line: str) -> None:
 def encoded(content: str | bytes) -> bytes:
     """Lone surrogates, as in file names, become escapes."""
     return content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
-
-
-def sync_folder(folder: Path) -> None:
-    """If the system supports it."""
-    with suppress(OSError):
-        sync(folder)
 
 
 def sync(path: Path) -> None:

@@ -33,7 +33,7 @@ SEEDS = 3  # replays of a prediction
 MEMORY = 288  # windows (a day): their differences give a residual's noise
 FEW = 12  # fewer windows: only the seeds' spread counts
 FLOOR = 0.005  # the least standard deviation of a logarithm
-RECENT = 2  # windows whose mean residual is an alarm's shift: no alarm needs fewer
+RECENT = 2  # windows; the mean of their residuals is an alarm's shift
 SMOOTH = 0.2  # weight of a new window in the moving average
 FAR = 3.0  # standard deviations beyond which prices or yield explain a queue
 
@@ -45,9 +45,7 @@ def threshold(k: float, windows: float) -> float:
         x = min(700.0, 2 * k * (h + OVERSHOOT))
         return (math.exp(x) - x - 1) / (2 * k * k) - windows
 
-    if excess(LEAST_H) >= 0:
-        return LEAST_H
-    return float(brentq(excess, LEAST_H, 100.0))
+    return LEAST_H if excess(LEAST_H) >= 0 else float(brentq(excess, LEAST_H, 100.0))
 
 
 def learnt_band(num_requests: int) -> float:
@@ -137,7 +135,7 @@ class Alarm:
 
     cause: str
     since: float  # s since 1970
-    quantity: str  # whose chart raised it
+    quantity: str  # its chart raised the alarm
     shift: float  # its mean residual when it did
     words: str = ""  # such as `prices: step_time is 12 % above the twin's`
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from ..engine.errors import DsimError, MachineError
 from ..files.read import parsing
+from ..files.schema import stored
 from ..planner.record import doubts_of
 from ..profiler.placed import placed
 from ..profiler.profile import save
-from ..results.metrics import no_nan
 from ..results.slo import Slo
 from ..results.world import World
 from ..traces import Trace
@@ -32,7 +32,7 @@ from .windows import REQUESTS, SECONDS, Cutter, Scrape, Window, drawn_arrivals, 
 SCHEMA, VERSION = "dsim-follow", 1
 RECORDS = 2000  # in memory, about a week
 SCRAPES = 5000  # on disk, twice at most; a window's end drops the older ones
-WINDOWS = 12  # whose requests are stored as a trace: an hour
+WINDOWS = 12  # an hour: their requests are stored as a trace
 HOUR = 3600.0  # s
 BASELINE = 6  # windows that tell the usual traffic
 DAY = 86400.0
@@ -68,7 +68,7 @@ class Follower:
         self._profile: str | None = None  # the file of a later version
         self._capacity: float | None = None  # req/s, of the twin
         self._searched = -math.inf  # s since 1970, when the capacity was last searched
-        self._world, self._setting = followed.world, followed.world.setting().check()
+        self.world, self._setting = followed.world, followed.world.setting().check()  # on the current profile
         self._observed: deque[Window] = deque(maxlen=WINDOWS)
         self._before: Window | None = None  # the window before the open one, in the same stretch
         self._usual: dict[str, float] = {}  # traffic
@@ -81,11 +81,6 @@ class Follower:
             samples = tuple(sample and Sample.from_json(sample) for sample in line["samples"])
             if len(samples) == len(followed.urls):
                 self._take(Scrape(float(line["time"]), samples))
-
-    @property
-    def world(self) -> World:
-        """The world on the current profile."""
-        return self._world
 
     @property
     def open_window(self) -> Window | None:
@@ -125,7 +120,7 @@ class Follower:
         if before is None or (self.windows and window.end <= self.windows[-1]["end"]):  # judged before a restart
             return None
         observed = Observed(window, before.run_in)
-        prediction = predict(self._world, self._setting, observed)
+        prediction = predict(self.world, self._setting, observed)
         residuals = prediction.residuals | of_traffic(window, self._usual)
         waiting = set()
         if self._fitted < 0:
@@ -158,7 +153,7 @@ class Follower:
             "alarms": self.alarms.open,
             "charts": {name: chart.state() for name, chart in self.alarms.charts.items()},
         }
-        clean: Record = no_nan(record)
+        clean: Record = stored(record)
         self._windows.append(clean)
         self.windows.append(clean)
         return clean
@@ -248,18 +243,18 @@ class Follower:
         self.tell(f"Profile version {self.version} is in force: {factors.words} ({reason})")
 
     def _use(self, profile: str) -> None:
-        """Put a version's profile in force, whose file includes the yields and the front end."""
+        """Use a version's profile; its file includes the yields and the front end."""
         self._profile = profile
-        policy = placed(self._world.policy)[0]
-        self._world = replace(self._world, profile=profile, policy=policy, yields=None, frontend=None)
-        self._setting = self._world.setting()
+        policy = placed(self.world.policy)[0]
+        self.world = replace(self.world, profile=profile, policy=policy, yields=None, frontend=None)
+        self._setting = self.world.setting()
 
     def _look_ahead(self, observed: Observed, record: Record) -> None:
         """Add what-ifs and one recommendation to the record; search the capacity anew if it is old."""
         window, target = observed.window, self.followed.attainment
-        recent = observed.trace(self._world.seed)[0]
-        fleet = replace(self._world, replicas=window.replicas)
-        outcomes = what_ifs(self._world, recent, window.replicas)
+        recent = observed.trace(self.world.seed)[0]
+        fleet = replace(self.world, replicas=window.replicas)
+        outcomes = what_ifs(self.world, recent, window.replicas)
         if window.end - self._searched > HOUR:
             self._searched = window.end
             self._capacity = capacity(fleet, recent, window.rate, target)
@@ -274,15 +269,13 @@ class Follower:
     @property
     def capacity(self) -> float | None:
         """The server's (req/s); None while the twin is not the server."""
-        if self.alarms.open.keys() - {TRAFFIC}:
-            return None
-        return self._capacity
+        return None if self.alarms.open.keys() - {TRAFFIC} else self._capacity
 
     def traffic(self) -> Trace:
         """The arrivals of the windows in memory, as one trace."""
         parts = []
         for window in self._observed:
-            arrivals = drawn_arrivals(window, self._world.seed)
+            arrivals = drawn_arrivals(window, self.world.seed)
             arrivals.time += window.begin
             parts.append(arrivals)
         return trace_of(np.concatenate(parts))

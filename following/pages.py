@@ -71,9 +71,14 @@ def _waiting(follower: Follower) -> str:
     return f"No window has been judged yet. The open one holds {progress}; {first}."
 
 
-def moment(time: float) -> str:
+def _second(time: float) -> str:
     """A time in UTC."""
-    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M")
+    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def moment(time: float) -> str:
+    """A time in UTC, to the minute."""
+    return _second(time)[:-3]
 
 
 def _numbers(follower: Follower, last: Record) -> tuple[Number, ...]:
@@ -107,10 +112,6 @@ def _facts(follower: Follower) -> tuple[tuple[str, str], ...]:
         ("Profile", f"{profile.name}, version {follower.version} ({profile.verdict})"),
         ("SLOs", ", ".join(followed.world.slos) or "none"),
     )
-
-
-def _second(time: float) -> str:
-    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _predicted(windows: Sequence[Record]) -> Figure:

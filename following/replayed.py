@@ -88,7 +88,6 @@ def samples_of(
     steps: Steps,
     times: Floats,
     ends: Mapping[str, Sequence[float]],
-    engine: str = "twin",
     handles: bool = False,
 ) -> list[Sample]:
     """The twin's page at these moments of a run (s); ends: the bucket ends of each histogram.
@@ -100,9 +99,7 @@ def samples_of(
     finish = np.where(table["status"] == COMPLETED, table["finish"], np.inf)
     columns = ("arrival", "scheduled", "first_emission")
     arrival, scheduled, first = (np.nan_to_num(table[name], nan=np.inf) for name in columns)
-    begins = arrival
-    if handles:
-        begins = handles_of(arrival, finish, table["replica"], result.limits.max_batch)
+    begins = handles_of(arrival, finish, table["replica"], result.limits.max_batch) if handles else arrival
     tokens, prompt = table["num_tokens"].astype(np.float64), trace.input_length.astype(np.float64)
     done = np.searchsorted(steps["end"], times, side="right")
     over, begun, came = (_totals(times, events) for events in (finish, scheduled, arrival))
@@ -122,8 +119,8 @@ def samples_of(
     histograms = {name: _buckets(*values[name], times, bounds) for name, bounds in ends.items() if name in values}
     return [
         Sample(
-            now,
-            engine,
+            time=now,
+            engine="twin",
             counters={name: float(column[i]) for name, column in counters.items()},
             gauges={name: float(column[i]) for name, column in gauges.items()},
             histograms={name: buckets[i] for name, buckets in histograms.items()},

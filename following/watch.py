@@ -10,10 +10,10 @@ from typing import Any
 from .. import __version__
 from ..engine.errors import DsimError, cut
 from ..files.place import FolderKind, check_folder
-from ..files.read import read_json, read_text
+from ..files.read import FilePath, read_json, read_text
+from ..files.schema import stored
 from ..files.write import json_text, write_whole
 from ..report.page import Page
-from ..results.metrics import no_nan
 from .follower import SCHEMA, VERSION, Followed, Follower, Tell
 from .pages import line_of, page_of
 from .sources.sample import Sample
@@ -38,7 +38,7 @@ class Following:
         return self.state
 
 
-def open_folder(folder: str | Path, followed: Followed) -> Path:
+def open_folder(folder: FilePath, followed: Followed) -> Path:
     """Open or create a followed server's folder; DsimError if it has readings of another server, policy or profile."""
     path = check_folder(folder, FOLDER, force=False, add=True)
     path.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def write_state(folder: Path, followed: Followed, state: dict[str, Any] | None) 
     """Write follow.json: what is followed, and the newest window."""
     values = {"schema": SCHEMA, "version": VERSION, "dsim": __version__}
     values |= {"followed": question_of(followed), "state": state}
-    write_whole(folder / "follow.json", json_text(no_nan(values)) + "\n")
+    write_whole(folder / "follow.json", json_text(stored(values)) + "\n")
 
 
 def state_of(follower: Follower) -> dict[str, Any]:

@@ -101,16 +101,12 @@ class Window:
     def added(self, name: str) -> float | None:
         """The growth of a counter, from 0 if it appeared within the window; None if the server lacks it."""
         last = self.samples[-1].counters.get(name)
-        if last is None:
-            return None
-        return last - self.samples[0].counters.get(name, 0.0)
+        return None if last is None else last - self.samples[0].counters.get(name, 0.0)
 
     def histogram(self, name: str) -> Buckets | None:
         """The values added to a histogram."""
         last = self.samples[-1].histograms.get(name)
-        if last is None:
-            return None
-        return last.minus(self.samples[0].histograms.get(name))
+        return None if last is None else last.minus(self.samples[0].histograms.get(name))
 
     def gauge(self, name: str) -> Floats:
         """[samples] A gauge; NaN where it is missing."""
@@ -177,15 +173,11 @@ class Cutter:
     @property
     def open(self) -> Window | None:
         """The incomplete window; None with fewer than two samples."""
-        if len(self._samples) < 2:
-            return None
-        return Window(tuple(self._samples))
+        return None if len(self._samples) < 2 else Window(tuple(self._samples))
 
     def add(self, scrape: Scrape) -> Window | None:
         """The window that this scrape completes, if any."""
-        reason = ""
-        if self._last is not None:
-            reason = scrape.follows(self._last, self._interval)
+        reason = scrape.follows(self._last, self._interval) if self._last is not None else ""
         self._last = scrape
         sample = scrape.together()
         if reason or sample is None:
@@ -231,9 +223,7 @@ def drawn_arrivals(window: Window, seed: int) -> Arrivals:
 
 
 def _lengths(buckets: Buckets | None, mean: float, uniform: Floats) -> Floats:
-    values = -np.log1p(-uniform)
-    if buckets is not None and buckets.num:
-        values = _quantiles(buckets, uniform)
+    values = _quantiles(buckets, uniform) if buckets is not None and buckets.num else -np.log1p(-uniform)
     if len(values) and math.isfinite(mean):
         values = values * mean / max(values.mean(), 1e-12)
     return np.round(values).clip(1, MAX_TOKENS)

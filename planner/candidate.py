@@ -88,6 +88,11 @@ def beyond_tested(spec: str, allow_code: AllowedCode = NO_CODE) -> tuple[str, ..
     )
 
 
+def on_replicas(policy: str, replicas: int) -> str:
+    """A setting in words."""
+    return policy + f" on {replicas} replicas" * (replicas > 1)
+
+
 def refusal(check: Callable[..., object], *arguments: Any) -> DsimError | None:
     """Why a check refuses its arguments."""
     try:
@@ -136,5 +141,4 @@ class Candidate:
         return changed + FAR * (self.preset != default.preset)
 
     def __str__(self) -> str:
-        world = self.world
-        return world.policy + f" on {world.replicas} replicas" * (world.replicas > 1)
+        return on_replicas(self.world.policy, self.world.replicas)

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import PRESETS, name_of, parse, preset_of
-from ..files.read import cut, float_of
+from ..files.read import FilePath, cut, float_of
 from ..profiler import hardware, models
 from ..profiler.placed import placed
 from ..profiler.precision import precision
@@ -175,23 +176,23 @@ def _on_profiles(
 
 
 def from_sheets(
-    gpus: Sequence[str], model: str, tp: int, yields: str | None, weights: str | None = None, keys: str | None = None
+    gpus: Sequence[str],
+    model: str,
+    tp: int,
+    yields: FilePath | None,
+    *,
+    weights: str | None = None,
+    kv: str | None = None,
+    **options: Any,
 ) -> list[Profile]:
-    """A model's profiles on GPUs, from data sheets."""
+    """A model's profiles on GPUs, from data sheets. options: of `roofline`."""
     if not gpus:
         return []
-    shape, kind = models.model(model), models.family(models.model(model), models.architecture_of(model))
+    shape, formats = models.model(model), precision(model, weights, kv)
+    kind = models.family(shape, models.architecture_of(model))
     commits = load(yields).commits if yields else ()
-    formats = precision(model, weights, keys)
-    profiles = [
-        roofline(hardware.gpu(name), shape, tp, generates=kind, yields=commits, precision=formats) for name in gpus
-    ]
-    if kind == "block-diffusion" and not profiles[0].commits:
-        raise DsimError(
-            f"no yields of {shape.name} are published, expected --yields P: a profile with commit models, such as "
-            "a100-sdar-8b"
-        )
-    return profiles
+    options |= {"generates": kind, "yields": commits, "precision": formats}
+    return [roofline(hardware.gpu(name), shape, tp, **options) for name in gpus]
 
 
 def prices(price: float | str | Mapping[str, float] | None) -> Prices:

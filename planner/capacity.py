@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ..engine.errors import DsimError
-from ..files.place import FolderKind
 from ..files.read import quoted
 from ..report.capacity import CURVE_NEAR, CURVE_REPLICATIONS
 from ..report.page import Page
 from ..report.result import Result, frame_of
 from ..results.metrics import STATS, Columns, latencies, statistic
 from ..results.slo import Slo
-from ..results.world import MAX_REPLICAS, Setup, World, classes, replicas_of, setup_of
+from ..results.world import MAX_REPLICAS, Setup, World, classes, on_profiles, replicas_of, setup_of
 from ..sim.scalers import FIXED
 from ..traces.trace import MAX_REQUESTS
 from ..traces.trace import check_rate as check_traffic
@@ -26,17 +25,27 @@ from .backend import Pool
 from .contents import Json, asked_of
 from .crossing import Crossing, Slope, common_slope, find, never
 from .limits import PoolShares
-from .memo import FILES as STORE_FILES
-from .memo import STORE, Memo
+from .memo import Memo, store_kind
 from .race import LIMIT, Fewest
-from .replicate import CONFIDENCE, Criterion, Interval, Reading, criteria_of, interval, measure, replication
+from .replicate import (
+    CONFIDENCE,
+    Criterion,
+    Interval,
+    Reading,
+    broken,
+    criteria_of,
+    interval,
+    measure,
+    replication,
+    share_texts,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA = "dsim-capacity"
 FILES = ("capacity.json", "report.html")
-CAPACITY = FolderKind("a capacity", (*FILES, *STORE_FILES), FILES[0], SCHEMA, store=STORE)
+CAPACITY = store_kind("a capacity", SCHEMA, FILES, FILES[0])
 
 FEWEST = 6000  # requests of a replay; with the next line, grows below USUAL_PRECISION
 MANY, WHOLE = 10_000, 24_000  # most: with an arrival process, with the trace's times
@@ -56,7 +65,6 @@ PILOT, PILOT_GUESS, PILOT_WIDTH, PILOT_SHARPNESS = 2**20, 0.8, 0.2, 0.03  # inde
 PILOT_SHARE, PILOT_FEWEST, PILOT_BLOCKS = 8, 500, 20  # share of requests, at least; blocks
 GRID = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1)  # of the capacity, for the curve
 SCALES = (0.9, 1.1)  # of the binding bound
-STABILITY = "stability"
 CLIENT_METRICS = ("ttft", "tpot_chunk")  # latencies at capacity
 
 Latency = dict[str, dict[str, float] | None]
@@ -331,28 +339,27 @@ class Run:
         curve: dict[float, list[Reading]] = {}  # in the order of rates
         for reading in sorted(readings, key=lambda reading: reading.rate):  # stable
             curve.setdefault(reading.rate, []).append(reading)
-        others = []
+        other_bounds = []
         for index, criterion in enumerate(scaled, len(criteria)):
             judged = {*range(len(criteria)), index} - {binding}
-            others.append(_at_bound(criterion.text, judged, curve))
+            other_bounds.append(_at_bound(criterion.text, judged, curve))
         settings = list(self.world.each_pool())
         pools = []
         for facts, (spec, setting) in zip(first["pools"], settings, strict=False):  # none without pools
             profile, gpus = setting.profile, spec.count * setting.profile.device.count
             pools.append(PoolPart(spec.name, spec.count, gpus, policy=spec.policy, profile=profile.name, **facts))
-        profiles = {setting.profile.name: setting.profile for _, setting in settings}
         return Capacity(
             rate=rate,
             replicas=search.world.num_replicas,
-            binding_slo=[*(criterion.text for criterion in criteria), STABILITY][binding],  # -1: the queue grows
+            binding_slo=broken(criteria, binding),
             binding_share=num_bound / len(self.crossings),
             limited_by=first["limit"]["name"],
             limiting_setting=first["limit"]["setting"],
             shares=first["shares"],
             bounds={criterion.text: in_units(criterion, criterion.bound) for criterion in criteria},
-            share_criteria=tuple(criterion.text for criterion in criteria if criterion.share is not None),
+            share_criteria=share_texts(criteria),
             curve=tuple(_point(criteria, readings) for readings in curve.values()) * self.curve,
-            other_bounds=tuple(others),
+            other_bounds=tuple(other_bounds),
             replications=tuple(crossing.rate for crossing in self.crossings),
             num_replays=self.memo.num_replays,
             num_requests=search.num_requests,
@@ -361,11 +368,7 @@ class Run:
             confidence=CONFIDENCE,
             rejected=max(crossing.rejected for crossing in self.crossings),
             policy=self.world.label,
-            setup=replace(
-                setup_of(self.world, self.command, None, ""),
-                profile=", ".join(profiles),
-                estimated=any(profile.is_estimate for profile in profiles.values()),
-            ),
+            setup=on_profiles(setup_of(self.world, self.command, None, ""), (s.profile for _, s in settings)),
             latency_ms=first["latency"],
             target=self.target,
             pools=tuple(pools),
@@ -373,9 +376,7 @@ class Run:
         )
 
     def report(self) -> None:
-        rates = None
-        if len(self.crossings) > 1:
-            rates = self.interval
+        rates = self.interval if len(self.crossings) > 1 else None
         self.progress(self.memo.num_replays, rates, self.search.world.num_replicas)
 
     def _sharpen(self, target: float | None) -> None:
@@ -501,9 +502,7 @@ def _at_bound(slo: str, judged: Collection[int], curve: Mapping[float, Sequence[
         severities.append(np.mean([*worst, *[np.inf] * (len(readings) - len(worst))]))
     logs, rising = np.log([*curve]), np.maximum.accumulate(severities)
     log_rate = np.interp(0.0, rising, logs)
-    side = "at least" * (log_rate in logs)
-    if rising[0] > 0:
-        side = "below"
+    side = "below" if rising[0] > 0 else "at least" * (log_rate in logs)
     return AtBound(slo, math.exp(log_rate), side)
 
 

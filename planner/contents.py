@@ -13,12 +13,12 @@ from ..engine.policy import files_of
 from ..profiler.placed import placed
 from ..profiler.profile import located
 from ..results.world import World
+from ..results.world import digest as digest_of_trace
 from ..traces import Trace
 
 Json = dict[str, Any]
 
-NOT_ASKED = ("allow_code", "check_rules")
-OBJECTS = ("profile_object", "machine")  # fields that make a profile without a file
+NOT_ASKED = ("allow_code", "check_rules", "profile_object")
 
 
 def digest(question: Any) -> str:
@@ -32,13 +32,13 @@ def asked_of(world: World, **extra: Any) -> Json:
     A file counts by its contents and suffixes (its format), wherever it lies; imports of a policy's code do not.
     """
     stamped = world.with_files(_stamp)
-    values = {f.name: getattr(stamped, f.name) for f in fields(stamped) if f.name not in (*NOT_ASKED, *OBJECTS)}
+    values = {f.name: getattr(stamped, f.name) for f in fields(stamped) if f.name not in NOT_ASKED}
     values["profile"] = [_profile(pool_world) for pool_world in world.of_each_pool()]
     return {"dsim": __version__, **values, **extra}
 
 
 def _profile(world: World) -> str:
-    if any(getattr(world, name, None) is not None for name in OBJECTS):
+    if world.profile_object is not None:
         return digest(repr(world.base_profile()))
     path, implementation = located(placed(world.policy)[1] or world.profile)
     return f"{_stamp(str(path))}/{implementation}"
@@ -62,12 +62,4 @@ def _digest_of(path: str, _size: int, _changed: int) -> str:
 
 
 def _plain(value: Any) -> str:
-    return contents_of_requests(value) if isinstance(value, Trace) else repr(value)
-
-
-def contents_of_requests(requests: Trace) -> str:
-    """SHA-256 of all columns."""
-    columns = [requests.arrival, requests.input_length, requests.output_length]
-    content = hashlib.sha256(b"".join(column.tobytes() for column in columns))
-    content.update(repr(sorted(requests.extras.items())).encode())
-    return content.hexdigest()
+    return digest_of_trace(value) if isinstance(value, Trace) else repr(value)

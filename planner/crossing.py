@@ -75,9 +75,7 @@ def find(
             return _crossing(root, reading.criterion, readings)
         if bracketed:
             edge = max(0.1 * gap, 0.4 * sharp)
-            middle = (below + above) / 2
-            if gap <= last / 2:
-                middle = _between(below, above, readings)
+            middle = _between(below, above, readings) if gap <= last / 2 else (below + above) / 2
             log_rate = min(max(middle, below + edge), above - edge)
             continue
         if math.log(centre) - above > LOWEST:

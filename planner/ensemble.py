@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,15 @@ from scipy.special import ndtri
 from ..engine import chance
 from ..engine.errors import DsimError
 from ..profiler.uncertainty import FRONT_END, YIELD, Cause, causes
+from ..report.table import value
+from ..results.metrics import finite
 from ..results.slo import Slo
 from ..results.spread import Effect, Spread, Uncertain
-from ..results.world import World
+from ..results.world import World, digest
 from ..sim.scalers import FIXED
 from ..traces import Trace
 from .backend import Pool
-from .contents import Json, asked_of, contents_of_requests
+from .contents import Json, asked_of
 from .memo import Memo
 
 DRAW = 213  # purpose of draws
@@ -75,7 +76,7 @@ def ensemble(worlds: Sequence[World], requests: Trace, num: int, **options: Any)
     by_name = {world.policy: world for world in worlds}
     metric, higher = deciding(worlds[0])
     metrics = list(dict.fromkeys((metric, *TOLD)))
-    question = {"of": metrics, "requests": contents_of_requests(requests)}
+    question = {"of": metrics, "requests": digest(requests)}
     replay = partial(_replay, requests, metrics)
     uncertain, values = ask(replay, by_name, num, (metric, higher), question=question, **options)
     if len(by_name) == 1:
@@ -102,8 +103,8 @@ def ask(
 ) -> tuple[Uncertain, dict[str, list[Values]]]:
     """The intervals and each cause's effect, without an answer; by policy, predicted and drawn values.
 
-    judged: the deciding metric, and whether more is better. question: of `evaluate`, beside its draw. moving: the
-    number of worlds whose causes are moved one by one, by default all.
+    judged: the deciding metric, and whether more is better. question: `evaluate`'s, without its draw. moving: the
+    number of worlds of which each cause is moved alone, by default all.
     """
     metric, higher = judged
     check_num(num)
@@ -119,10 +120,10 @@ def ask(
                 work[f"{policy}|{cause.name}|{sign}"] = moved(world, ((cause.name, float(sign)),)), 0
     answers: dict[str, Values] = {}
 
-    def asked(draw: Draw) -> Json:
+    def question_of(draw: Draw) -> Json:
         return {**asked_of(draw[0]), **question, "draw": draw[1]}
 
-    with closing((memo or Memo()).run(pool or Pool(), evaluate, work, asked)) as outcomes:
+    with closing((memo or Memo()).run(pool or Pool(), evaluate, work, question_of)) as outcomes:
         for outcome in outcomes:
             if outcome.error is not None:
                 raise DsimError(f"in the ensemble: {outcome.error}")
@@ -159,15 +160,9 @@ def interval(values: Sequence[float]) -> Spread:
     """The first value, with an interval of the n others, whose k-th is the quantile k / (n + 1)."""
     draws = np.sort([value for value in values[1:] if not math.isnan(value)])
     if len(draws) < 2:
-        return Spread(_finite(values[0]), None, None)
+        return Spread(finite(values[0]), None, None)
     rank = int((1 - level(len(draws))) / 2 * (len(draws) + 1) + 1e-9)  # between two draws the outer one
-    return Spread(_finite(values[0]), _finite(draws[rank - 1]), _finite(draws[-rank]))
-
-
-def _finite(value: float) -> float | None:
-    if not math.isfinite(value):
-        return None
-    return float(value)
+    return Spread(finite(values[0]), finite(draws[rank - 1]), finite(draws[-rank]))
 
 
 def paired(values: Sequence[Values], rival: Sequence[Values]) -> dict[str, Spread]:
@@ -193,11 +188,8 @@ def deciding(world: World) -> tuple[str, bool]:
 def _replay(requests: Trace, metrics: Sequence[str], draw: Draw) -> Values:
     """At module level, for pickling."""
     summary = draw[0].run(requests)
-    values = dict.fromkeys(metrics, math.nan)
-    for name in metrics:
-        if (value := attrgetter(name)(summary)) is not None:
-            values[name] = float(value)
-    return values
+    values = {name: value(summary, name) for name in metrics}
+    return {name: math.nan if number is None else number for name, number in values.items()}
 
 
 def _ranked(values: dict[str, float], higher: bool) -> list[str]:

@@ -14,7 +14,7 @@ from ..engine.engine import EMIT
 from ..engine.errors import DsimError
 from ..engine.plain import plain
 from ..engine.policy import settings_of, with_files
-from ..files.read import cut, did_you_mean, quoted, read_toml
+from ..files.read import FilePath, cut, did_you_mean, quoted, read_toml
 from ..files.schema import FileObject
 from ..profiler.placed import placed
 from ..results.fleet_file import FleetWords
@@ -51,7 +51,7 @@ class Plan:
     services: tuple[World, ...]  # the first cell of each trace, policy and fleet
 
 
-def read_plan(config: str | Path | Mapping[str, Any], allow_code: AllowedCode = NO_CODE) -> Plan:
+def read_plan(config: FilePath | Mapping[str, Any], allow_code: AllowedCode = NO_CODE) -> Plan:
     """The cells; DsimError names the first invalid field or value. allow_code: files that policies may name."""
     if isinstance(config, Mapping):
         title, source, folder, content = "sweep", "config", Path.cwd(), dict(config)

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from ..engine.latency import Features, LatencyModel, step_times
+from ..engine.latency import LatencyModel, step_times
 from ..profiler.samples import KINDS_OF_STEPS, kinds_of
+from ..results.metrics import Columns, Floats
+from ..results.run import counters_of
 from ..sim.fleet import Fleet
 from ..sim.setting import Setting
 
@@ -19,16 +20,6 @@ WAITED = 0.25  # share of busy time spent waiting for a pool that limits
 BEYOND = "beyond the prices"  # steps of more tokens than any that a price was read from
 THRASH = 0.01  # preemptions per request
 DOUBTED = 0.1  # share of busy time in a kind of steps from which the profile's doubt is stated
-
-
-JOURNALED = (*(name for name in Features._fields if name != "prefill_tokens"), "evicting")
-# A feature after an eviction: the feature, and the journal's evicted column.
-LEFT = {
-    "left_tokens": ("tokens", "evicted"),
-    "left_q_kv": ("sum_q_kv", "evicted_q_kv"),
-    "left_kv": ("sum_kv", "evicted_kv"),
-    "left_sampled": ("sampled_rows", "evicted_sampled"),
-}
 
 
 @dataclass(frozen=True)
@@ -46,19 +37,23 @@ class Shares:
     setting: Setting
     busy: float = 0.0
     sums: dict[str, float] = field(default_factory=dict)
-    kinds: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(KINDS_OF_STEPS)))  # s
+    kinds: Floats = field(default_factory=lambda: np.zeros(len(KINDS_OF_STEPS)))  # s
 
-    def append(self, steps: Mapping[str, npt.NDArray[Any]], _lists: Mapping[str, Any]) -> None:
+    def append(self, steps: Columns, _lists: Mapping[str, Any]) -> None:
         took, prefill = steps["latency"], steps["prefill"]
+        model, features = self.setting.profile.latency, counters_of(steps)
         # The rest: launch floor and host.
-        device = np.minimum(device_time(self.setting.profile.latency, steps), took)
+        device = np.minimum(device_time(model, features), took)
         waiting = steps["waiting"] > 0
         full = waiting & (steps["pages"] >= FULL * self.setting.limits.num_pages)
         crowded = waiting & (steps["running"] >= self.setting.limits.max_batch) & ~full
         # The token budget cut these prefills; a larger one saves their fixed cost.
         cut = prefill & (waiting & ~full & ~crowded | (steps["num_forwards"] > 1))
         large = ~prefill & (steps["tokens"] > self.setting.profile.fit.domain[1])
-        fixed = np.clip(took - token_time(self.setting.profile.latency, steps), 0.0, None)
+        by_token = replace(
+            model, knots=((0.0, 0.0),), graph_tokens=0, launch=0.0, host_step=0.0, eviction=0.0, overlap=False
+        )
+        fixed = np.clip(took - step_times(by_token, features), 0.0, None)  # without the time of tokens
         self.busy += float(took.sum())
         kinds = kinds_of(prefill, steps["tokens"], steps["batch"])
         self.kinds += np.bincount(kinds, took, len(KINDS_OF_STEPS))
@@ -99,7 +94,7 @@ class PoolShares:
         self.by_pool = [Shares(pool.setting) for pool in fleet.pools]
         self._ends = np.cumsum([pool.count for pool in fleet.pools])
 
-    def append(self, steps: Mapping[str, npt.NDArray[Any]], lists: Mapping[str, Any]) -> None:
+    def append(self, steps: Columns, lists: Mapping[str, Any]) -> None:
         if len(self.by_pool) == 1:
             self.by_pool[0].append(steps, lists)
             return
@@ -142,19 +137,6 @@ def limited_by(shares: Mapping[str, float], preemptions: float, setting: Setting
     return Limit(COMPUTE if device >= shares["host"] else HOST)
 
 
-def device_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
+def device_time(model: LatencyModel, features: Columns) -> Floats:
     """s by step."""
-    return step_times(replace(model, launch=0.0, host_step=0.0, host_request=0.0, eviction=0.0), _features(steps))
-
-
-def token_time(model: LatencyModel, steps: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
-    """s by step, without fixed costs."""
-    linear = replace(model, knots=((0.0, 0.0),), graph_tokens=0, launch=0.0, host_step=0.0, eviction=0.0, overlap=False)
-    return step_times(linear, _features(steps))
-
-
-def _features(steps: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    """As `step_times` takes them."""
-    features = {name: steps[name] for name in JOURNALED}
-    after = {feature: steps[name] - steps[evicted] for feature, (name, evicted) in LEFT.items()}
-    return features | after | {"prefill_tokens": np.where(steps["prefill"], steps["tokens"], 0)}
+    return step_times(replace(model, launch=0.0, host_step=0.0, host_request=0.0, eviction=0.0), features)

@@ -23,8 +23,7 @@ from .contents import Json, digest
 
 C = TypeVar("C")
 R = TypeVar("R")
-Asked = Callable[[C], Json]  # what tells a cell's answer
-Watch = Callable[[int, int, str], object]
+Question = Callable[[C], Json]  # what tells a cell's answer
 
 STORE = "replays.db"
 FILES = (STORE, *(f"{STORE}-{kind}" for kind in ("wal", "shm", "journal")))  # the last during a write or after a kill
@@ -33,6 +32,11 @@ PATIENCE = 60.0  # s for another process's write
 QUESTION = "question"  # the key of the search that the file belongs to
 APPLICATION = 0x6473696D  # "dsim", in a store's header
 TABLE = "CREATE TABLE IF NOT EXISTS replays (key TEXT PRIMARY KEY, answer TEXT, checksum INTEGER) WITHOUT ROWID"
+
+
+def store_kind(title: str, schema: str, files: tuple[str, ...], manifest: str, folder: str = "") -> FolderKind:
+    """A folder with a store; folder: one among its files."""
+    return FolderKind(title, (*files, *FILES), manifest, schema, folders=(folder,) * bool(folder), store=STORE)
 
 
 class Memo:
@@ -60,7 +64,7 @@ class Memo:
             database.execute(TABLE)
 
     def run(
-        self, pool: Pool, function: Callable[[C], R], cells: Mapping[str, C], question: Asked[C]
+        self, pool: Pool, function: Callable[[C], R], cells: Mapping[str, C], question: Question[C]
     ) -> Generator[Outcome[R], None, None]:
         """Like `Pool.run`, stored cells first. Values are plain (JSON). question: what tells a cell's answer."""
         waiting, keys = dict(cells), {}
@@ -80,7 +84,7 @@ class Memo:
                 yield outcome
 
     def map(
-        self, pool: Pool, function: Callable[[C], R], cells: Iterable[C], question: Asked[C]
+        self, pool: Pool, function: Callable[[C], R], cells: Iterable[C], question: Question[C]
     ) -> Generator[R, None, None]:
         """The values in the cells' order, until the first failure."""
         return in_order(self.run(pool, function, {str(i): cell for i, cell in enumerate(cells)}, question))
@@ -191,23 +195,6 @@ class StoreFolder:
             self._new = None if extends else new
         if question is not None:
             self.memo.claim(kind, question)
-
-    def finish(
-        self, pool: Pool, function: Callable[[C], R], cells: Mapping[str, C], *, question: Asked[C], progress: Watch
-    ) -> tuple[dict[str, Outcome[R]], bool]:
-        """Run cells that the store lacks; returns outcomes by key, and whether Ctrl-C ended it early.
-
-        progress: finished and all cells, and the last finished (first: the next).
-        """
-        outcomes: dict[str, Outcome[R]] = {}
-        interrupted = True
-        with suppress(KeyboardInterrupt), closing(self.memo.run(pool, function, cells, question)) as running:
-            progress(0, len(cells), next(iter(cells), ""))
-            for outcome in running:
-                outcomes[outcome.key] = outcome
-                progress(len(outcomes), len(cells), outcome.key)
-            interrupted = False
-        return outcomes, interrupted
 
     def put(self, files: Mapping[str, str | bytes]) -> None:
         """Write files, if there is a folder."""

@@ -18,12 +18,12 @@ from ..profiler.profile import Profile
 from ..profiler.uncertainty import common_error
 from ..report.table import counted
 from ..results.spread import Spread
-from ..results.world import MAX_REPLICAS, Setup, World, setup_of
+from ..results.world import MAX_REPLICAS, Setup, World, on_profiles, setup_of
 from . import plan_replays
 from .backend import Pool
 from .candidate import changed_fields, nearest_first, policy_toml
 from .candidates import PlanCandidate
-from .capacity import PARTS, STABILITY, CapacitySearch, check_rate, search_of
+from .capacity import PARTS, CapacitySearch, check_rate, search_of
 from .contents import Json, asked_of
 from .deploy import UNROUTED, deployment_of
 from .memo import Memo
@@ -31,7 +31,7 @@ from .plan_replays import PRECISION, Entrant, Replays, Task
 from .plan_result import MEETS, MISSES, UNSURE, Due, Fleet, Horizon, Planned, Risk, Values, Variant, growth_of
 from .quality import quality_of
 from .race import FIRST, LIMIT, MOST, Entry, Lane, best_of, race, verdict
-from .replicate import CONFIDENCE, Criterion, Interval, interval, judged, student
+from .replicate import CONFIDENCE, Criterion, Interval, broken, interval, judged, share_texts, student
 from .settings import Tried, halve
 
 ROUTER = "jsq"  # that is tried in place of none
@@ -136,7 +136,7 @@ class PlanSearch:
         self.chosen = [group[0] for group in self.groups]  # each candidate's setting
         self.search = self.chosen[0].search
         self.criteria = self.search.criteria
-        self.replays = Replays(self.pool, self.memo, self._report)
+        self.replays = Replays(self.pool, self.memo, lambda: self.progress(self.phase, self.replays.num_replays, None))
         self.changes = {  # rate, and slow-down of the profile
             f"{MORE_TRAFFIC - 1:.0%} more traffic": (self.rate * MORE_TRAFFIC, 1.0),
             f"a profile {SLOWER - 1:.0%} slower": (self.rate, SLOWER),
@@ -171,7 +171,7 @@ class PlanSearch:
             risks=risks,
             criteria=tuple(criterion.text for criterion in self.criteria),
             bounds={criterion.text: criterion.bound for criterion in self.criteria},
-            share_criteria=tuple(criterion.text for criterion in self.criteria if criterion.share is not None),
+            share_criteria=share_texts(self.criteria),
             plan_toml=note + policy_toml(policy, bought, code),
             priced=all(candidate.price is not None for candidate in self.originals),
             num_replays=self.replays.num_replays,
@@ -197,14 +197,8 @@ class PlanSearch:
         profiles = {candidate.profile.name: candidate.profile for candidate in self.originals}.values()
         workloads = dict.fromkeys(next(iter(profile.workloads), "") for profile in profiles)
         setup = setup_of(fleet_world(world, self.originals[0]), self.command, None, self.currency)
-        return replace(
-            setup,
-            profile=", ".join(profile.name for profile in profiles),
-            device=", ".join(dict.fromkeys(profile.device.name for profile in profiles)),
-            model=", ".join(dict.fromkeys(profile.model.name for profile in profiles)),
-            estimated=any(profile.is_estimate for profile in profiles),
-            workload=world.workload or world.yields or ", ".join(filter(None, workloads)) or None,
-        )
+        workload = world.workload or world.yields or ", ".join(filter(None, workloads)) or None
+        return replace(on_profiles(setup, profiles), workload=workload)
 
     # Steps of the search
 
@@ -448,7 +442,7 @@ class PlanSearch:
             rate = interval([capacity["rate"] / self.rate for capacity in capacities])
             room = Interval(rate.value - 1, rate.low - 1, rate.high - 1)
             binding = Counter(capacity["binding"] for capacity in capacities).most_common(1)[0][0]
-            breaks_first = [*(c.text for c in self.criteria), STABILITY][binding]  # -1: the queue grows
+            breaks_first = broken(self.criteria, binding)
         shares = {slo: [answer["attained"].get(slo, 1.0) for answer in answers] for slo in first["attained"]}
         return self._row(
             entrant,
@@ -546,9 +540,6 @@ class PlanSearch:
                 raise DsimError(f"{prefix}{answer['error']}")
         return answers
 
-    def _report(self) -> None:
-        self.progress(self.phase, self.replays.num_replays, None)
-
 
 def _with(model: Entrant, candidate: PlanCandidate, **changed: Any) -> Entrant:
     """A candidate that is replayed like another one, with a world's changed fields."""
@@ -567,11 +558,7 @@ def _best_answers(entrants: Sequence[Entrant]) -> list[Entrant]:
         name, relative = candidate.profile.model.name, candidate.quality.relative
         if relative is not None:
             best[name] = max(relative, best.get(name, relative))
-
-    def is_best(candidate: PlanCandidate) -> bool:
-        return candidate.quality.relative in (None, best.get(candidate.profile.model.name))
-
-    return [entrant for entrant in entrants if is_best(entrant.candidate)]
+    return [e for e in entrants if e.candidate.quality.relative in (None, best.get(e.candidate.profile.model.name))]
 
 
 def _values(criteria: Sequence[Criterion], answers: Sequence[Json]) -> Values:

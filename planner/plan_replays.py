@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from ..results.metrics import attainment, of_class
+from ..results.metrics import attainment, finite, of_class
 from .backend import Pool
 from .candidate import beyond_tested
 from .candidates import PlanCandidate
@@ -20,7 +20,7 @@ from .race import Fewest, Lane
 from .replicate import measure, replication
 from .settings import Tried, score
 
-PRECISION = 0.02  # of the searches, whose replays grow with it
+PRECISION = 0.02  # of the searches; a finer one has longer replays
 CLIENT_METRICS = ("ttft", "e2el", "norm_latency", "tpot_chunk")  # clients' percentiles in ms
 OWN_WIDTH, OWN_SHARPNESS = 0.15, 0.04  # log rate, of the search for a fleet's capacity
 NEXT_WIDTH = 0.04  # ... if another replication's is known
@@ -28,7 +28,7 @@ NEXT_WIDTH = 0.04  # ... if another replication's is known
 
 @dataclass(eq=False)
 class Entrant:
-    """A candidate of a plan, the searches whose replays are its own, and its fleets in the race."""
+    """A candidate of a plan, its search, and its fleets in the race."""
 
     candidate: PlanCandidate
     search: CapacitySearch
@@ -77,9 +77,7 @@ class Replays:
             cells[str(i)] = task.entrant.search, replace(task, entrant=None)
         with closing(self._memo.run(self._pool, _do, cells, _question)) as outcomes:
             for outcome in outcomes:
-                answer: Json = {"error": outcome.error}
-                if not outcome.refused:
-                    answer = outcome.result()
+                answer: Json = outcome.result() if not outcome.refused else {"error": outcome.error}
                 self._answers[new[int(outcome.key)]] = answer
                 self.num_replays += answer.get("replays", 0)
                 self._on_progress()
@@ -133,7 +131,7 @@ def fleet_replay(search: CapacitySearch, task: Task) -> Json:
             attained[str(slo)] = share
     answer: Json = {
         "attained": attained,
-        "values": [None if math.isnan(value) else value for value in reading.values],
+        "values": [finite(value) for value in reading.values],
         "judged": [len(of_class(window, criterion.slos[0])["status"]) for criterion in search.criteria],
         "severity": severity_of(reading),
         "stable": reading.stable,
@@ -150,9 +148,7 @@ def fleet_replay(search: CapacitySearch, task: Task) -> Json:
 def fleet_capacity(search: CapacitySearch, task: Task) -> Json:
     """The highest rate that meets the SLOs, and the criterion broken above it."""
     sized = fleet(search, task.replicas, task.slower)
-    width = OWN_WIDTH
-    if task.start is not None:
-        width = NEXT_WIDTH
+    width = NEXT_WIDTH if task.start is not None else OWN_WIDTH
     read = sized.requests(task.index)
     crossing = find(read, sized.criteria, task.start or task.rate, width, OWN_SHARPNESS)
     return {"rate": crossing.rate, "binding": crossing.binding, "replays": crossing.num_replays}

@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from ..engine.errors import DsimError
-from ..files.place import FolderKind
 from ..report.page import Page
 from ..report.result import Result, frame_of
 from ..results.spread import Spread, Uncertain
 from ..results.world import Setup
 from .deploy import Deployment
-from .memo import FILES as STORE_FILES
-from .memo import STORE
+from .memo import store_kind
 from .quality import Quality
 from .replicate import CONFIDENCE, Interval
 from .settings import Tried
@@ -26,8 +24,7 @@ if TYPE_CHECKING:
 SCHEMA = "dsim-plan"
 FILES = ("plan.toml", "plan.json", "report.html")
 DEPLOY = "deploy"  # a folder
-MAY_HOLD = (*FILES, DEPLOY, "profile-*.json", *STORE_FILES)
-PLAN = FolderKind("a plan", MAY_HOLD, manifest="plan.json", schema=SCHEMA, folders=(DEPLOY,), store=STORE)
+PLAN = store_kind("a plan", SCHEMA, (*FILES, DEPLOY, "profile-*.json"), "plan.json", DEPLOY)
 
 PERIODS = {"year": 1.0, "month": 12.0, "week": 365.25 / 7}  # in a year
 MOST_GROWTH = 10.0  # each period

@@ -1,4 +1,4 @@
-"""The fewest replicas of each pool: a fleet that surely meets the SLOs at a rate, and of which no pool can lose one.
+"""The fewest replicas of each pool: the fleet surely meets the SLOs at a rate, and would not with one replica less.
 
 Short replays find each pool's fewest replicas while the others have plenty; searches of the capacity then decide.
 """

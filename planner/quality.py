@@ -14,7 +14,7 @@ from ..engine.errors import CodeError, DsimError, PolicyError
 from ..engine.hooks import decide, holds_back, pages_to_admit, placed, preempted, rows_updated, step_over
 from ..engine.jit import is_ours
 from ..engine.policy import AXES, PRESETS, Policy, name_of, parse, settings_of
-from ..files.read import cut, float_of, quoted, read_csv
+from ..files.read import FilePath, cut, float_of, quoted, read_csv, share_of
 from .candidate import with_fields
 
 # Questions of scheduling: they change when and where tokens are computed, never the tokens.
@@ -35,9 +35,7 @@ class Quality:
     same: bool = False  # the answers are those of the policy to beat
 
     def __str__(self) -> str:
-        if self.relative is None:
-            return "unknown"
-        return f"{100 * self.relative:.1f} %"
+        return "unknown" if self.relative is None else f"{100 * self.relative:.1f} %"
 
     def shortfall(self, least: float | None) -> str:
         """Why it is not enough; empty: it is."""
@@ -52,9 +50,7 @@ class Quality:
 class Score:
     """A row of a table."""
 
-    system: str
     model: str  # empty: any
-    benchmark: str
     preset: str
     parameters: Mapping[str, str]  # as written; blank: any value
     score: float
@@ -91,7 +87,7 @@ def published() -> QualityTable:
     return QualityTable(PUBLISHED, tuple(score for path in paths for score in _read(path)))
 
 
-def load_table(path: str | Path | None, allow_code: AllowedCode = NO_CODE) -> QualityTable | None:
+def load_table(path: FilePath | None, allow_code: AllowedCode = NO_CODE) -> QualityTable | None:
     """A user's CSV of policies, their fields, `score` and `baseline`, if there is one; see docs/quality.md.
 
     allow_code: files that its policies may name.
@@ -123,10 +119,10 @@ def quality_of(policy: Policy, model: str, table: QualityTable | None = None) ->
     closest = min(points, key=lambda p: len(p.differences(factors)))
     if not closest.differences(factors):
         return Quality(closest.relative, closest.source)
-    [name, *more] = closest.differences(factors)
+    [name, *further] = closest.differences(factors)
     value = factors[name]
     line = {p.factors[name]: p for p in points if name in p.factors and set(p.differences(factors)) <= {name}}
-    if more or len(line) < 2 or not all(isinstance(v, int | float) for v in (value, *line)):
+    if further or len(line) < 2 or not all(isinstance(v, int | float) for v in (value, *line)):
         return Quality(None, "", (f"{name} is {value}, and no score is {place} for that on {model}",))
     values = sorted(line)
     if not values[0] < value < values[-1]:
@@ -149,9 +145,7 @@ def parse_share(text: str | float | None) -> float | None:
     """98% or 0.98; None: not asked for."""
     if text is None:
         return None
-    text_of_share = str(text).strip()
-    percent = text_of_share.endswith("%")
-    share = float_of(text_of_share.removesuffix("%")) / (1 + 99 * percent)
+    share = share_of(str(text).strip())
     if not 0 < share <= 1.5:
         raise DsimError(f"quality {cut(text)} is not a share of the full cache's, expected such as 98% or 0.98")
     return share
@@ -167,16 +161,14 @@ def factors_of_row(score: Score, place: str, allow_code: AllowedCode) -> dict[st
     return {name: value for name, value in factors.items() if score.parameters.get(name, "-")}
 
 
-def _read(path: str | Path) -> Iterator[Score]:
+def _read(path: FilePath) -> Iterator[Score]:
     for line, cells in read_csv(path, ["policy", *SCORES]):
         numbers = {name: float_of(cells[name]) for name in SCORES}
         for name, value in numbers.items():
             if not 0 <= value < math.inf or (name == "baseline" and value == 0):
                 raise DsimError(f"{line}: {name} is {quoted(cells[name])}, expected a number above zero")
         yield Score(
-            system=cells.get("system", ""),
             model=cells.get("model", ""),
-            benchmark=cells.get("benchmark", ""),
             preset=cells["policy"],
             parameters={name: cell for name, cell in cells.items() if name not in (*TEXT, *SCORES)},
             source=cells.get("source") or str(path),

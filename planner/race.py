@@ -151,9 +151,7 @@ def verdict(severities: Sequence[float], limit: int, spread: float | None = None
 
 def half_width(severities: Sequence[float], spread: float | None = None) -> float:
     """Student's, or the normal one of a known spread if narrower."""
-    half = math.inf
-    if len(severities) >= FIRST:
-        half = student(np.array(severities))
+    half = student(np.array(severities)) if len(severities) >= FIRST else math.inf
     if spread is not None:
         half = min(half, NORMAL * spread / math.sqrt(len(severities)))
     return half

@@ -5,19 +5,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import stdtrit  # scipy.stats imports for a second
 
 from ..engine import chance
 from ..engine.errors import TraceError
-from ..results.metrics import REJECTED, ROUNDING, Columns, latencies, meeting, of_class, rows_of, stable, statistic
+from ..results.metrics import (
+    REJECTED,
+    ROUNDING,
+    Columns,
+    Floats,
+    latencies,
+    meeting,
+    of_class,
+    rows_of,
+    stable,
+    statistic,
+)
 from ..results.slo import Slo
 from ..results.world import World, class_column
 from ..sim.twin import Append, RunRecords
 from ..traces import Trace, prepare
 from ..traces.estimates import with_estimates
+from ..traces.trace import Ints
 
 CONFIDENCE = 0.95  # of intervals
+STABILITY = "stability"  # what breaks where only the queue grows
 BLOCKS, LUCK = 211, 212  # purposes of draws
 WARMUP = 0.10  # share of arrivals not judged, as runs begin empty
 COOLDOWN = 0.05  # ... as none follow the last ones
@@ -73,9 +85,7 @@ class Reading:
     @property
     def worst(self) -> int:
         """The criterion furthest beyond its bound; -1 if none is violated."""
-        if self.severity <= 0:
-            return -1
-        return self.criterion
+        return -1 if self.severity <= 0 else self.criterion
 
 
 @dataclass(frozen=True)
@@ -103,6 +113,16 @@ def criteria_of(slos: Sequence[Slo], attainment: float) -> tuple[Criterion, ...]
         text = f"{100 * attainment:g}% meet {' and '.join(map(str, together))}"
         criteria.append(Criterion(tuple(together), attainment, text))
     return tuple(criteria)
+
+
+def broken(criteria: Sequence[Criterion], index: int) -> str:
+    """The text of the criterion that a crossing breaks; STABILITY for -1."""
+    return [*(criterion.text for criterion in criteria), STABILITY][index]
+
+
+def share_texts(criteria: Sequence[Criterion]) -> tuple[str, ...]:
+    """The criteria that bound a share of arrivals."""
+    return tuple(criterion.text for criterion in criteria if criterion.share is not None)
 
 
 def replication(world: World, index: int, num_requests: int, block: int) -> tuple[World, Trace]:
@@ -156,7 +176,7 @@ def to_allow_a_miss(criteria: Sequence[Criterion]) -> int:
     return max([FEWEST, *(to_judge(round(1 / (1 - c.share))) for c in criteria if c.share and c.share < 1)])
 
 
-def resample(num_rows: int, num_requests: int, block: int, seed: int, *, evenly: bool = True) -> npt.NDArray[np.int64]:
+def resample(num_rows: int, num_requests: int, block: int, seed: int, *, evenly: bool = True) -> Ints:
     """Blocks of consecutive rows of a ring, in random order; all rows are equally likely.
 
     evenly: blocks start at equal distances (systematic sampling), so that a replication covers the whole trace. Else
@@ -169,7 +189,7 @@ def resample(num_rows: int, num_requests: int, block: int, seed: int, *, evenly:
     else:
         places = chance.uniform(chance.key(seed, BLOCKS, 2, np.arange(num_blocks)))
     starts = np.floor(places * num_rows).astype(np.int64)
-    rows: npt.NDArray[np.int64] = (starts[:, None] + np.arange(block)).reshape(-1)[:num_requests] % num_rows
+    rows: Ints = (starts[:, None] + np.arange(block)).reshape(-1)[:num_requests] % num_rows
     return rows
 
 
@@ -224,7 +244,7 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
 
 
-def student(values: npt.NDArray[np.float64]) -> float:
+def student(values: Floats) -> float:
     """Half of Student's interval of the mean; infinite for one value."""
     n = len(values)
     if n < 2:
@@ -246,9 +266,7 @@ def _judge(criterion: Criterion, requests: Columns, result: RunRecords) -> tuple
     assert slo.stat is not None
     if slo.metric == "itl":
         gaps = result.totals.itl
-        value = gaps.mean()
-        if slo.stat != "mean":
-            value = gaps.quantile(int(slo.stat[1:]) / 100)
+        value = gaps.quantile(int(slo.stat[1:]) / 100) if slo.stat != "mean" else gaps.mean()
     else:
         value = statistic(latencies(requests)[slo.metric], slo.stat)
     if math.isnan(value):

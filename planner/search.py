@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import optuna
-from optuna.trial import FrozenTrial
 
 from ..engine import chance
 from .backend import Pool
@@ -136,27 +135,20 @@ class Search:
 
     def trials(self) -> tuple[Trial, ...]:
         """Without repeated ones."""
-        trials = []
-        for index, attempt in enumerate(self.attempts):
-            candidate, outcome = attempt.candidate, attempt.outcome
-            if attempt.state == "repeated":
-                continue
-            value = None
-            if outcome is not None:
-                value = outcome.value
-            trials.append(
-                Trial(
-                    trial=index,
-                    policy=candidate.world.policy,
-                    replicas=candidate.world.replicas,
-                    state=attempt.state,
-                    value=value,
-                    violation=attempt.violation,
-                    reason=attempt.reason,
-                    fields=dict(candidate.columns),
-                )
+        return tuple(
+            Trial(
+                trial=index,
+                policy=attempt.candidate.world.policy,
+                replicas=attempt.candidate.world.replicas,
+                state=attempt.state,
+                value=attempt.outcome and attempt.outcome.value,
+                violation=attempt.violation,
+                reason=attempt.reason,
+                fields=dict(attempt.candidate.columns),
             )
-        return tuple(trials)
+            for index, attempt in enumerate(self.attempts)
+            if attempt.state != "repeated"
+        )
 
     def _num_tried(self) -> int:
         return sum(attempt.state == "complete" for attempt in self.attempts)
@@ -189,12 +181,12 @@ class Search:
         seed = int(chance.key(self.default.world.seed, SAMPLER, len(self.attempts))[0] >> np.uint64(33))
         if idle > EXPLORE:  # TPE repeats known settings
             return optuna.samplers.RandomSampler(seed=seed)
-
-        def constraints(trial: FrozenTrial) -> tuple[float, ...]:
-            return (self.attempts[trial.number].violation,)
-
         return optuna.samplers.TPESampler(
-            seed=seed, multivariate=True, group=True, constant_liar=self.jobs > 1, constraints_func=constraints
+            seed=seed,
+            multivariate=True,
+            group=True,
+            constant_liar=self.jobs > 1,
+            constraints_func=lambda trial: (self.attempts[trial.number].violation,),
         )
 
     def _suggest(self, trial: optuna.Trial) -> Candidate:

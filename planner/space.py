@@ -2,16 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..engine.allowed_code import AllowedCode
 from ..engine.errors import DsimError, PolicyError
 from ..engine.outside import is_file
-from ..engine.part import FITTED, Preset
+from ..engine.part import FITTED
 from ..engine.policies import BASELINES
 from ..engine.policy import PRESETS, Policy, parse, preset_of, settings_of
-from ..files.read import did_you_mean, quoted, read_toml
+from ..files.read import FilePath, did_you_mean, quoted, read_toml
 from ..profiler.profile import Profile
 from ..results.world import World
 from ..sim.memory import check_fits
@@ -46,7 +45,7 @@ class Space:
         return Candidate.at(self.world, {POLICY: preset, **point}, columns)
 
 
-def space_of(world: World, table: Mapping[str, Any] | str | Path | None = None, *, also: Sequence[str] = ()) -> Space:
+def space_of(world: World, table: Mapping[str, Any] | FilePath | None = None, *, also: Sequence[str] = ()) -> Space:
     """The space of a table or TOML file; without one, values worth trying on any traffic (docs/tune.md).
 
     A table has `policy = [presets]`, fields for all of them, and tables for single presets. also: presets that a
@@ -54,9 +53,12 @@ def space_of(world: World, table: Mapping[str, Any] | str | Path | None = None, 
     preset's own table that it refuses.
     """
     check = searchable(world.loaded_profile(), world.workload)
+    source, content = "space", table
     if table is None:
-        return Space(world, _default(world, check, also))
-    source, content = ("space", table) if isinstance(table, Mapping) else (str(table), read_toml(table))
+        content = _default(world, check, also)
+    elif not isinstance(table, Mapping):
+        source, content = str(table), read_toml(table)
+    assert isinstance(content, Mapping)
     names = _presets(content, source, check)
     values: dict[str, tuple[Any, ...]] = {POLICY: tuple(names)}
     tables = {name: fields for name, fields in content.items() if isinstance(fields, Mapping)}
@@ -82,12 +84,13 @@ def space_of(world: World, table: Mapping[str, Any] | str | Path | None = None, 
             if fitting := _fitting(faults):
                 values[f"{name}.{field}"] = fitting
     for fault in filter(None, refusals.values()):
-        raise DsimError(f"{source}: {fault}")
+        if table is not None:  # the default leaves out what does not fit
+            raise DsimError(f"{source}: {fault}")
     return Space(world, values)
 
 
-def _default(world: World, check: Check, also: Sequence[str]) -> dict[str, tuple[Any, ...]]:
-    """Presets of released engines, and of `also`, with their own spaces.
+def _default(world: World, check: Check, also: Sequence[str]) -> dict[str, Any]:
+    """A table of presets of released engines, and of `also`, with their own spaces.
 
     An engine's preset is included if the step times are that engine's, or no engine's. Without one: all presets.
     """
@@ -103,20 +106,14 @@ def _default(world: World, check: Check, also: Sequence[str]) -> dict[str, tuple
     presets = {name: preset for name, preset in presets.items() if refusal(check, preset.policy) is None}
     if not presets:
         check(PRESETS[BASELINES[profile.family]].policy)
-    values: dict[str, tuple[Any, ...]] = {POLICY: tuple(presets)}
+    table: dict[str, Any] = {POLICY: list(presets)}
     for name, preset in presets.items():
-        for field, choices in _own_space(preset, profile, world.workload).items():
-            if fitting := _fitting(_faults(world, name, field, choices, check)):
-                values[f"{name}.{field}"] = fitting
-    return values
-
-
-def _own_space(preset: Preset, profile: Profile, workload: str | None) -> dict[str, Any]:
-    idle = preset.policy.granularity.idle
-    space = {name: choices for name, choices in (preset.space or {}).items() if name not in idle}
-    if space.pop(FITTED, False):
-        space |= fitted_at(profile, workload)
-    return space
+        idle = preset.policy.granularity.idle
+        space = {field: choices for field, choices in (preset.space or {}).items() if field not in idle}
+        if space.pop(FITTED, False):
+            space |= fitted_at(profile, world.workload)
+        table[name] = space
+    return table
 
 
 def fitted_at(profile: Profile, workload: str | None) -> dict[str, list[Any]]:

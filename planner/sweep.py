@@ -1,25 +1,26 @@
 """A sweep: worlds that differ in a few fields, each run once, and their table."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .. import __version__
 from ..engine.allowed_code import allowed
-from ..files.place import FolderKind
+from ..files.read import FilePath
+from ..files.schema import stored
 from ..files.write import csv_of
 from ..report.html import result_files
 from ..report.page import Page
 from ..report.result import NOT_STORED, Result
-from ..results.metrics import flat, no_nan
+from ..results.metrics import flat
 from ..results.world import World
 from .backend import Outcome, Pool
 from .candidate import spelt
 from .contents import Json, asked_of
 from .grid import Plan, read_plan
-from .memo import FILES as STORE_FILES
-from .memo import STORE, StoreFolder
+from .memo import STORE, StoreFolder, store_kind
 from .record import doubts_of, profile_notes
 
 if TYPE_CHECKING:
@@ -73,19 +74,19 @@ class Sweep(Result):
         return pd.DataFrame(self.results)
 
 
-SWEEP = FolderKind("a sweep", (*FILES, *STORE_FILES), "sweep.json", Sweep.schema, store=STORE)
+SWEEP = store_kind("a sweep", Sweep.schema, FILES, "sweep.json")
 
 
 def sweep(
-    config: str | Path | Mapping[str, Any],
-    out: str | Path | None = None,
+    config: FilePath | Mapping[str, Any],
+    out: FilePath | None = None,
     *,
     jobs: int | None = None,
     ray: str | None = None,
     force: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], object] = lambda ended, total: None,
     command: str = "",
-    allow_code: Iterable[str | Path] = (),
+    allow_code: Iterable[FilePath] = (),
 ) -> Sweep:
     """Run every cell of a configuration (a TOML file or dictionary) and tabulate the results.
 
@@ -107,25 +108,29 @@ def sweep(
         notes=tuple(profile_notes(plan.services)),
         services=plan.services,
     )
-    cells = {cell.key: cell.world for cell in plan.cells}
+    worlds = {cell.key: cell.world for cell in plan.cells}
     with StoreFolder(None if out is None else Path(out), SWEEP, force=force) as folder, Pool(jobs, ray) as pool:
         folder.begin()
         folder.put({"sweep.json": begun.to_text()})
-        outcomes, interrupted = folder.finish(
-            pool, _run, cells, question=asked_of, progress=lambda ended, total, _: progress and progress(ended, total)
-        )
+        outcomes: dict[str, Outcome[Json]] = {}
+        progress(0, len(worlds))
+        with suppress(KeyboardInterrupt), closing(folder.memo.run(pool, _run, worlds, asked_of)) as running:
+            for outcome in running:
+                outcomes[outcome.key] = outcome
+                progress(len(outcomes), len(worlds))
         done = replace(
             begun,
-            interrupted=interrupted,
+            interrupted=len(outcomes) < len(worlds),
             results=_rows(plan, outcomes),
             num_reused=sum(outcome.is_stored for outcome in outcomes.values()),
         )
         stable = [row for row in done.results if row.get("stable")]
         if stable:
-            best = cells[max(stable, key=lambda row: row.get("goodput") or row["output_throughput"])["key"]]
+            best = worlds[max(stable, key=lambda row: row.get("goodput") or row["output_throughput"])["key"]]
             done = replace(done, doubted=doubts_of(best, best.requests()))
         if folder.folder is not None and outcomes:
-            folder.put({"results.csv": _csv(done.results), **result_files(done)})
+            cells = [[spelt(v) if isinstance(v, bool) else v for v in row.values()] for row in done.results]
+            folder.put({"results.csv": csv_of([list(done.results[0]), *cells]), **result_files(done)})
     return done
 
 
@@ -142,14 +147,8 @@ def _rows(plan: Plan, outcomes: Mapping[str, Outcome[Json]]) -> tuple[Json, ...]
         row = dict(cell.varied)
         if any(name.startswith("policy.") for name in plan.varied):
             row["spec"] = cell.world.policy
-        rows.append(row | no_nan(flat(outcome.value or {})) | {"error": outcome.error, "key": cell.key})
+        rows.append(row | stored(flat(outcome.value or {})) | {"error": outcome.error, "key": cell.key})
     names = [name for name in dict.fromkeys(n for row in rows for n in row) if name not in ("error", "key")]
     # An SLO has one kind of verdict.
     names = [name for name in names if "=" not in name or any(row.get(name) is not None for row in rows)]
     return tuple({name: row.get(name) for name in (*names, "error", "key")} for row in rows)
-
-
-def _csv(rows: Sequence[Json]) -> str:
-    """The same cells give the same bytes."""
-    cells = [[spelt(v) if isinstance(v, bool) else v for v in row.values()] for row in rows]
-    return csv_of([list(rows[0]), *cells])

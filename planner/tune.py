@@ -4,7 +4,6 @@ import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -12,21 +11,20 @@ import numpy as np
 from ..engine.errors import DsimError
 from ..engine.policies import BASELINES
 from ..engine.policy import parse
-from ..files.place import FolderKind
-from ..files.read import cut
+from ..files.read import FilePath, cut
 from ..files.write import csv_of
 from ..profiler.placed import placed
 from ..report.html import result_files
 from ..report.page import Page
 from ..report.result import NOT_STORED, Result
+from ..results.metrics import finite
 from ..results.world import Setup, World, setup_of
 from ..sim.scalers import FIXED
 from .backend import Pool
-from .candidate import Candidate, nearest_first, policy_toml
+from .candidate import Candidate, nearest_first, on_replicas, policy_toml
 from .contents import asked_of, digest
 from .deploy import deployment_of
-from .memo import FILES as STORE_FILES
-from .memo import STORE, StoreFolder
+from .memo import StoreFolder, store_kind
 from .objective import OBJECTIVES, Evaluator, Part, ReplayOutcome
 from .quality import Quality, load_table, parse_share, quality_factors, quality_of
 from .race import best_of
@@ -57,7 +55,7 @@ class Finalist:
     attainment: float | None  # mean share of good arrivals
 
     def __str__(self) -> str:
-        return self.policy + f" on {self.replicas} replicas" * (self.replicas > 1)
+        return on_replicas(self.policy, self.replicas)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -107,7 +105,7 @@ class Tuned(Result):
         return pd.DataFrame(rows)
 
 
-TUNE = FolderKind("a search", (*FILES, *STORE_FILES), "tune.json", Tuned.schema, store=STORE)
+TUNE = store_kind("a search", Tuned.schema, FILES, "tune.json")
 
 
 def tune(
@@ -115,10 +113,10 @@ def tune(
     *,
     objective: str = "goodput",
     policy: str | None = None,
-    space: Mapping[str, Any] | str | Path | None = None,
+    space: Mapping[str, Any] | FilePath | None = None,
     trials: int = 60,
     min_quality: float | str | None = None,
-    quality_table: str | Path | None = None,
+    quality_table: FilePath | None = None,
     gpu_hour: float | None = None,
     currency: str = "USD",
     jobs: int = 1,
@@ -296,7 +294,6 @@ def confirm(search: Search, winner: Candidate) -> dict[Candidate, Finalist]:
     finalists = {}
     for c, replays in outcomes.items():
         measured, base = ([outcome.value for outcome in outcomes[setting]] for setting in (c, search.default))
-        attainment = float(np.mean([outcome.attainment for outcome in replays]))
         finalists[c] = Finalist(
             policy=c.world.policy,
             replicas=c.world.replicas,
@@ -305,7 +302,7 @@ def confirm(search: Search, winner: Candidate) -> dict[Candidate, Finalist]:
             value=estimate(measured),
             gain=gain(measured, base, search.sign),
             meets_run_slos=float(np.mean([outcome.violation <= 0 for outcome in replays])),
-            attainment=None if math.isnan(attainment) else attainment,
+            attainment=finite(np.mean([outcome.attainment for outcome in replays])),
         )
     return finalists
 
@@ -314,26 +311,17 @@ def verdict(
     objective: str, winner: Finalist, default: Finalist, is_default: bool, min_quality: float | None
 ) -> tuple[bool, list[str]]:
     """Whether to recommend the winner; notes."""
-    notes = []
-    gain = winner.gain
-    usable = default.meets_run_slos >= 0.5
-    if min_quality is not None:
-        relative = default.quality.relative
-        usable = usable and relative is not None and relative >= min_quality
     if is_default:
-        notes.append("the search found nothing better than the default")
-        ok = True
-    elif winner.meets_run_slos < 0.5:
-        notes.append(f"the winner of the search misses an SLO in {1 - winner.meets_run_slos:.0%} of held-out replays")
-        ok = False
-    elif gain is None or gain.low > 0 or not usable:
-        ok = True
-        if not usable:
-            notes.append("the default itself misses an SLO or the quality asked for, and cannot be recommended")
-    else:
-        notes.append(f"the gain in {objective} over the default is not confirmed: the default is recommended")
-        ok = False
-    return ok, notes
+        return True, ["the search found nothing better than the default"]
+    if winner.meets_run_slos < 0.5:
+        share = f"{1 - winner.meets_run_slos:.0%} of held-out replays"
+        return False, [f"the winner of the search misses an SLO in {share}"]
+    relative = default.quality.relative
+    if default.meets_run_slos < 0.5 or (min_quality is not None and (relative is None or relative < min_quality)):
+        return True, ["the default itself misses an SLO or the quality asked for, and cannot be recommended"]
+    if winner.gain is None or winner.gain.low > 0:
+        return True, []
+    return False, [f"the gain in {objective} over the default is not confirmed: the default is recommended"]
 
 
 def estimate(values: Sequence[float], scale: float = 1.0) -> Interval:

@@ -28,10 +28,10 @@ def plan_ensemble(
     """The recommendation and its rivals under `num` drawn profiles. options: see `uncertain_fleets`."""
     fleets = rivals(planned)
     worlds = fleet_worlds(replace(world, rate=planned.rate), candidates, list(fleets.values()))
-    named = dict(zip(fleets, worlds, strict=True))
     weights = [replica_cost(planned, row) for row in fleets.values()]
     size = {"num_requests": planned.num_requests, "spare": planned.recommended.spare}
-    return uncertain_fleets(named, weights, num, **size, cost=(GPUS, COST)[planned.priced], **options)
+    by_name, cost = dict(zip(fleets, worlds, strict=True)), (GPUS, COST)[planned.priced]
+    return uncertain_fleets(by_name, weights, num, **size, cost=cost, **options)
 
 
 def rivals(planned: Planned) -> dict[str, Fleet]:
@@ -111,14 +111,10 @@ def sized(model: CapacitySearch, rate: float, draw: Draw) -> Values:
     reading = read(world.replicas)
     values = {}
     for criterion, value in zip(search.criteria, reading.values, strict=True):
-        values[_metric(criterion)] = 1e3 * value
-        if criterion.share is not None:
-            values[_metric(criterion)] = 100 * (1 - value)
+        values[_metric(criterion)] = 100 * (1 - value) if criterion.share is not None else 1e3 * value
     size = Fewest(limit=MOST_TIMES * world.replicas, trial=world.replicas, stride=2.0)
     size.decide(reading.holds)
     while index and size.open:
         size.decide(read(size.trial).holds)
-    values[REPLICAS] = float(size.replicas or math.inf)
-    if index == 0:
-        values[REPLICAS] = float(world.replicas)
+    values[REPLICAS] = float(world.replicas) if index == 0 else float(size.replicas or math.inf)
     return values

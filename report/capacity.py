@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from ..results.metrics import ROUNDING
 from ..results.world import Setup
 from .chart import Chart
-from .page import Figure, Number, Page, Section, Table, estimate, numbers, table
+from .page import Figure, Number, Page, Section, Table, estimate, facts_of, numbers, table
 from .run import front_end
-from .table import counted, number, outward, percent, places_of, within
+from .table import counted, joined, number, outward, percent, places_of, within
 
 if TYPE_CHECKING:
     from ..planner.capacity import Capacity, Point
@@ -59,9 +59,7 @@ def _answer(capacity: "Capacity") -> str:
 
 def span(rate: "Interval") -> str:
     """To two digits of the half-width, ends rounded outward: `5.28 req/s (5.16 to 5.41)`."""
-    places = 4
-    if rate.high > rate.low:
-        places = places_of((rate.high - rate.low) / 2)
+    places = places_of((rate.high - rate.low) / 2) if rate.high > rate.low else 4
     low, high = outward(rate.low, places), outward(rate.high, places, up=True)
     return f"{rate.value:,.{places}f} req/s ({low:,.{places}f} to {high:,.{places}f})"
 
@@ -86,26 +84,25 @@ def _facts(capacity: "Capacity") -> tuple[tuple[str, str], ...]:
     facts["Binding SLO"] = f"{binding} (in {100 * capacity.binding_share:.0f}% of replications)"
     facts["The bound stands at a cliff"] = _cliff(capacity)
     shares = ", ".join(f"{name} {100 * share:.0f}%" for name, share in capacity.shares.items() if share >= 0.005)
-    limit = ", ".join(filter(None, (capacity.limited_by, capacity.limiting_setting)))
+    limit = joined(capacity.limited_by, capacity.limiting_setting)
     facts["Limited by"] = f"{limit} (of the busy time: {shares})"
-    percentiles = {name: ms for name, ms in capacity.latency_ms.items() if ms is not None}
-    latencies = [
-        f"median {name} {number(ms['p50'])} ms, p90 {number(ms['p90'])} ms" for name, ms in percentiles.items()
-    ]
-    facts["At capacity"] = "; ".join(latencies)
+    percentiles = [(name, ms) for name, ms in capacity.latency_ms.items() if ms is not None]
+    facts["At capacity"] = "; ".join(
+        f"median {name} {number(ms['p50'])} ms, p90 {number(ms['p90'])} ms" for name, ms in percentiles
+    )
     replays = f"{capacity.num_replays} replays of {capacity.num_requests:,} requests"
     resampled = f"resampled {capacity.block:,} requests at a time"
     facts |= setup_facts(setup)
     facts["Search"] = f"{replays}, {len(capacity.replications)} replications, {resampled}"
-    return tuple((name, text) for name, text in facts.items() if text)
+    return facts_of(facts)
 
 
 def _cliff(capacity: "Capacity") -> str:
     """The capacity at the bounds 10 % either side; empty if both are near it."""
-    others = capacity.other_bounds
-    if all(abs(other.rate / capacity.rate.value - 1) <= CLIFF for other in others):
+    bounds = capacity.other_bounds
+    if all(abs(bound.rate / capacity.rate.value - 1) <= CLIFF for bound in bounds):
         return ""
-    return ", ".join(f"{other.side} {number(other.rate)} req/s at {other.slo}".strip() for other in others)
+    return ", ".join(f"{bound.side} {number(bound.rate)} req/s at {bound.slo}".strip() for bound in bounds)
 
 
 def setup_facts(setup: Setup) -> dict[str, str]:
@@ -119,9 +116,7 @@ def setup_facts(setup: Setup) -> dict[str, str]:
 
 def money(amount: float | None, setup: Setup, places: int = 2) -> str:
     """Empty for None."""
-    if amount is None:
-        return ""
-    return f"{amount:,.{places}f} {setup.currency}"
+    return "" if amount is None else f"{amount:,.{places}f} {setup.currency}"
 
 
 def _numbers(capacity: "Capacity") -> tuple[Number, ...]:
@@ -139,9 +134,8 @@ def _pools(capacity: "Capacity") -> Table:
     """Replicas and load."""
     rows = []
     for pool in capacity.pools:
-        limit = ", ".join(filter(None, (pool.limited_by, pool.limiting_setting)))
         size = [pool.name, f"{pool.replicas:,}", f"{pool.gpus:,}", f"{100 * pool.busy:.0f}%"]
-        rows.append([*size, limit, pool.policy, pool.profile])
+        rows.append([*size, joined(pool.limited_by, pool.limiting_setting), pool.policy, pool.profile])
     caption = "At the capacity. Busy: the share of time in which its replicas run steps."
     head = ["pool", "replicas", "GPUs", "busy", "limited by", "policy", "profile"]
     return table(head, rows, caption=caption, left=frozenset({0, 4, 5, 6}))

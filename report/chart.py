@@ -88,8 +88,8 @@ class Chart:
         if label:
             self._note(x=x, y=1, yref="paper", xanchor=side, yanchor="bottom", text=label)
 
-    def hline(self, y: float, label: str = "", dash: str = "dash") -> None:
-        self._shape(y0=y, y1=y, x0=0, x1=1, xref="paper", line={"color": INK, "width": 1.2, "dash": dash})
+    def hline(self, y: float, label: str = "") -> None:
+        self._shape(y0=y, y1=y, x0=0, x1=1, xref="paper", line={"color": INK, "width": 1.2, "dash": "dash"})
         if label:
             self._note(y=y, x=0, xref="paper", xanchor="left", yanchor="bottom", text=label)
 

@@ -98,9 +98,7 @@ def _intervals(ensemble: Uncertain) -> Table:
         for metric, spread in metrics.items():
             if spread.value is None or spread.low is None:
                 continue
-            high = "more"
-            if spread.high is not None:
-                high = number(spread.high)
+            high = number(spread.high) if spread.high is not None else "more"
             rows.append((policy, metric, number(spread.value), f"{number(spread.low)} to {high}"))
     head = ("policy", "metric", "predicted", f"{100 * ensemble.level:.0f} % of profiles")
     return table(head, rows, left=frozenset({0, 1}))

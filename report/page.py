@@ -1,6 +1,6 @@
 """A page: answer, warnings, sections; html.py and text.py render it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -107,6 +107,11 @@ class Page:
         return [block for block in blocks if isinstance(block, Figure)]
 
 
+def facts_of(facts: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Without empty texts."""
+    return tuple((name, text) for name, text in facts.items() if text)
+
+
 def numbers(rows: Sequence[tuple[str, str, str]], limit: int = 4) -> tuple[Number, ...]:
     """The first ones. rows: label, number with unit, what it is about."""
     return tuple(Number(label, ((None, text),), about) for label, text, about in rows[:limit])
@@ -114,6 +119,13 @@ def numbers(rows: Sequence[tuple[str, str, str]], limit: int = 4) -> tuple[Numbe
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], **options: Any) -> Table:
     return Table(tuple(head), tuple(Row(tuple(cells)) for cells in rows), **options)
+
+
+def table_of(rows: Sequence[Mapping[str, str]], caption: str, texts: Collection[str]) -> Table:
+    """Rows by column, without empty columns. texts: columns of text."""
+    head = [name for name in rows[0] if any(row[name] for row in rows)]
+    columns = frozenset(i for i, name in enumerate(head) if name in texts)
+    return table(head, [[row[name] for name in head] for row in rows], caption=caption, left=columns)
 
 
 def priced_apart(implementations: Iterable[str]) -> str:

@@ -9,8 +9,22 @@ from ..results.spread import Spread
 from .capacity import money, setup_facts
 from .chart import COLOURS, Chart
 from .ensemble import decided, of_ensemble
-from .page import Block, Code, Figure, Number, Page, Section, Words, estimate, numbers, priced_apart, table
-from .table import counted, number, outward, percent, percent_span, places_of, time_of
+from .page import (
+    Block,
+    Code,
+    Figure,
+    Number,
+    Page,
+    Section,
+    Words,
+    estimate,
+    facts_of,
+    numbers,
+    priced_apart,
+    table,
+    table_of,
+)
+from .table import counted, joined, number, outward, percent, percent_span, places_of, time_of
 
 if TYPE_CHECKING:
     from ..planner.plan_result import Fleet, Planned, Risk
@@ -107,9 +121,7 @@ def _laws(planned: "Planned") -> str:
     """What the fleet would be under each counted law of canvases; empty if one is given."""
     needs = []
     for law in planned.laws:
-        gpus = "more GPUs than were allowed"
-        if law.gpus is not None:
-            gpus = counted(law.gpus, "GPU")
+        gpus = counted(law.gpus, "GPU") if law.gpus is not None else "more GPUs than were allowed"
         needs.append(f"with {law.forwards:.1f} ('{law.name}': {law.source.partition(':')[0]}) it needs {gpus}")
     if not needs:
         return ""
@@ -166,7 +178,7 @@ def _facts(planned: "Planned") -> tuple[tuple[str, str], ...]:
         facts["Price"] = f"{', '.join(prices)} {setup.currency} for a GPU's hour"
     search = f"{planned.num_replays} replays, most of {planned.num_requests:,} requests, resampled {planned.block:,}"
     facts |= {**setup_facts(setup), "Router": setup.router, "Search": f"{search} at a time; seed {setup.seed}"}
-    return tuple((name, text) for name, text in facts.items() if text)
+    return facts_of(facts)
 
 
 def _notes(planned: "Planned") -> list[str]:
@@ -237,22 +249,17 @@ def _floor(share: float) -> str:
 
 def _years(years: float) -> str:
     months = round(12 * years)
-    if months % 12:
-        return counted(months, "month")
-    return counted(months // 12, "year")
+    return counted(months, "month") if months % 12 else counted(months // 12, "year")
 
 
 # Tables
 
 
 def _section(title: str, rows: Sequence[Mapping[str, str]], caption: str, words: Collection[str]) -> Section:
-    """A table without empty columns; no blocks without rows. words: columns of text."""
+    """A table; no blocks without rows. words: columns of text."""
     if not rows:
         return Section(title, ())
-    head = [name for name in rows[0] if any(row[name] for row in rows)]
-    columns = frozenset(i for i, name in enumerate(head) if name in words)
-    cells = [[row[name] for name in head] for row in rows]
-    return Section(title, (table(head, cells, caption=caption, left=columns),), spoken=True)
+    return Section(title, (table_of(rows, caption, words),), spoken=True)
 
 
 def _ranking(planned: "Planned") -> Section:
@@ -270,7 +277,7 @@ def _ranking(planned: "Planned") -> Section:
                 "meet the SLOs": _met(planned, fleet),
                 "headroom": _room(fleet),
                 "binds first": {"stability": "none: the queue grows"}.get(binds, binds),
-                "limited by": ", ".join(filter(None, (fleet.limited_by, fleet.limiting_setting))),
+                "limited by": joined(fleet.limited_by, fleet.limiting_setting),
                 "quality": str(fleet.quality),
             }
         )
@@ -295,9 +302,7 @@ def _research(planned: "Planned") -> Section:
 
 
 def _hourly(planned: "Planned", fleet: "Fleet") -> str:
-    if not planned.priced:
-        return ""
-    return money(fleet.per_hour, planned.setup)
+    return "" if not planned.priced else money(fleet.per_hour, planned.setup)
 
 
 def _left_out(planned: "Planned") -> Section:
@@ -362,9 +367,7 @@ def _over_time(planned: "Planned") -> Section:
     for fleet in best.values():
         row = {"": fleet.name}
         for due in fleet.due:
-            date = "today"
-            if due.years:
-                date = f"after {_years(due.years)}"
+            date = f"after {_years(due.years)}" if due.years else "today"
             row[date] = ": ".join(filter(None, (f"{due.gpus}", money(due.per_hour, setup))))
         if growth is not None and planned.priced:
             row["in all"] = money((fleet.mean_cost or 0.0) * HOURS * growth.horizon, setup)
@@ -413,9 +416,7 @@ class _Offer:
 def _offer(planned: "Planned", fleet: "Fleet") -> _Offer:
     if fleet.gpus is not None:
         return _Offer(fleet, "", fleet.gpus, planned.cost(fleet))
-    price = 1.0
-    if planned.priced:
-        price = fleet.price or 0.0
+    price = fleet.price or 0.0 if planned.priced else 1.0
     for certainty, replicas in {"about ": fleet.about, "at least ": fleet.least}.items():
         if replicas is not None:
             gpus = (replicas + planned.recommended.spare) * fleet.gpus_per_replica
@@ -475,9 +476,7 @@ def _costs(planned: "Planned") -> Figure:
     )
     chart.y |= {"autorange": "reversed", "ticks": "", "ticklabelstandoff": 6, "showgrid": False}
     chart.x |= {"visible": False, "range": [0, 1.3 * max(paid)]}
-    unit = "GPUs"
-    if planned.priced:
-        unit = f"{planned.setup.currency} an hour"
+    unit = f"{planned.setup.currency} an hour" if planned.priced else "GPUs"
     if planned.growth is not None:
         unit += ", mean over the horizon"
     caption = f"{unit}, of the smallest fleet that meets the target at {planned.rate:.4g} req/s"

@@ -85,9 +85,7 @@ def _answer(profile: Profile) -> str:
     text = f"{profile.description}: {profile.verdict}."
     if fit.num_points is None:
         return text
-    verdict = "Valid"
-    if profile.doubts:
-        verdict = "Not valid"
+    verdict = "Not valid" if profile.doubts else "Valid"
     text += f" {verdict}: {fit.num_points} step shapes fitted"
     if judged is not None:
         text += (

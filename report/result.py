@@ -22,7 +22,7 @@ TITLE_HEIGHT = 34  # pixels, for a legend too
 
 @dataclass(frozen=True, repr=False)
 class Result(Stored, ABC):
-    """What a question is answered with: a frozen dataclass of plain values, of which all else is a view."""
+    """The answer to a question: a frozen dataclass of plain values. Page, JSON, table and pictures are views of it."""
 
     @abstractmethod
     def page(self) -> Page:

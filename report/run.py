@@ -18,7 +18,7 @@ from ..results.slo import Slo
 from .chart import Chart, colour
 from .ensemble import decided, of_ensemble
 from .html import to_html
-from .page import Figure, Number, Page, Row, Section, Table, estimate, priced_apart
+from .page import Figure, Number, Page, Section, Table, estimate, priced_apart
 from .result import NOT_STORED, Result
 from .table import compare, counted, number, percent
 
@@ -309,13 +309,9 @@ def _trace_notes(info: RunInfo) -> list[str]:
 
 def _every_number(policies: Sequence[Summary]) -> Table:
     """One row per metric, one column per policy."""
-    rows = []
-    for row in compare(policies):
-        best = frozenset(i + 2 for i in row.best)
-        rows.append(Row((row.label, row.unit, *row.cells), best, row.group, row.about))
     return Table(
         head=("", "unit", *(policy.policy for policy in policies)),
-        rows=tuple(rows),
+        rows=tuple(compare(policies)),
         caption="Bold: the best of the policies, or within 0.5 % of it.",
         left=frozenset({0, 1}),
         coloured=2,
@@ -367,13 +363,14 @@ def run_page(run: Run) -> Page:
 
 def _numbers(policies: Sequence[Summary]) -> tuple[Number, ...]:
     """The first four of NUMBERS that the run has."""
-    rows = {row.label: row for row in compare(policies)}
+    cells_by_label = {row.cells[0]: row.cells[1:] for row in compare(policies)}
     tiles = []
     for label, about in NUMBERS.items():
-        if row := rows.get(label):
+        if label in cells_by_label:
+            unit, *cells = cells_by_label[label]
             colours = [*range(len(policies))] * (len(policies) > 1) or [None]
-            cells = [(i, f"{cell} {row.unit}") for i, cell in zip(colours, row.cells[:4], strict=False)]
-            tiles.append(Number(label, tuple(cells), about))
+            values = tuple((i, f"{cell} {unit}") for i, cell in zip(colours, cells[:4], strict=False))
+            tiles.append(Number(label, values, about))
     return tuple(tiles[:4])
 
 

@@ -9,7 +9,22 @@ import numpy as np
 
 from ..results.metrics import LATENCIES, METRICS, Metric, led_by, path
 from .chart import COLOURS, INK, LINES, Chart, colour, logarithmic
-from .page import Block, Code, Figure, Number, Page, Row, Section, Table, Words, estimate, numbers, priced_apart, table
+from .page import (
+    Block,
+    Code,
+    Figure,
+    Number,
+    Page,
+    Row,
+    Section,
+    Table,
+    Words,
+    estimate,
+    facts_of,
+    numbers,
+    priced_apart,
+    table_of,
+)
 from .run import front_end
 from .table import counted, number, percent, plus_minus
 
@@ -46,7 +61,7 @@ def tune_page(tuned: "Tuned") -> Page:
     facts = {
         "Trace": setup.traffic,
         "Profile": setup.profile + ": estimated, not measured" * setup.estimated,
-        "Workload": setup.workload,
+        "Workload": setup.workload or "",
         "Front end": front_end(setup.frontend),
         "Router": setup.router,
         "SLOs": ", ".join(setup.slos) or "none",
@@ -66,7 +81,7 @@ def tune_page(tuned: "Tuned") -> Page:
         cautions=tuple(cautions),
         numbers=_numbers_of(tuned, tuned.recommended),
         chart=Figure("history", "Trials", about, _history(tuned)),
-        facts=tuple((name, value) for name, value in facts.items() if value),
+        facts=facts_of(facts),
         sections=(Section("Confirmed", (roles, _confirmed(tuned), Words((f"Run it: {tuned.run}",)), *_launch(tuned))),),
         notes=tuned.notes,
         command=setup.command,
@@ -123,9 +138,7 @@ def _unit(tuned: "Tuned") -> str:
 
 
 def _share(value: float | None) -> str:
-    if value is None:
-        return "an unknown share"
-    return f"{percent(value)} %"
+    return "an unknown share" if value is None else f"{percent(value)} %"
 
 
 def _quality(finalist: "Finalist") -> str:
@@ -148,22 +161,19 @@ def _finalists(tuned: "Tuned") -> "list[tuple[str, Finalist]]":
 
 def _confirmed(tuned: "Tuned") -> Table:
     name = f"{tuned.objective} ({_unit(tuned)})"
-    heads = ["", "quality", name, "gain over the default", "requests that meet the SLOs"]
     rows = []
     for role, finalist in _finalists(tuned):
         value = finalist.value
-        cells = [role, _quality(finalist), plus_minus(value.value, (value.high - value.low) / 2), "", ""]
-        if not _same(finalist, tuned.default):
-            cells[3] = gain_text(finalist.gain)
-        if finalist.attainment is not None:
-            cells[4] = _share(finalist.attainment)
-        rows.append(cells)
-    filled = [i for i in range(len(heads)) if i == 0 or any(row[i] for row in rows)]
+        row = {"": role, "quality": _quality(finalist)}
+        row[name] = plus_minus(value.value, (value.high - value.low) / 2)
+        row["gain over the default"] = gain_text(finalist.gain) * (not _same(finalist, tuned.default))
+        row["requests that meet the SLOs"] = _share(finalist.attainment) * (finalist.attainment is not None)
+        rows.append(row)
     caption = (
         "Means over new random draws on the part of the trace that the search did not use, with 95 % intervals. Gains "
         f"compare with the default on the same requests. {GAIN}"
     )
-    return table([heads[i] for i in filled], [[row[i] for i in filled] for row in rows], caption=caption)
+    return table_of(rows, caption, ("",))
 
 
 def _numbers_of(tuned: "Tuned", best: "Finalist") -> tuple[Number, ...]:
@@ -185,9 +195,7 @@ def _numbers_of(tuned: "Tuned", best: "Finalist") -> tuple[Number, ...]:
 def _history(tuned: "Tuned") -> Chart:
     """Points in the colour of their preset, and the best so far that meets the SLOs."""
     chart = Chart("trial", f"{tuned.objective} ({_unit(tuned)})", legend=True, from_zero=False)
-    better = min
-    if tuned.objective in ("goodput", "throughput"):
-        better = max
+    better = max if tuned.objective in ("goodput", "throughput") else min
     best: dict[int, float] = {}
     for i, preset in enumerate(tuned.space["policy"]):
         trials = [trial for trial in tuned.trials if trial.policy.split(",")[0] == preset and trial.value is not None]
@@ -305,9 +313,7 @@ def _curve(rows: Sequence[Json], metric: str, spec: Metric, x: str, fields: Sequ
     chart = Chart(x, spec.axis, legend=len(settings) > 1)
     if x in UNITS:
         chart.x["title"]["text"] = f"{x} ({UNITS[x]})"
-    mode = "lines+markers"
-    if not all(map(_is_number, xs)):
-        mode = "markers"
+    mode = "markers" if not all(map(_is_number, xs)) else "lines+markers"
     for i, setting in enumerate(settings):
         points = {value: places[*setting, value] for value in xs if (*setting, value) in places}
         points = {value: place for value, place in points.items() if not math.isnan(place.value)}
@@ -356,7 +362,7 @@ def _cells(sweep: "Sweep", metrics: Mapping[str, Metric]) -> Table:
             if row.get(name) is not None:
                 cells[-1] = number(row[name] * metric.scale)
         rows.append(Row((*cells, "✕ overloaded" * (row.get("stable") is False))))
-    caption = f"At most {MAX_ROWS} cells. All metrics are in results.csv, and dsim metrics prints every formula."
+    caption = f"At most {MAX_ROWS} cells. All metrics are in results.csv."
     return Table(tuple(head), tuple(rows), caption=caption, left=frozenset())
 
 

@@ -2,27 +2,17 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..results.metrics import METRICS, ROUNDING, SloVerdict, Summary, path
 from ..results.slo import Slo
+from .page import Row
 
 MOST_PLACES = 9
 
 
-@dataclass(frozen=True)
-class MetricRow:
-    label: str
-    unit: str
-    cells: tuple[str, ...]  # by policy
-    best: frozenset[int]  # policies; empty if all are equal
-    group: str
-    about: str = ""  # formula
-
-
-def compare(policies: Sequence[Summary]) -> list[MetricRow]:
-    """A row has one unit."""
+def compare(policies: Sequence[Summary]) -> list[Row]:
+    """The policies' numbers: label, unit, and a cell for each policy."""
     rows = [_row(name, stat, policies) for name, metric in METRICS.items() if metric.group for stat in metric.stats]
     return [row for row in rows if row is not None] + _slo_rows(policies)
 
@@ -37,7 +27,7 @@ def number(value: float | None) -> str:
     return f"{value:,.{max(0, 2 - power)}f}"
 
 
-def _row(name: str, stat: str, policies: Sequence[Summary]) -> MetricRow | None:
+def _row(name: str, stat: str, policies: Sequence[Summary]) -> Row | None:
     metric = METRICS[name]
     values = [value(policy, path(name, stat)) for policy in policies]
     if metric.optional and not any(values):
@@ -50,14 +40,8 @@ def _row(name: str, stat: str, policies: Sequence[Summary]) -> MetricRow | None:
     label = metric.label or f"{name} {stat}".strip()
     if not stat:
         label = label.replace("_", " ")
-    return MetricRow(
-        label=label,
-        unit=unit,
-        cells=tuple(_text(v, scale, unit) for v in values),
-        best=_best(metric.better, values, policies),
-        group=metric.group,
-        about=metric.formula,
-    )
+    cells = (label, unit, *(_text(v, scale, unit) for v in values))
+    return Row(cells, _best(metric.better, values, policies), metric.group, metric.formula)
 
 
 def _text(value: float | None, scale: float, unit: str) -> str:
@@ -72,22 +56,20 @@ def _text(value: float | None, scale: float, unit: str) -> str:
 
 def _best(better: str, values: Sequence[float | None], policies: Sequence[Summary]) -> frozenset[int]:
     # Latencies cover completed requests only: unfinished ones would flatter a policy.
-    fair = {i: v for i, v in enumerate(values) if v is not None and not policies[i].unfinished}
+    fair = {2 + i: v for i, v in enumerate(values) if v is not None and not policies[i].unfinished}
     if not better or len(fair) < 2:
         return frozenset()
     best = {"high": max, "low": min}[better](fair.values())
     winners = frozenset(i for i, v in fair.items() if math.isclose(v, best, rel_tol=0.005, abs_tol=1e-12))
-    if len(winners) == len(fair):
-        return frozenset()
-    return winners
+    return frozenset() if len(winners) == len(fair) else winners
 
 
-def _slo_rows(policies: Sequence[Summary]) -> list[MetricRow]:
+def _slo_rows(policies: Sequence[Summary]) -> list[Row]:
     rows = []
     for verdicts in zip(*(policy.slos for policy in policies), strict=True):
-        met = frozenset(i for i, verdict in enumerate(verdicts) if verdict.met)
-        cells, formula = tuple(map(_verdict, verdicts)), METRICS["slos"].formula
-        rows.append(MetricRow(verdicts[0].slo, "", cells, met, group="SLOs", about=formula))
+        met = frozenset(2 + i for i, verdict in enumerate(verdicts) if verdict.met)
+        cells = (verdicts[0].slo, "", *map(_verdict, verdicts))
+        rows.append(Row(cells, met, group="SLOs", about=METRICS["slos"].formula))
     return rows
 
 
@@ -110,14 +92,17 @@ def value(summary: Summary, keys: str) -> float | None:
     number: Any = summary
     for key in keys.split("."):
         number = getattr(number, key, None)
-    if number is None:
-        return None
-    return float(number)
+    return None if number is None else float(number)
 
 
 def counted(count: int, noun: str) -> str:
     """`1 replica`, `2 replicas`."""
     return f"{count:,} {noun}" + "s" * (count != 1)
+
+
+def joined(*texts: str) -> str:
+    """The texts that are not empty."""
+    return ", ".join(filter(None, texts))
 
 
 def within(value: float, bound: float, places: int) -> str:
@@ -138,9 +123,7 @@ def percent(share: float, least: float | None = None) -> str:
 
 def percent_span(share: float, low: float, high: float, least: float | None = None) -> str:
     """Rounded outward: `99.4 % (99.2 to 99.6)`."""
-    side = 0.0
-    if least is not None and low >= least:
-        side = 100 * least * (1 - 1e-12)
+    side = 100 * least * (1 - 1e-12) if least is not None and low >= least else 0.0
     places = _enough(1, lambda n: outward(100 * low, n) >= side)  # rounding must not move the end below
     ends = [outward(100 * low, places), outward(100 * high, places, up=True)]
     texts = [f"{end:.{places * (end not in (0, 100))}f}" for end in ends]
@@ -167,7 +150,5 @@ def places_of(half: float) -> int:
 
 def outward(value: float, places: int, *, up: bool = False) -> float:
     scaled = round(value * 10**places, 6)
-    rounded = math.floor(scaled)
-    if up:
-        rounded = math.ceil(scaled)
+    rounded = math.ceil(scaled) if up else math.floor(scaled)
     return float(rounded) / float(10**places)

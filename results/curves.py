@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from .metrics import COMPLETED, REJECTED, Columns, Floats, ratio
+from .metrics import COMPLETED, REJECTED, Bools, Columns, Floats, ratio
 from .run import Run
 
 MAX_BINS = 300  # of a timeline
@@ -25,7 +24,7 @@ def distribution(values: Floats) -> tuple[Floats, Floats]:
     return np.quantile(values, share), share
 
 
-def share_by_arrival(arrival: Floats, good: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
+def share_by_arrival(arrival: Floats, good: Bools) -> tuple[Floats, Floats]:
     """(mean arrival, share of good requests), by windows of equally many arrivals."""
     order = np.argsort(arrival, kind="stable")
     windows = [rows for rows in np.array_split(order, min(NUM_WINDOWS, max(1, len(order) // 10))) if len(rows)]

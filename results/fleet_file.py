@@ -1,12 +1,10 @@
 """A fleet as text: command-line options, or a TOML file with the same keys."""
 
-import json
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Self
 
 from ..engine.errors import DsimError
-from ..files.read import cut, read_toml
+from ..files.read import FilePath, cut, read_toml
 from ..files.schema import FileObject
 from ..sim.scalers import FIXED
 
@@ -22,7 +20,7 @@ class FleetWords:
     scaler: str = FIXED
     startup: float = 0.0  # s
 
-    def or_file(self, path: str | Path | None) -> Self:
+    def or_file(self, path: FilePath | None) -> Self:
         """Read the file, if given; DsimError if there are options too."""
         if path is None:
             return self
@@ -32,19 +30,8 @@ class FleetWords:
                 raise DsimError(f"fleet is {path} and {field.name} is {cut(first)}, expected one of them")
         return self.read(path)
 
-    def toml(self) -> str:
-        """The fields that are not defaults."""
-        lines = []
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, tuple) and value:
-                lines.append(f"{field.name} = [{', '.join(json.dumps(item, ensure_ascii=False) for item in value)}]")
-            elif value != field.default:
-                lines.append(f"{field.name} = {json.dumps(value, ensure_ascii=False)}")
-        return "\n".join([*lines, ""])
-
     @classmethod
-    def read(cls, path: str | Path) -> Self:
+    def read(cls, path: FilePath) -> Self:
         """DsimError names missing and unknown keys."""
         defaults = {field.name: field.default for field in fields(cls) if field.name != "pools"}
         return FileObject(str(path), "", read_toml(path), ("pools",), optional=defaults).read(cls)

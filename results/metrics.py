@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,14 @@ import numpy.typing as npt
 from ..engine.histogram import CountHistogram, TimeHistogram
 from ..engine.journal import STATUSES, StepTotals
 from ..files.read import read_csv
+from ..files.schema import stored
+from ..traces.trace import Bools as Bools
+from ..traces.trace import Floats as Floats
 
 if TYPE_CHECKING:  # it reads METRICS
     from .slo import Slo
 
 Columns = Mapping[str, npt.NDArray[Any]]
-Floats = npt.NDArray[np.float64]
 
 COMPLETED, REJECTED, UNFINISHED, CANCELLED = range(len(STATUSES))
 # A time equal to its bound meets it, despite rounding errors of clock differences.
@@ -160,7 +162,7 @@ class Summary:
 
     def to_json(self) -> dict[str, Any]:
         """For `--json`."""
-        return dict(no_nan(self))
+        return dict(stored(self))
 
 
 STATS = tuple(stat.name for stat in fields(Distribution))
@@ -216,7 +218,7 @@ def summarize(
         policy=policy,
         num_requests=len(status),
         **counts,
-        duration_s=_known(duration),
+        duration_s=finite(duration),
         request_throughput=_per(counts["completed"], duration),
         output_throughput=_per(num_tokens, duration),
         full_loop_throughput=full_loop,
@@ -254,13 +256,13 @@ def _between_emissions(requests: Columns, num: Floats) -> Floats:
     return np.where(requests["num_emissions"] > 1, ratio(span, num), np.nan)
 
 
-def good_requests(requests: Columns, slos: "Sequence[Slo]") -> npt.NDArray[np.bool_] | None:
+def good_requests(requests: Columns, slos: "Sequence[Slo]") -> Bools | None:
     """The requests that completed and meet every request's SLO; None without such an SLO."""
     bounds = [slo for slo in slos if slo.stat is None]
     return meeting(requests, bounds) if bounds else None
 
 
-def meeting(requests: Columns, slos: "Sequence[Slo]") -> npt.NDArray[np.bool_]:
+def meeting(requests: Columns, slos: "Sequence[Slo]") -> Bools:
     """The requests that completed and meet every bound, whatever its statistic; without a metric they meet its bounds.
 
     SLOs of a class need a column slo_class.
@@ -329,7 +331,7 @@ MIN_REQUESTS = 20  # below, a run is stable
 MIN_WAIT = 1.0  # s
 MIN_GROWTH = 0.02  # s of wait a second of arrivals: a load of 1.02
 MOST_WAITING = 0.25  # of the run
-BLOCKS = 20  # whose waits are compared
+BLOCKS = 20  # of a run; their waits are compared
 # Standard errors by which the mean rise must exceed zero: at a load of 0.9 fewer than 1 in 100 runs of 400 requests do,
 # with constant and exponential service times (tests/results/test_stable.py).
 LUCK = 2.25
@@ -376,7 +378,7 @@ def _verdict(slo: "Slo", requests: Columns, dist: Mapping[str, Distribution]) ->
         attained = attainment(requests, slo)
         if slo.share is not None:
             verdict = replace(verdict, met=attained >= slo.share - 1e-9)
-        return replace(verdict, attainment=_known(attained))
+        return replace(verdict, attainment=finite(attained))
     observed_ms: float | None = getattr(dist[slo.metric], slo.stat)
     status = requests["status"]
     # An unfinished request may still miss it.
@@ -402,7 +404,7 @@ def statistic(values: Floats, stat: str) -> float:
 
 def _from_histogram(times: TimeHistogram) -> Distribution:
     values = [times.mean(), *(times.quantile(int(stat[1:]) / 100) for stat in STATS[1:])]
-    return Distribution(*(_known(value * 1e3) for value in values))
+    return Distribution(*(finite(value * 1e3) for value in values))
 
 
 def _spread(counts: CountHistogram) -> CountSpread:
@@ -419,14 +421,12 @@ def ratio(a: Any, b: Any) -> Floats:
 
 def _per(amount: float, base: float) -> float | None:
     """None unless the ratio is finite and base > 0."""
-    if not base > 0:
-        return None
-    return _known(amount / base)
+    return None if not base > 0 else finite(amount / base)
 
 
-def _known(value: float) -> float | None:
+def finite(value: float) -> float | None:
     """None of a value that is not finite."""
-    return value if math.isfinite(value) else None
+    return float(value) if math.isfinite(value) else None
 
 
 def flat(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -443,17 +443,3 @@ def flat(summary: Mapping[str, Any]) -> dict[str, Any]:
         else:
             row[name] = value
     return row
-
-
-def no_nan(value: Any) -> Any:
-    """As JSON: NaN and infinity become null, NumPy numbers Python's, dataclasses objects."""
-    if is_dataclass(value) and not isinstance(value, type):
-        stored = [field.name for field in fields(value) if field.metadata.get("stored", True)]
-        return {name: no_nan(getattr(value, name)) for name in stored}
-    if isinstance(value, Mapping):
-        return {str(key): no_nan(v) for key, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [no_nan(v) for v in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,6 +1,5 @@
 """What a run was made of: trace, profiles and their limits, commit models, lengths, fleet."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -14,7 +13,7 @@ from ..sim.scalers import FIXED
 from ..sim.setting import Setting
 from ..sim.twin import RunRecords
 from ..traces import Trace
-from .metrics import Summary
+from .metrics import Summary, finite
 from .parts import parts
 from .run_info import CommitInfo, FleetInfo, FleetRun, ProfileInfo, RunInfo, TraceInfo
 from .world import World
@@ -31,9 +30,9 @@ def run_info(
     """Without time and place: the same inputs give the same bytes."""
     world = worlds[0]
     runs = list(zip(worlds, results, strict=False))
-    profiles = {s.label: profile_info(s.loaded_profile()) for s, _ in runs}
+    profiles = {s.label: s.loaded_profile() for s, _ in runs}
     if world.pools:
-        profiles = {f"pool {spec.name}": profile_info(setting.profile) for spec, setting in world.each_pool()}
+        profiles = {f"pool {spec.name}": setting.profile for spec, setting in world.each_pool()}
     drawn = [(result.policy, s.loaded_profile(), result.law or result.commit_model) for s, result in runs]
     emit = world.emit
     if emit == "block" and any(result.policy.rows.commits == "tokens" for result in results):
@@ -42,7 +41,7 @@ def run_info(
         question="Which scheduler settings serve this traffic best?",
         dsim=__version__,
         trace=_trace_info(world, requests),
-        profiles=profiles,
+        profiles={name: profile_info(profile) for name, profile in profiles.items()},
         notes=tuple(profile_notes([(policy, profile) for policy, profile, _ in drawn])),
         commit_models=tuple(info for run in drawn for info in commit_infos(*run)),
         limits={result.policy.name: result.limits for result in results},
@@ -70,7 +69,7 @@ def _trace_info(world: World, requests: Trace) -> TraceInfo:
         name=source.name,
         num_requests=len(requests),
         arrival=arrival,
-        rate=None if math.isnan(requests.rate) else requests.rate,
+        rate=finite(requests.rate),
         skipped_bad=source.notes.num_skipped,
         failed_in_trace=source.notes.failed_in_trace,
         sorted_rows=source.notes.num_unsorted,
@@ -142,16 +141,14 @@ def _fleet_info(world: World, runs: Sequence[tuple[World, RunRecords]]) -> Fleet
     scales = world.scaler != FIXED
     if not world.pools and not scales:
         return None
-    info = FleetInfo(
+    return FleetInfo(
         pools={spec.name: spec.count for spec, _ in world.each_pool()},
         runs=tuple(_fleet_run(s.label, result) for s, result in runs),
         links=world.links,
+        decider=world.decider * bool(world.links),
+        scaler=world.scaler * scales,
+        startup=str(world.startup).removesuffix(".0") * scales,
     )
-    if world.links:
-        info = replace(info, decider=world.decider)
-    if scales:
-        info = replace(info, scaler=world.scaler, startup=str(world.startup).removesuffix(".0"))
-    return info
 
 
 def _fleet_run(policy: str, result: RunRecords) -> FleetRun:

@@ -19,8 +19,9 @@ from ..engine.journal import (
     STEP_COLUMNS,
     STEP_LISTS,
 )
+from ..engine.latency import Features
 from ..engine.policy import Policy, parse
-from ..files.read import LARGEST, cut, parsing, quoted, read_json
+from ..files.read import LARGEST, FilePath, cut, parsing, quoted, read_json
 from ..profiler.placed import placed
 from .run_info import FILES, RunInfo
 from .slo import Slo
@@ -33,6 +34,15 @@ STEP_KINDS = STEP_COLUMNS | CHOICE_COLUMNS
 
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]
+
+
+# A counter after an eviction: the counter, and the journal's evicted column.
+LEFT = {
+    "left_tokens": ("tokens", "evicted"),
+    "left_q_kv": ("sum_q_kv", "evicted_q_kv"),
+    "left_kv": ("sum_kv", "evicted_kv"),
+    "left_sampled": ("sampled_rows", "evicted_sampled"),
+}
 
 
 @dataclass(frozen=True)
@@ -71,22 +81,19 @@ class Run:
             table = {name: _numpy(rows[name], kinds.get(name, "float64")) for name in names}
         return table
 
-    def step_batches(self, policy: str, columns: Sequence[str] | None = None) -> Iterator[Columns]:
+    def step_batches(self, policy: str, names: Sequence[str]) -> Iterator[Columns]:
         """Scalar columns, a few thousand steps at a time."""
-        names = list(columns or STEP_COLUMNS)
         with _opened(self.folder / "steps.parquet") as file:
             for batch in file.iter_batches(columns=["policy", *names]):
                 rows = _of_policy(batch, policy)
                 if len(rows):
                     yield {name: _numpy(rows[name], STEP_KINDS[name]) for name in names}
 
-    def steps(self, policy: str, columns: Sequence[str] | None = None) -> Columns:
-        names = list(columns or STEP_COLUMNS)
-        batches = list(self.step_batches(policy, names))
-        return {
-            name: np.concatenate([batch[name] for batch in batches] or [np.zeros(0, STEP_KINDS[name])])
-            for name in names
-        }
+    def steps(self, policy: str) -> Columns:
+        """All scalar columns."""
+        nothing = {name: np.zeros(0, kind) for name, kind in STEP_COLUMNS.items()}
+        batches = [nothing, *self.step_batches(policy, [*STEP_COLUMNS])]
+        return {name: np.concatenate([batch[name] for batch in batches]) for name in STEP_COLUMNS}
 
     def step_lists(self, policy: str) -> dict[str, tuple[Array, Array]]:
         """STEP_LISTS as (values, offsets); DsimError if the run lacks them."""
@@ -101,11 +108,20 @@ class Run:
                 column = table[name].combine_chunks()
                 if column.null_count:
                     raise DsimError(f"{path}: column '{name}' is empty: the run kept scalar columns only")
-                lists[name] = _list(column, STEP_LISTS[name])
+                lengths = np.asarray(column.value_lengths(), np.int64)
+                offsets = np.concatenate([[0], np.cumsum(lengths)])
+                lists[name] = _numpy(column.flatten(), STEP_LISTS[name]), offsets
         return lists
 
 
-def read_run(folder: str | Path, allow_code: AllowedCode = NO_CODE) -> Run:
+def counters_of(steps: Mapping[str, Array]) -> Columns:
+    """A journal's steps, as `step_times` takes them."""
+    counters = {name: steps[name] for name in (*Features._fields, "evicting") if name != "prefill_tokens"}
+    after = {counter: steps[name] - steps[evicted] for counter, (name, evicted) in LEFT.items()}
+    return counters | after | {"prefill_tokens": np.where(steps["prefill"], steps["tokens"], 0)}
+
+
+def read_run(folder: FilePath, allow_code: AllowedCode = NO_CODE) -> Run:
     """DsimError for a missing or damaged file, or one of another version."""
     folder = Path(folder)
     path = folder / "run.json"
@@ -156,12 +172,6 @@ def _of_policy(table: Any, policy: str) -> Any:
     import pyarrow.compute as pc
 
     return table.filter(pc.equal(table["policy"].cast(pa.string()), policy))
-
-
-def _list(column: Any, dtype: str) -> tuple[Array, Array]:
-    """(values, offsets)."""
-    lengths = np.asarray(column.value_lengths(), np.int64)
-    return _numpy(column.flatten(), dtype), np.concatenate([[0], np.cumsum(lengths)])
 
 
 def _numpy(array: Any, dtype: str) -> Array:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from ..engine.journal import (
 )
 from ..files.interrupt import asked_to_stop
 from ..files.place import FolderKind, Staged, whole_path
-from ..files.read import naming
+from ..files.read import FilePath, naming
 from ..files.write import encoded, tell
 from .run import Array, Run
 from .run_info import FILES, RunInfo
@@ -35,14 +34,8 @@ def _arrow(dtype: str) -> pa.DataType:
     return pa.from_numpy_dtype(np.dtype(dtype))
 
 
-REQUEST_SCHEMA = pa.schema(
-    [("policy", _NAME)] + [(name, _NAME if name == "status" else _arrow(t)) for name, t in REQUEST_COLUMNS.items()]
-)
-STEP_SCHEMA = pa.schema(
-    [("policy", _NAME)]
-    + [(name, _arrow(t)) for name, t in STEP_COLUMNS.items()]
-    + [(name, pa.list_(_arrow(t))) for name, t in STEP_LISTS.items()]
-)
+def _fields(columns: Mapping[str, str]) -> list[tuple[str, pa.DataType]]:
+    return [(name, _NAME if name == "status" else _arrow(kind)) for name, kind in columns.items()]
 
 
 class RunWriter:
@@ -52,19 +45,20 @@ class RunWriter:
     """
 
     def __init__(
-        self, folder: str | Path, *, force: bool = False, more: Sequence[str] = (), chosen: Sequence[str] = ()
+        self, folder: FilePath, *, force: bool = False, more: Sequence[str] = (), chosen: Sequence[str] = ()
     ) -> None:
         """more, chosen: other columns of requests and of steps, typed by name (MORE_COLUMNS) or else s."""
         self._staged = Staged(whole_path(folder), RUN, force=force)
-        self.folder = self._shown = self._staged.folder
-        requests = [*REQUEST_SCHEMA, *((name, _arrow(MORE_COLUMNS.get(name, "float64"))) for name in more)]
-        steps = [*STEP_SCHEMA, *((name, _arrow(MORE_COLUMNS[name])) for name in chosen)]
+        self.folder = self._staged.folder
+        requests = _fields(REQUEST_COLUMNS | {name: MORE_COLUMNS.get(name, "float64") for name in more})
+        lists = [(name, pa.list_(kind)) for name, kind in _fields(STEP_LISTS)]
+        steps = [*_fields(STEP_COLUMNS), *lists, *_fields({name: MORE_COLUMNS[name] for name in chosen})]
         # Arrow rejects names that are not UTF-8.
         try:
-            with naming(self._shown):
+            with naming(self.folder):
                 self._files = [(self._staged.path / name).open("wb") for name in ("steps.parquet", "requests.parquet")]
-            self._steps = pq.ParquetWriter(self._files[0], pa.schema(steps), **_ENCODING)
-            self._requests = pq.ParquetWriter(self._files[1], pa.schema(requests), **_ENCODING)
+            self._steps = pq.ParquetWriter(self._files[0], pa.schema([("policy", _NAME), *steps]), **_ENCODING)
+            self._requests = pq.ParquetWriter(self._files[1], pa.schema([("policy", _NAME), *requests]), **_ENCODING)
         except BaseException:  # interrupts too: no caller can abort yet
             self._staged.abort()
             raise
@@ -73,11 +67,11 @@ class RunWriter:
     def append(self, policy: str, columns: Mapping[str, Array], lists: Lists | None = None) -> None:
         """A policy's STEP_COLUMNS, chosen ones, perhaps STEP_LISTS; best a few thousand steps."""
         if len(columns["step"]):
-            _write(self._steps, _batch(self._steps.schema, policy, {**columns, **(lists or {})}), self._shown)
+            _write(self._steps, _batch(self._steps.schema, policy, {**columns, **(lists or {})}), self.folder)
 
     def requests(self, policy: str, columns: Mapping[str, Array]) -> None:
         """A policy's REQUEST_COLUMNS and `more`."""
-        _write(self._requests, _batch(self._requests.schema, policy, columns), self._shown)
+        _write(self._requests, _batch(self._requests.schema, policy, columns), self.folder)
 
     def finish(self, info: RunInfo, page: Callable[[Run], str] | None = None) -> None:
         """Write run.json and the page as report.html, and move the folder into place over an old run.
@@ -85,12 +79,9 @@ class RunWriter:
         The first Ctrl-C is ignored, the second discards the run. A page's error is raised after the run is written
         without it.
         """
-        with asked_to_stop(partial(tell, f"Writing {self.folder}: Ctrl-C again discards it")):
-            self._finish(info, page)
-
-    def _finish(self, info: RunInfo, page: Callable[[Run], str] | None) -> None:
         build, failures = self._staged.path, list[Exception]()
-        with naming(self._shown):
+        line = f"Writing {self.folder}: Ctrl-C again discards it"
+        with asked_to_stop(partial(tell, line)), naming(self.folder):
             self._close()
             (build / "run.json").write_bytes(encoded(info.to_text()))
             try:
@@ -133,7 +124,7 @@ _ENCODING: dict[str, Any] = {
 }
 
 
-def _write(writer: pq.ParquetWriter, batch: pa.RecordBatch, path: str | Path) -> None:
+def _write(writer: pq.ParquetWriter, batch: pa.RecordBatch, path: FilePath) -> None:
     with naming(path):
         writer.write_batch(batch)
 

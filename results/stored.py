@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from ..engine.errors import DsimError
 from ..files.read import quoted, shown
-from .metrics import no_nan
+from ..files.schema import stored
 
 VERSION = 1  # of every JSON object
 NOT_STORED = {"stored": False}
@@ -26,8 +26,7 @@ class Stored:
 
     def to_json(self) -> dict[str, Any]:
         """The object of `--json` and of the result's file."""
-        stored = {field.name: getattr(self, field.name) for field in fields(self) if not field.metadata}
-        return {"schema": self.schema, "version": VERSION, **no_nan(stored)}
+        return {"schema": self.schema, "version": VERSION, **stored(self)}
 
     def to_text(self) -> str:
         """Of the result's file."""

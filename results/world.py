@@ -1,4 +1,4 @@
-"""A world: all inputs of one run, whose files are read and policies parsed once, when first asked for."""
+"""A world: all inputs of one run. Its files are read and its policies parsed once, when first needed."""
 
 import hashlib
 import math
@@ -19,7 +19,7 @@ from ..engine.commits import CanvasLaw, CommitModel
 from ..engine.errors import DsimError, PolicyError
 from ..engine.policy import Policy, named_files, parse, with_files
 from ..engine.prefix import caches_prefixes
-from ..files.read import cut, quoted, read_toml
+from ..files.read import FilePath, cut, quoted, read_toml
 from ..profiler.placed import placed, yield_files
 from ..profiler.profile import DEFAULT, Profile, as_run_by, located, with_file_of
 from ..profiler.profile import load as load_profile
@@ -150,9 +150,7 @@ class World:
 
     @property
     def _asked(self) -> Trace:
-        if self.lengths is None:
-            return self.source()
-        return self.requests()
+        return self.source() if self.lengths is None else self.requests()
 
     def per_million_tokens(self, hourly: float, rate: float) -> float:
         """Price of as many tokens of answers, of a fleet that costs `hourly`, at `rate` req/s."""
@@ -245,14 +243,15 @@ class World:
         return routing(self.router, self.allow_code)
 
     def fleet(self) -> Fleet:
-        settings = [self.setting(), *(world.setting() for _, world in self._by_pool()[1:])]
-        specs = [spec for spec, _ in self._by_pool()]
-        pools = [
-            Pool(setting, spec.count, spec.name, self.startup) for setting, spec in zip(settings, specs, strict=True)
-        ]
-        scaler, decider = scaling(self.scaler, self.allow_code), least_uncached(self.decider)
-        links = tuple(map(Link.parse, self.links))
-        return Fleet(tuple(pools), self.routing(), scaler, links, decider).with_ends()
+        (first, _), *further = self.each_pool()
+        pools = [(first, self.setting()), *further]
+        return Fleet(
+            tuple(Pool(setting, spec.count, spec.name, self.startup) for spec, setting in pools),
+            self.routing(),
+            scaling(self.scaler, self.allow_code),
+            links=tuple(map(Link.parse, self.links)),
+            least_uncached=least_uncached(self.decider),
+        ).with_ends()
 
     def of_each_pool(self) -> "list[World]":
         return [world for _, world in self._by_pool()]
@@ -288,10 +287,8 @@ class World:
         progress: Progress | None = None,
     ) -> RunRecords:
         """requests: `self.requests()`, if loaded; others as in `twin.simulate`."""
-        if requests is None:
-            requests = self.requests()
         return simulate(
-            requests,
+            requests or self.requests(),
             self.fleet(),
             eos=self.ends_at_eos,
             append=append,
@@ -312,9 +309,7 @@ class World:
         slos = [Slo.parse(text) for text in self.slos]
         columns = result.table.columns
         if any(slo.slo_class is not None for slo in slos):
-            if requests is None:
-                requests = self.requests()
-            columns = columns | {"slo_class": class_column(requests)}
+            columns = columns | {"slo_class": class_column(requests or self.requests())}
         return summarize(
             self.label,
             arrived(result, columns),
@@ -328,16 +323,14 @@ class World:
 
     def run(self, requests: Trace | None = None) -> Summary:
         """Replay to the end and summarize."""
-        if requests is None:
-            requests = self.requests()
+        requests = requests or self.requests()
         return self.summarize(self.simulate_whole(requests), requests)
 
 
-def on_fleet(worlds: Sequence[World], words: FleetWords, trusted: bool = True, searched: bool = False) -> list[World]:
+def on_fleet(worlds: Sequence[World], words: FleetWords, trusted: bool = True) -> list[World]:
     """Put worlds on a fleet; with pools there is one.
 
-    trusted: by the caller, not a file, so the code may be loaded. searched: the world's policy is a placeholder,
-    replaced by those that a search tries; pools have their own.
+    trusted: by the caller, not a file, so the code may be loaded.
     """
     code = NO_CODE
     if trusted:
@@ -347,8 +340,7 @@ def on_fleet(worlds: Sequence[World], words: FleetWords, trusted: bool = True, s
     if words.pools:
         del placed_worlds[1:]
     for world in placed_worlds:
-        if words.pools or not searched:
-            world.fleet().check()
+        world.fleet().check()
     return placed_worlds
 
 
@@ -369,7 +361,7 @@ def _pool_with_files(pool: str, index: int, place: Callable[[str], str]) -> str:
     return f"{pool.partition('@')[0]}@{profile},{policy}"
 
 
-def named_code(policies: Iterable[str], files: Iterable[str | Path] = ()) -> AllowedCode:
+def named_code(policies: Iterable[str], files: Iterable[FilePath] = ()) -> AllowedCode:
     """The code that a caller allows: `files`, and those in SPECs of policies, router and scaler.
 
     A policy's TOML file may be someone else's, so its files are not allowed.
@@ -415,7 +407,7 @@ def setup_of(world: World, command: str, gpu_hour: float | None, currency: str) 
         command=command,
         trace=source.name,
         traffic=traffic,
-        trace_sha256=digest(source),
+        trace_sha256=digest(source)[:16],
         profile=profile.name,
         estimated=profile.is_estimate,
         device=profile.device.name,
@@ -429,6 +421,18 @@ def setup_of(world: World, command: str, gpu_hour: float | None, currency: str) 
     )
 
 
+def on_profiles(setup: Setup, profiles: Iterable[Profile]) -> Setup:
+    """The setup of several profiles, each named once."""
+    by_name = {profile.name: profile for profile in profiles}
+    return replace(
+        setup,
+        profile=", ".join(by_name),
+        device=", ".join(dict.fromkeys(profile.device.name for profile in by_name.values())),
+        model=", ".join(dict.fromkeys(profile.model.name for profile in by_name.values())),
+        estimated=any(profile.is_estimate for profile in by_name.values()),
+    )
+
+
 def workload_of(policy: Policy, profile: Profile, name: str | None) -> str | None:
     """Of the commit model or law; None for next-token policies."""
     if policy.commits_by == "acceptance":
@@ -439,11 +443,11 @@ def workload_of(policy: Policy, profile: Profile, name: str | None) -> str | Non
     return name or next((model.workload for model in models), None) or next(iter(profile.workloads), None)
 
 
-def different(names: list[str], kind: str = "policy") -> list[str]:
+def different(names: list[str]) -> list[str]:
     """PolicyError if a name is given twice."""
     for name in names:
         if names.count(name) > 1:
-            raise PolicyError(f"{kind} {name} is given {names.count(name)} times, expected once")
+            raise PolicyError(f"policy {name} is given {names.count(name)} times, expected once")
     return names
 
 
@@ -467,12 +471,12 @@ def replicas_of(policies: Sequence[str], replicas: int | None) -> int:
     return next(iter(counts.values()), 1)
 
 
-def digest(trace: Trace) -> str:
-    """Of times and lengths, not of the path."""
-    columns = [trace.arrival, trace.input_length, trace.output_length]
-    if "max_tokens" in trace.extras:
-        columns.append(trace.max_tokens)
-    return hashlib.sha256(b"".join(column.tobytes() for column in columns)).hexdigest()[:16]
+def digest(requests: Trace) -> str:
+    """SHA-256 of all columns, not of the path."""
+    columns = [requests.arrival, requests.input_length, requests.output_length]
+    content = hashlib.sha256(b"".join(column.tobytes() for column in columns))
+    content.update(repr(sorted(requests.extras.items())).encode())
+    return content.hexdigest()
 
 
 def classes(requests: Trace) -> set[str]:
@@ -497,11 +501,9 @@ def arrived(result: RunRecords, columns: Columns | None = None) -> Columns:
     return rows_of(columns, arrivals)
 
 
-def _changed(path: str | Path) -> int:
+def _changed(path: FilePath) -> int:
     """When a file was; 0 for a shipped name."""
-    if os.path.isfile(path):
-        return Path(path).stat().st_mtime_ns
-    return 0
+    return Path(path).stat().st_mtime_ns if os.path.isfile(path) else 0
 
 
 @lru_cache(maxsize=8)

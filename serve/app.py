@@ -222,17 +222,13 @@ class _Routes:
     async def _events(self, reply: "_Reply", shows_usage: bool) -> AsyncIterator[bytes]:
         """An event per emission, then usage and end. Cancels the request if the client disconnects."""
         try:
-            while True:
-                emission = await reply.stream.emissions.get()
-                if isinstance(emission, str):
-                    yield _event(_failed(503, emission))
-                    return
+            async for emission in reply.emissions():
                 yield _event(reply.chunk(emission))
-                if emission.last:
-                    break
             if shows_usage:
                 yield _event(reply.usage_chunk())
             yield b"data: [DONE]\n\n"
+        except RefusedError as error:
+            yield _event(_failed(error.status, str(error)))
         except Exception as error:
             _log.error("a stream failed", exc_info=error)
             yield _event(_failed(500, FAULT))
@@ -240,15 +236,9 @@ class _Routes:
             self._fleet.cancel(reply.stream)
 
     async def _whole(self, reply: "_Reply") -> Response:
-        text = ""
         try:
-            while True:
-                emission = await reply.stream.emissions.get()
-                if isinstance(emission, str):
-                    raise RefusedError(503, emission)
-                text += reply.text(emission)
-                if emission.last:
-                    return JSONResponse(reply.whole(text), headers=self._headers)
+            text = "".join([reply.text(emission) async for emission in reply.emissions()])
+            return JSONResponse(reply.whole(text), headers=self._headers)
         finally:
             self._fleet.cancel(reply.stream)
 
@@ -264,14 +254,22 @@ class _Reply:
         self._num = 0
         self._head = {"id": f"{ID_PREFIX[kind]}-{stream.index}", "created": int(time.time()), "model": model}
 
+    async def emissions(self) -> AsyncIterator[Emission]:
+        """To the last; RefusedError if the reply ends before it."""
+        last = False
+        while not last:
+            emission = await self.stream.emissions.get()
+            if isinstance(emission, str):
+                raise RefusedError(503, emission)
+            yield emission
+            last = emission.last
+
     def text(self, emission: Emission) -> str:
         self._num += len(emission.tokens)
         return self._more_text(emission.tokens)
 
     def chunk(self, emission: Emission) -> dict[str, Any]:
-        role = {}
-        if self._num == 0:
-            role = {"role": "assistant"}
+        role = {"role": "assistant"} if self._num == 0 else {}
         text = self.text(emission)
         choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": None, "text": text}
         if emission.last:
@@ -313,9 +311,7 @@ def _error(status: int, message: str, headers: Mapping[str, str] | None = None) 
 
 
 def _failed(status: int, message: str) -> dict[str, Any]:
-    kind = "invalid_request_error"
-    if status >= 500:
-        kind = "server_error"
+    kind = "server_error" if status >= 500 else "invalid_request_error"
     message = message.encode("utf-8", "backslashreplace").decode()  # it may quote a lone surrogate
     return {"error": {"message": message, "type": kind, "code": status}}
 

@@ -111,10 +111,10 @@ class AccessLog:
 class Fleet:
     """Engines and executors of one policy in real time; the server's loop calls its methods.
 
-    table: has a row for each request in the server's life. draws: is told each request's lengths. prefixes: is told
-    each prompt. append: takes the journal's steps in batches, from one thread at a time. vocab: token ids of prompts
-    must be below it. frontend: a request's delay, s. metrics_as: engine under whose names metrics are published; None:
-    the one in the policy's name. simulates: a step takes the time that its profile predicts.
+    table: a row for each request in the server's life. draws: commit draws; `submit` registers each request's lengths.
+    prefixes: names of prompts' blocks; `submit` adds each prompt. append: receiver of the journal's steps in batches,
+    from one thread at a time. vocab: limit of prompts' token ids. frontend: a request's delay, s. metrics_as: engine
+    that names the metrics; None: the one in the policy's name. simulates: whether a step takes its predicted time.
     """
 
     engines: Sequence[Engine]
@@ -144,24 +144,21 @@ class Fleet:
     def start(self, executors: Sequence[Executor], text: Text | None = None) -> None:
         """text: reads replies' tokens; without it they are zeros."""
         for engine, executor in zip(self.engines, executors, strict=True):
-            recorder = None
-            if self.append is not None:
-                recorder = StepRecorder(self._record, engine.policy.width, BATCH)
+            recorder = StepRecorder(self._record, engine.policy.width, BATCH) if self.append is not None else None
             committed, ended = partial(self._send, text), partial(self._end, len(self.replicas))
             host = getattr(executor, "host", None)
             self.watches.append(Watch(self.publishes, engine, self.prefixes, host))
-            self.replicas.append(
-                Replica(
-                    engine,
-                    executor,
-                    self.clock,
-                    committed,
-                    ended,
-                    recorder,
-                    simulates=self.simulates,
-                    entering=self._entering,
-                )
+            replica = Replica(
+                engine=engine,
+                executor=executor,
+                clock=self.clock,
+                committed=committed,
+                ended=ended,
+                recorder=recorder,
+                simulates=self.simulates,
+                entering=self._entering,
             )
+            self.replicas.append(replica)
         for replica in self.replicas:
             replica.start()
 
@@ -182,14 +179,12 @@ class Fleet:
 
     def prompt(self, request: int, length: int) -> Ids:
         stream = self._streams.get(request)
-        if stream is None:
-            return np.zeros(length, np.int32)
-        return stream.prompt
+        return np.zeros(length, np.int32) if stream is None else stream.prompt
 
     def submit(self, prompt: Sequence[int], output_length: int, **wishes: Any) -> Stream:
         """Take a request, or raise RefusedError. wishes: priority, deadline and slo_class of Request."""
         index = self.num_requests
-        request = Request(index, self.clock(), len(prompt), output_length, output_length, **wishes)
+        request = Request(index, self.clock(), len(prompt), output_length, max_tokens=output_length, **wishes)
         if not self.engines[0].fits(request):
             limits = self.engines[0].limits
             raise RefusedError(

@@ -19,12 +19,16 @@ OF_ENGINE: dict[str, Callable[[Replica], float]] = {
     "waiting": lambda replica: replica.num_queued,
     "waiting_for_handle": lambda replica: 0,  # all wait in the queue
     "kv_usage": lambda replica: replica.engine.pages_held / replica.engine.limits.num_pages,
-    "prefix_queries": lambda replica: replica.engine.totals.prefix_queries,
-    "prefix_hits": lambda replica: replica.engine.totals.prefix_hits,
-    "preemptions": lambda replica: replica.engine.totals.preemptions,
-    "steps": lambda replica: replica.engine.totals.forwards,
-    "positions": lambda replica: replica.engine.totals.tokens,
-    "committed_tokens": lambda replica: replica.engine.totals.committed,
+}
+
+
+TOTALS = {
+    "prefix_queries": "prefix_queries",
+    "prefix_hits": "prefix_hits",
+    "preemptions": "preemptions",
+    "steps": "forwards",
+    "positions": "tokens",
+    "committed_tokens": "committed",
 }
 
 
@@ -99,6 +103,7 @@ class MetricsPage:
 def _value(quantity: str, replica: Replica, watch: Watch) -> float:
     if quantity == "requests":
         return sum(watch.finished.values())
-    if quantity not in OF_ENGINE:
-        return watch.counts[quantity]
-    return OF_ENGINE[quantity](replica)
+    if quantity in TOTALS:
+        total: int = getattr(replica.engine.totals, TOTALS[quantity])
+        return total
+    return OF_ENGINE[quantity](replica) if quantity in OF_ENGINE else watch.counts[quantity]

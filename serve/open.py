@@ -68,9 +68,8 @@ class Behind:
         return summarize(self.spec, self.columns(), totals, slos, replicas=len(self.fleet.engines))
 
     def run_info(self, summary: Summary, slos: Sequence[Slo]) -> RunInfo:
-        gaps, rate = np.diff(self.columns()["arrival"]), None
-        if gaps.sum() > 0:
-            rate = 1.0 / float(gaps.mean())
+        gaps = np.diff(self.columns()["arrival"])
+        rate = 1.0 / float(gaps.mean()) if gaps.sum() > 0 else None
         return replace(
             self.info,
             trace=replace(self.info.trace, num_requests=self.fleet.num_requests, rate=rate),
@@ -118,23 +117,21 @@ def open_twin(
         metrics_as=metrics_as,
         simulates=True,
     )
-    words, pace = Filler(), ""
-    if tokenizer is not None:
-        words = Filler(Tokenized(tokenizer))
-    if speed != 1:
-        pace = f"; times are simulated, {speed:g} times as fast as the clock"
+    words = Filler() if tokenizer is None else Filler(Tokenized(tokenizer))
+    pace = f"; times are simulated, {speed:g} times as fast as the clock" * (speed != 1)
     about = f"the twin of {profile.model.name} on {profile.device.name}, {world.policy}"
-    info = _info(
-        world,
-        limits,
-        profile,
-        setting,
-        "twin",
-        {"device": f"twin of {profile.device.name}", "model": profile.model.name, "speed": speed},
+    settings = {"device": f"twin of {profile.device.name}", "model": profile.model.name, "speed": speed}
+    info = _info(world, limits, profile, setting, "twin", settings)
+    return Behind(
+        fleet=fleet,
+        executors=[PacedTwin(model, clock) for _ in engines],
+        text=None,
+        words=words,
+        spec=world.policy,
+        about=about + pace,
+        header=f"twin; the text is filler{pace}",
+        info=info,
     )
-    executors = [PacedTwin(model, clock) for _ in engines]
-    header = f"twin; the text is filler{pace}"
-    return Behind(fleet, executors, None, words, world.policy, about + pace, header, info)
 
 
 def open_live(
@@ -171,12 +168,19 @@ def open_live(
     half = limits.context_limit // 2
     largest = [Request(0, 0.0, limits.context_limit - half, half)]
     executor = open_executor(replace(serving, prompts=fleet.prompt), largest, warm_up)
-    words = _words(loaded)
     about = f"{config.name} on {loaded.device}, {world.policy}"
     if loaded.derived:
         about += f", weights {loaded.derived}"
-    info = _info(world, limits, profile, drawing, commits, loaded.settings)
-    return Behind(fleet, [executor], executor.text, words, world.policy, about, "live", info)
+    return Behind(
+        fleet=fleet,
+        executors=[executor],
+        text=executor.text,
+        words=_words(loaded),
+        spec=world.policy,
+        about=about,
+        header="live",
+        info=_info(world, limits, profile, drawing, commits, loaded.settings),
+    )
 
 
 def _words(loaded: Opened) -> Words:
@@ -246,10 +250,10 @@ def _warm_up(setting: Setting, model: StepModel) -> None:
             engine.submit(queue.pop(0))
         return True
 
-    def told(plan: StepPlan, outcome: StepOutcome, done: Any, _now: float) -> None:
+    def on_step(plan: StepPlan, outcome: StepOutcome, done: Any, _now: float) -> None:
         recorder.record(0, plan, outcome, done)
 
-    serve(engine, model.step, deliver=deliver, wait=lambda now: None, on_step=told)
+    serve(engine, model.step, deliver=deliver, wait=lambda now: None, on_step=on_step)
 
 
 def _unknown() -> Trace:

@@ -129,7 +129,7 @@ class Replica:
             later = min(later, first[0])  # this thread woke up late; simulated time does not
         return max(now, later)
 
-    def _told(self, plan: StepPlan, outcome: StepOutcome, done: Ids, now: float) -> None:
+    def _on_step(self, plan: StepPlan, outcome: StepOutcome, done: Ids, now: float) -> None:
         if self.recorder is not None:
             self.recorder.record(self.engine.replica, plan, outcome, done)
         self.committed(plan, outcome, done, now)
@@ -145,7 +145,7 @@ class Replica:
                 self.executor.step,
                 deliver=self.deliver,
                 wait=self._wait,
-                on_step=self._told,
+                on_step=self._on_step,
                 clock=None if self.simulates else self.clock,
                 now=self.clock(),
             )

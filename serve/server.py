@@ -1,8 +1,6 @@
 """A server, from its options to its run's files: it runs until a signal, and requests in flight finish first."""
 
 import asyncio
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -16,7 +14,8 @@ from starlette.applications import Starlette
 
 from ..engine.errors import DsimError
 from ..engine.journal import Append
-from ..files.interrupt import SIGNALS
+from ..files.interrupt import handled
+from ..files.read import FilePath
 from ..report.run import RunResult, run_html
 from ..results.run_folder import RunWriter
 from ..results.slo import Slo
@@ -86,16 +85,8 @@ class Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """While the server runs; ignored signals stay ignored."""
-        if threading.current_thread() is not threading.main_thread():
+        with handled(self._stop):
             yield
-            return
-        heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-        before = {number: signal.signal(number, self._stop) for number in heard}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _stop(self, _signum: int, _frame: FrameType | None) -> None:
         self.force_exit = self.should_exit
@@ -111,7 +102,7 @@ class ServerOptions:
     drain: float = 60.0  # s that requests in flight may take after a signal
     served_name: str | None = None
     api_key: str | None = None
-    access_log: str | Path | None = None
+    access_log: FilePath | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 1 << 16:
@@ -141,13 +132,9 @@ def serve_until_stopped(
     objectives = [Slo.parse(text) for text in slos]
     for slo in objectives:
         slo.check_class(())
-    folder: Any = nullcontext()
-    if out is not None:
-        folder = RunWriter(out, force=force)
+    folder: Any = RunWriter(out, force=force) if out is not None else nullcontext()
     with folder as writer:
-        append = None
-        if writer is not None:
-            append = partial(writer.append, policy)
+        append = partial(writer.append, policy) if writer is not None else None
         behind = open_fleet(append)
         fleet = behind.fleet
         if options.access_log is not None:

@@ -87,16 +87,13 @@ class Watch:
         times = ("arrival", "scheduled", "first_emission", "finish")
         arrival, begin, first, end = (float(table[name][request]) for name in times)
         self.finished[("length", "stop")[num < output_length]] += 1
-        self._observe("input_length", prompt)
-        self._observe("output_length", num)
-        self._observe("longest_output", num)
-        self._observe("e2el", end - arrival)
-        self._observe("prefill", first - begin)
-        self._observe("decode", end - first)
-        self._observe("tpot", (end - first) / max(1, num - 1))
+        values = {"input_length": prompt, "output_length": num, "longest_output": num, "e2el": end - arrival}
+        values |= {"prefill": first - begin, "decode": end - first, "tpot": (end - first) / max(1, num - 1)}
+        for quantity, value in values.items():
+            self._observe(quantity, value)
 
     def step(self, plan: StepPlan, outcome: StepOutcome, num_sent: int, num_prompt: int) -> None:
-        """Count a finished step. num_sent: tokens. num_prompt: computed prompt tokens of requests whose reply began."""
+        """Count a finished step. num_sent: tokens. num_prompt: prompt tokens, computed for replies that began."""
         if num_sent:
             self._observe("iteration_tokens", num_sent + num_prompt)
         if self.host is not None:

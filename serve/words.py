@@ -30,9 +30,7 @@ class Tokenized:
 
     def __init__(self, name: str) -> None:
         path = Path(in_cache(name))
-        file = path
-        if path.is_dir():
-            file = path / "tokenizer.json"
+        file = path / "tokenizer.json" if path.is_dir() else path
         if not file.is_file():
             raise DsimError(f"{file}: no such file, expected a tokenizer.json")
         from tokenizers import Tokenizer  # bytes and the twin do not need it

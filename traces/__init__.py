@@ -3,7 +3,7 @@
 from .arrivals import ARRIVALS as ARRIVALS
 from .lengths import LENGTHS as LENGTHS
 from .load import load as load
-from .shipped import shipped_names as shipped_names
+from .shipped import SHIPPED as SHIPPED
 from .stats import describe as describe
 from .synth import prepare as prepare
 from .synth import synth as synth

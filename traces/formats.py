@@ -1,52 +1,21 @@
-"""Other tools' trace formats: their keys."""
+"""Other tools' trace formats: their keys (formats.toml)."""
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from ..engine.errors import TraceError
-from ..files.read import cut, did_you_mean, float_of, quoted
+from ..files.read import cut, did_you_mean, float_of, quoted, read_toml
 from .rows import Rows
 
 TICKS_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
-# Of the canonical file.
-OPTIONAL = (
-    "hash_ids",
-    "block_size",
-    "session_id",
-    "model",
-    "id",
-    "slo_class",
-    "status",
-    "gen_length",
-    "block_length",
-    "steps",
-    "diffusion_max_steps",
-    "max_tokens",
-    "measured_ttft",
-    "measured_e2el",
-    "estimated_length",
-    "priority",
-    "deadline",
-)
+TABLES = read_toml(Path(__file__).with_suffix(".toml"))
+OPTIONAL: tuple[str, ...] = tuple(TABLES["optional"])  # columns of the canonical file
+NAMED: tuple[str, ...] = tuple(TABLES["named"])  # for `--columns`; the first three are required
 MEASURED: dict[str, Any] = {"ttft": "measured_ttft", "e2el": "measured_e2el"}  # s that a client waited
-# For `--columns`; the first three are required.
-OWN = (
-    "arrival",
-    "input",
-    "output",
-    "id",
-    "session_id",
-    "slo_class",
-    "model",
-    "max_tokens",
-    "first",
-    "end",
-    "status",
-    "kind",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,84 +62,20 @@ class Format:
 CANONICAL = {key: key for key in OPTIONAL if key not in MEASURED.values()}
 OF_RUN = "policy"  # a run's policy, in its requests
 
-# The first match wins.
-FORMATS = {
-    f.name: f
-    for f in (
-        Format(
-            "mooncake",
-            "timestamp",
-            "input_length",
-            "output_length",
-            "ms",
-            CANONICAL,
-            doubtful=True,
-            **MEASURED,
-        ),
-        Format("azure", "TIMESTAMP", "ContextTokens", "GeneratedTokens", "datetime"),
-        Format(
-            "burstgpt",
-            "Timestamp",
-            "Request tokens",
-            "Response tokens",
-            "s",
-            {"Session ID": "session_id", "Model": "model", "Log Type": "log_type", "Elapsed time": "elapsed_time"},
-        ),
-        Format(
-            "baseten",
-            "timestamp_start_unix_ms",
-            "input_tokens",
-            "output_tokens",
-            "ms",
-            {
-                "provided_session_id": "session_id",
-                "total_hashes": "hash_ids",
-                "block_size": "block_size",
-                "request_canceled": "cancelled",
-            },
-            first="timestamp_ttft_unix_ms",
-            end="timestamp_end_unix_ms",
-            is_log=True,
-        ),
-        Format(
-            "litellm",
-            "startTime",
-            "prompt_tokens",
-            "completion_tokens",
-            "datetime",
-            {key: key for key in ("session_id", "model", "cache_hit")}
-            | {"status or metadata.status": "status", "request_id": "id", "call_type": "kind"},
-            first="completionStartTime",
-            end="endTime",
-            is_log=True,
-        ),
-        Format(
-            "sglang",
-            "request_received_ts",
-            "prompt_tokens",
-            "completion_tokens",
-            "s",
-            {"id": "id", "finish_reason.type": "status"},
-            end="request_finished_ts",
-            ttft="first_token_latency",
-            is_log=True,
-        ),
-        Format(
-            "openai",
-            "created",
-            "usage.prompt_tokens",
-            "usage.completion_tokens",
-            "s",
-            {"id": "id", "model": "model", "object": "kind", "choices.0.finish_reason": "status"},
-            is_log=True,
-        ),
-        Format("dsim", "arrival", "input_length", "output_length", "s", CANONICAL | {OF_RUN: OF_RUN}, **MEASURED),
-    )
-}
+
+def _format(name: str, fields: dict[str, Any]) -> Format:
+    if fields.pop("canonical", False):
+        fields = fields | MEASURED | {"extras": CANONICAL | fields.get("extras", {})}
+    return Format(name, **fields)
+
+
+FORMATS, OTHER_FORMATS = (
+    {name: _format(name, fields) for name, fields in TABLES[group].items()} for group in ("traces", "others")
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReadOptions:
     """`load`'s arguments that select format and rows."""
 
     columns: str | None = None
@@ -195,14 +100,14 @@ def own_format(rows: Rows, text: str) -> Format:
     """Of `--columns arrival=A,input=I,output=O`; a time that is no number is a date."""
     pairs = [[side.strip() for side in item.partition("=")[::2]] for item in text.split(",")]
     columns: dict[str, str] = dict(pairs)
-    if len(columns) < len(pairs) or not set(OWN[:3]) <= set(columns) <= set(OWN) or not all(columns.values()):
+    if len(columns) < len(pairs) or not set(NAMED[:3]) <= set(columns) <= set(NAMED) or not all(columns.values()):
         raise TraceError(
             f"--columns is {quoted(text)}, expected arrival=COLUMN,input=COLUMN,output=COLUMN and, where there are, "
-            f"{', '.join(OWN[3:])}"
+            f"{', '.join(NAMED[3:])}"
         )
     for ours, column in columns.items():
         check_column(rows, column, f"--columns {ours}={cut(column)}")
-    time, num_input, num_output = (columns.pop(ours) for ours in OWN[:3])
+    time, num_input, num_output = (columns.pop(ours) for ours in NAMED[:3])
     first, end = (columns.pop(ours, "") for ours in ("first", "end"))
     unit = {True: "s", False: "datetime"}[is_number(rows.first(time))]
     extras = {column: ours for ours, column in columns.items()}
@@ -228,6 +133,4 @@ def check_column(rows: Rows, column: str, option: str) -> None:
 def shown_keys(keys: list[str]) -> str:
     """One line of at most 80 characters."""
     text = " ".join(", ".join(keys).split())
-    if len(text) <= 80:
-        return text
-    return text[:77] + "..."
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..engine.errors import TraceError
-from ..files.read import cut, cut_words, did_you_mean, printable
-from .formats import MEASURED, OF_RUN, TICKS_PER_SECOND, Asked, Format, own_format, recognise
+from ..files.read import FilePath, cut, cut_words, did_you_mean, printable
+from .formats import MEASURED, OF_RUN, OTHER_FORMATS, TICKS_PER_SECOND, Format, ReadOptions, own_format, recognise
 from .parse import Columns, columns_of_rows
 from .rows import FRAME, Row, Rows, raw_rows, read_bytes
 from .shipped import SHIPPED
@@ -20,14 +20,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-# A step log's request lines; its first line identifies it.
-WISHED = ("estimated_length", "deadline", "slo_class")
-LOGGED = {key: key for key in ("id", "max_tokens", "hash_ids", "block_size", "diffusion_max_steps", *WISHED)}
-STEP_LOG = Format("steplog", "arrival", "input_length", "output_length", "s", LOGGED)
-
-
 def load(
-    path_or_name: "str | Path | pd.DataFrame",
+    path_or_name: "FilePath | pd.DataFrame",
     *,
     time_unit: str | None = None,
     skip_bad: bool = False,
@@ -43,19 +37,19 @@ def load(
     """
     if time_unit is not None and time_unit not in TICKS_PER_SECOND:
         raise TraceError(f"time unit is {cut(time_unit)}, expected one of: {', '.join(TICKS_PER_SECOND)}")
-    options = Asked(columns, only, skip_bad, time_unit)
+    options = ReadOptions(columns, only, skip_bad, time_unit)
     if not isinstance(path_or_name, str | Path):
         from . import frames  # files need no pandas
 
         return finish(*read_rows(frames.rows_of(path_or_name), options), FRAME, "frame")
     file, name = locate(path_or_name)
-    table, form = read_data(str(file), read_bytes(file), options)
+    table, form = read_rows(raw_rows(str(file), read_bytes(file)), options)
     if file.name in SHIPPED:
         table.warnings.append(f"{name} is read from the file of this name, not from the shipped trace")
     return finish(table, form, str(file), name)
 
 
-def locate(path_or_name: str | Path) -> tuple[Path, str]:
+def locate(path_or_name: FilePath) -> tuple[Path, str]:
     """File and name; an error lists the shipped traces."""
     path = Path(path_or_name)
     if os.path.exists(path):  # Path.exists raises for impossible names
@@ -67,13 +61,8 @@ def locate(path_or_name: str | Path) -> tuple[Path, str]:
     raise TraceError(f"no trace file {cut_words(name)}{hint}, expected a file or a shipped trace: {', '.join(SHIPPED)}")
 
 
-def read_data(path: str, data: bytes, options: Asked) -> tuple[Columns, Format]:
-    """Columns and format of a file. path: the name in errors."""
-    return read_rows(raw_rows(path, data), options)
-
-
-def read_rows(rows: Rows, options: Asked) -> tuple[Columns, Format]:
-    """Of any file."""
+def read_rows(rows: Rows, options: ReadOptions) -> tuple[Columns, Format]:
+    """Columns and format of a file's rows."""
     if not rows.rows:
         raise TraceError(f"{rows.path} holds no rows, expected a trace")
     first = next((row for row in rows.rows if row), None)
@@ -82,7 +71,7 @@ def read_rows(rows: Rows, options: Asked) -> tuple[Columns, Format]:
     if options.columns is not None:
         form = own_format(rows, options.columns)
     elif (first or {}).get("schema") == "dsim-steplog":
-        rows, form = requests_of_log(rows), STEP_LOG
+        rows, form = requests_of_log(rows), OTHER_FORMATS["steplog"]
     else:
         form = recognise(rows)
     if form.name == "dsim" and "limited" in rows.keys:
@@ -156,6 +145,6 @@ def finish(columns: Columns, form: Format, path: str, name: str) -> Trace:
     )
     time = (columns.time - columns.time[0]) / form.ticks
     try:
-        return Trace(name, time, columns.input_length, columns.output_length, extras, notes)
+        return Trace(name, time, columns.input_length, columns.output_length, extras=extras, notes=notes)
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None

@@ -14,7 +14,7 @@ import numpy as np
 from ..engine.errors import TraceError
 from ..files.read import json_of, shown
 from .chosen import OF_LOG, chosen, failures
-from .formats import MEASURED, TICKS_PER_SECOND, Asked, Format, is_number
+from .formats import MEASURED, TICKS_PER_SECOND, Format, ReadOptions, is_number
 from .rows import Rows, is_missing
 from .trace import MAX_LENGTH, Bools, Floats, Ints
 
@@ -82,49 +82,37 @@ class Cells:
         """Each value as read; 0 in place of a bad one."""
         if values is None:
             values = self.rows.values(key)
-        quick = None
-        if isinstance(read, partial):
-            quick = quick_numbers(values, **read.keywords)
-        if quick is not None:
-            return quick
-        results = []
-        for i, value in enumerate(values):
-            try:
-                results.append(read(key, value))
-            except BadRowError as complaint:
-                self.bad.setdefault(i, str(complaint))
-                results.append(0)
-        return results
+        quick = quick_numbers(values, **read.keywords) if isinstance(read, partial) else None
+        return quick or self._read(key, read, dict(enumerate(values)), [0] * len(values))
 
     def optional(self, key: str, read: Reader, empty: Any) -> list[Any]:
         """Each value as read; `empty` in place of a missing one."""
-        values = [empty] * len(self.rows.rows)
-        if not key:
-            return values
-        cells = self.rows.values(key)
-        present = [i for i, value in enumerate(cells) if not is_missing(value)]
-        for i in present:
+        cells = self.rows.values(key) if key else []
+        present = {i: value for i, value in enumerate(cells) if not is_missing(value)}
+        return self._read(key, read, present, [empty] * len(self.rows.rows))
+
+    def _read(self, key: str, read: Reader, cells: dict[int, Any], results: list[Any]) -> list[Any]:
+        """The results with these cells as read."""
+        for i, value in cells.items():
             try:
-                values[i] = read(key, cells[i])
+                results[i] = read(key, value)
             except BadRowError as complaint:
                 self.bad.setdefault(i, str(complaint))
-        return values
+        return results
 
     def complain(self, wrong: Bools, complaint: Callable[[int], str]) -> None:
         for i in np.flatnonzero(wrong).tolist():
             self.bad.setdefault(i, complaint(i))
 
 
-def columns_of_rows(rows: Rows, form: Format, options: Asked) -> tuple[Columns, Format]:
+def columns_of_rows(rows: Rows, form: Format, options: ReadOptions) -> tuple[Columns, Format]:
     """A bad row raises TraceError, or is left out and counted. The format has the unit of the times."""
     rows, warnings = chosen(rows, form, options.only)
     form = with_unit(rows, form, options)
     reasons = failures(rows, form)
     answered = np.array([not reason for reason in reasons])
     cells = Cells(rows, dict(rows.bad))
-    read_time: Reader = TICK
-    if form.unit == "datetime":
-        read_time = read_date
+    read_time: Reader = read_date if form.unit == "datetime" else TICK
     time = cells.column(form.time, read_time)
     num_input, num_output = lengths(cells, form, answered)
     extras = {}
@@ -164,7 +152,7 @@ def columns_of_rows(rows: Rows, form: Format, options: Asked) -> tuple[Columns, 
 
 
 def lengths(cells: Cells, form: Format, answered: Bools) -> tuple[Ints, Ints]:
-    """Input and output tokens; of a failed request, whose counts may be missing, no output."""
+    """Input and output tokens. A failed request has no output, and its counts may be missing."""
     columns = []
     for key in (form.input, form.output):
         values = cells.rows.values(key)
@@ -183,7 +171,7 @@ def lengths(cells: Cells, form: Format, answered: Bools) -> tuple[Ints, Ints]:
     return num_input, num_output
 
 
-def with_unit(table: Rows, form: Format, options: Asked) -> Format:
+def with_unit(table: Rows, form: Format, options: ReadOptions) -> Format:
     """The asked unit; of dates nanoseconds."""
     if not is_number(date := table.first(form.time)):
         with suppress(ValueError):
@@ -248,9 +236,7 @@ def ns_of(stamp: Any) -> int:
     date = datetime.fromisoformat(stamp.strip())  # reads six digits of a second
     since = date.replace(tzinfo=date.tzinfo or UTC) - EPOCH
     digits = FRACTION.search(stamp)
-    nanoseconds = 0
-    if digits:
-        nanoseconds = int(f"{digits[1][:9]:0<9}")
+    nanoseconds = int(f"{digits[1][:9]:0<9}") if digits else 0
     return (since.days * 86_400 + since.seconds) * 10**9 + nanoseconds
 
 

@@ -199,7 +199,7 @@ def jsonl_rows(path: str, text: str) -> Rows:
 
 
 def json_rows(path: str, text: str, kind: str) -> Rows:
-    """One complete value; of JSON lines whose first is bad, each line."""
+    """One complete value; JSON lines with a bad first line are read line by line."""
     try:
         value = json_of(text)
     except (ValueError, MemoryError) as error:

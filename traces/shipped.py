@@ -8,7 +8,3 @@ SHIPPED = {
     "azure-conv": FOLDER / "azure-conv" / "AzureLLMInferenceTrace_conv.csv",
     "mooncake-conv": FOLDER / "mooncake-conv" / "mooncake_conversation_first1800s.jsonl",
 }
-
-
-def shipped_names() -> tuple[str, ...]:
-    return tuple(SHIPPED)

@@ -48,9 +48,7 @@ def gap_cv(arrival: Floats) -> float | None:
         return None
     mean = float(gaps.mean())
     cv = float(gaps.std()) / mean
-    if cv <= EQUAL:
-        return 0.0
-    return cv
+    return 0.0 if cv <= EQUAL else cv
 
 
 def rates_of(arrival: Floats, window: float) -> Floats:
@@ -81,6 +79,4 @@ def rates(arrival: Floats, window: float) -> dict[str, Any] | None:
 def repeated_hash_ids(trace: Trace) -> float | None:
     """The share of prompt blocks seen before: an unlimited prefix cache's reuse."""
     blocks = [block for ids in trace.extras.get("hash_ids", ()) if ids for block in ids]
-    if not blocks:
-        return None
-    return 1 - len(set(map(str, blocks))) / len(blocks)
+    return None if not blocks else 1 - len(set(map(str, blocks))) / len(blocks)

@@ -1,6 +1,7 @@
 """Make a synthetic trace, or change a trace's arrivals, rate or lengths."""
 
 import os
+from dataclasses import replace
 
 import numpy as np
 
@@ -37,7 +38,8 @@ def synth(
         source = f"cv={cv:g},{source}"
     name = f"{arrival}({rate:g}/s,{source},seed={seed})"
     notes = TraceNotes(path=name, format="synthetic", num_rows=len(times))
-    return Trace(name, times, *lengths_of(lengths, len(times), seed), notes)
+    num_input, num_output, extras = lengths_of(lengths, len(times), seed)
+    return Trace(name, times, num_input, num_output, extras=extras, notes=notes)
 
 
 def prepare(
@@ -56,9 +58,7 @@ def prepare(
     """
     arrival, cv = process_of(arrival)
     check(seed, num_requests)
-    ready = trace
-    if num_requests is not None:
-        ready = first(trace, num_requests)
+    ready = first(trace, num_requests) if num_requests is not None else trace
     if arrival == "trace" and rate is not None:
         ready = ready.scaled_to_rate(rate)
     elif arrival != "trace":
@@ -69,7 +69,8 @@ def prepare(
         ready = ready.take(np.arange(len(ready)), renewal(arrival, len(ready), rate, cv, seed))
     if lengths is None:
         return ready
-    return Trace(ready.name, ready.arrival, *lengths_of(lengths, len(ready), seed), ready.notes)
+    num_input, num_output, extras = lengths_of(lengths, len(ready), seed)
+    return replace(ready, input_length=num_input, output_length=num_output, extras=extras)
 
 
 def first(trace: Trace, num_requests: int) -> Trace:

@@ -94,7 +94,7 @@ class Trace:
         limit, estimate = ((column and column[i]) or 0 for column in counts)
         lengths = int(self.input_length[i]), int(self.output_length[i])
         stated = {name: kind(column[i]) for name, kind, column in wishes if column[i] is not None}
-        return Request(i, float(self.arrival[i]), *lengths, limit, estimate, **stated)
+        return Request(i, float(self.arrival[i]), *lengths, max_tokens=limit, estimate=estimate, **stated)
 
     @cached_property
     def _optional(self) -> tuple[list[Any], list[tuple[str, type, list[Any]]]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..files.read import FilePath
 from ..files.write import check_file, writing
 from .formats import OPTIONAL
 from .trace import Trace
@@ -26,7 +27,7 @@ def with_hash_ids(trace: Trace) -> Trace:
     return replace(trace, extras={**trace.extras, "hash_ids": ids, "block_size": [BLOCK] * len(trace)})
 
 
-def write(trace: Trace, path: str | Path, *, force: bool = False) -> Path:
+def write(trace: Trace, path: FilePath, *, force: bool = False) -> Path:
     """Write atomically, overwriting only with `force`. Arrivals are rounded to ms."""
     path = check_file(path, force=force)
     with writing(path) as file:

@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...engine.errors import DsimError
-from ...results.metrics import Floats
+from ...profiler.samples import Floats, Ints
+from ...traces import Trace
 from .read import ClientLog
 
 NEIGHBOURS = 0.05  # s: closer requests may be sent in another order
@@ -15,15 +15,15 @@ NEIGHBOURS = 0.05  # s: closer requests may be sent in another order
 
 @dataclass(frozen=True, eq=False)
 class Requested:
-    """Requests to match, in order of arrival."""
+    """Requests to match, in order of arrival, where they are no trace."""
 
     name: str
     arrival: Floats  # s
-    input_length: npt.NDArray[np.int64]
-    output_length: npt.NDArray[np.int64]
+    input_length: Ints
+    output_length: Ints
 
 
-def match(log: ClientLog, trace: Requested) -> npt.NDArray[np.int64]:
+def match(log: ClientLog, trace: Requested | Trace) -> Ints:
     """The trace's row of each client request: by its time in the file, else by order.
 
     Lengths decide between requests within NEIGHBOURS. DsimError if the file cannot be of this trace.
@@ -44,18 +44,18 @@ def match(log: ClientLog, trace: Requested) -> npt.NDArray[np.int64]:
     return rows
 
 
-def _check_number(log: ClientLog, requested: Requested) -> None:
+def _check_number(log: ClientLog, requested: Requested | Trace) -> None:
     num, limit = len(log.requests), len(requested.arrival)
     if num > limit:
         raise DsimError(f"{log.path}: holds {num} requests, {requested.name} holds {limit}: expected at most as many")
 
 
-def _lengths(requests: Any) -> npt.NDArray[np.int64]:
+def _lengths(requests: Any) -> Ints:
     """[requests, 2]"""
     return np.stack([requests.input_length, requests.output_length], axis=1)
 
 
-def _by_time(log: ClientLog, trace: Requested) -> npt.NDArray[np.int64]:
+def _by_time(log: ClientLog, trace: Requested | Trace) -> Ints:
     """Rows at the requests' times; equal times in order."""
     rows = np.zeros(len(log.requests), np.int64)
     previous = -1
@@ -67,7 +67,7 @@ def _by_time(log: ClientLog, trace: Requested) -> npt.NDArray[np.int64]:
     return rows
 
 
-def places(client: ClientLog, log: Requested) -> npt.NDArray[np.int64]:
+def places(client: ClientLog, log: Requested) -> Ints:
     """The log's row of each client request, consecutive among other traffic.
 
     Lengths decide where they begin, then gaps. DsimError if the log has fewer requests.

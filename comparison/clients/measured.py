@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ... import __version__
 from ...engine.errors import DsimError
 from ...engine.journal import REQUEST_COLUMNS, StepTotals
+from ...profiler.samples import Ints
 from ...profiler.steplog import StepLog, of_random_tokens
 from ...report.run import run_html
 from ...report.table import number
@@ -20,6 +20,7 @@ from ...results.run import Columns
 from ...results.run_folder import RunWriter
 from ...results.run_info import ClientInfo, Lateness, RunInfo, TraceInfo
 from ...results.slo import Slo
+from ...traces import Trace
 from ..parts import ENGINE_TIMES
 from .engine import Lists, journal_of
 from .match import Requested, match, places
@@ -42,7 +43,7 @@ class MeasuredRun:
 
 def measured_run(
     log: ClientLog,
-    trace: Requested | None = None,
+    trace: Requested | Trace | None = None,
     *,
     policy: str = "server",
     slos: Sequence[Slo] = (),
@@ -98,7 +99,7 @@ def measured_run(
     return MeasuredRun(info, columns, journal)
 
 
-def _columns(log: ClientLog, trace: Requested | None, rows: npt.NDArray[np.int64]) -> tuple[Columns, list[str]]:
+def _columns(log: ClientLog, trace: Requested | Trace | None, rows: Ints) -> tuple[Columns, list[str]]:
     """A run's request columns and CLIENT_COLUMNS, by arrival; warnings of lengths other than the trace's."""
     requests = log.requests
     start, tokens, prompts = requests.sent, requests.output_length, requests.input_length
@@ -146,9 +147,7 @@ def _columns(log: ClientLog, trace: Requested | None, rows: npt.NDArray[np.int64
     return rows_of(columns, np.lexsort((rows, arrival))), warnings
 
 
-def _engine_side(
-    log: ClientLog, engine: StepLog, rows: npt.NDArray[np.int64], columns: Columns
-) -> tuple[Columns, Lists] | None:
+def _engine_side(log: ClientLog, engine: StepLog, rows: Ints, columns: Columns) -> tuple[Columns, Lists] | None:
     """An engine's log as the run's journal; adds its times to `columns`."""
     is_log = engine is log.steps
     r = engine.requests

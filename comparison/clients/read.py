@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ...engine.errors import DsimError, TraceError
-from ...files.read import LARGEST, cut
+from ...files.read import LARGEST, FilePath, cut
 from ...profiler import steplog
-from ...traces.formats import FORMATS, TICKS_PER_SECOND, Asked, Format
+from ...traces.formats import FORMATS, OTHER_FORMATS, TICKS_PER_SECOND, Format, ReadOptions
 from ...traces.load import read_rows
 from ...traces.parse import Columns, columns_of_rows
 from ...traces.rows import Row, Rows, inside, object_or_complaint, raw_rows, read_bytes
@@ -21,47 +21,7 @@ DETAILED = "vllm bench serve --save-result --save-detailed or SGLang's bench_ser
 EXAMPLE = "arrival=START,first=FIRST_TOKEN,end=END,input=COLUMN,output=COLUMN"
 TOOLS = {"litellm": "LiteLLM", "sglang": "SGLang"}
 ARRAYS = ("ttfts", "itls", "input_lens", "output_lens", "errors")  # of vLLM's and SGLang's files
-VLLM = Format(
-    name="vllm bench serve",
-    time="start_times",
-    input="input_lens",
-    output="output_lens",
-    unit="s",
-    extras={"errors": "error", "itls": "gaps"},
-    ttft="ttfts",
-    e2el="latencies",
-    report=True,
-)
-GUIDELLM = Format(
-    name="guidellm",
-    time="info.timings.request_start or start_time or info.timings.targeted_start",
-    input="prompt_tokens or input_metrics.text_tokens",
-    output="output_tokens or output_metrics.text_tokens",
-    unit="s",
-    extras={"error": "error", "due": "due", "info.timings.token_iterations": "chunks"},
-    first="info.timings.first_token_iteration or first_token_time",
-    end="info.timings.last_token_iteration or last_token_time",
-    e2el="request_latency",
-    report=True,
-)
-AIPERF = Format(
-    name="aiperf",
-    time="metadata.request_start_ns",
-    input="metrics.usage_prompt_tokens.value or metrics.input_sequence_length.value",
-    output="metrics.usage_completion_tokens.value or metrics.output_sequence_length.value",
-    unit="ns",
-    extras={
-        "error.message or error": "error",
-        "metadata.was_cancelled": "cancelled",
-        "metrics.inter_chunk_latency.value": "gaps",
-    },
-    # Usage follows the last chunk with text; releases before 0.12 have no `decode_duration`.
-    ttft="metrics.time_to_first_token.value",
-    e2el="metrics.request_latency.value",
-    decode="metrics.decode_duration.value",
-    wait_unit="ms",
-    report=True,
-)
+VLLM, GUIDELLM, AIPERF = (OTHER_FORMATS[name] for name in ("vllm bench serve", "guidellm", "aiperf"))
 # Of requests as their client saw them: s on the client's clock, NaN if unknown. first, last: chunk with text; due: in
 # the trace.
 TIMES = ("sent", "first", "last", "due")
@@ -85,7 +45,7 @@ class ClientLog:
 
 
 def read_client(
-    path: str | Path,
+    path: FilePath,
     columns: str | None = None,
     only: str | None = None,
     time_unit: str | None = None,
@@ -101,8 +61,8 @@ def read_client(
     if read is not None:
         if only is not None:
             raise DsimError(f"--only is {cut(only)} and {path} is a load generator's file: expected a gateway's log")
-        return read(rows, Asked(skip_bad=skip_bad))
-    parsed, form = read_rows(rows, Asked(columns, only, skip_bad, time_unit))
+        return read(rows, ReadOptions(skip_bad=skip_bad))
+    parsed, form = read_rows(rows, ReadOptions(columns, only, skip_bad, time_unit))
     is_timed = form.is_log and any(np.isfinite(wait).any() for wait in parsed.waited.values())
     if not is_timed and not (parsed.waited and all(parsed.reasons)):
         timed = ", ".join(f.name for f in FORMATS.values() if f.end)
@@ -112,7 +72,7 @@ def read_client(
     return client_log(str(path), TOOLS.get(form.name, "gateway"), model, parsed, form)
 
 
-def reader_of(file: Rows) -> Callable[[Rows, Asked], ClientLog] | None:
+def reader_of(file: Rows) -> Callable[[Rows, ReadOptions], ClientLog] | None:
     """By the first object's keys; None if it is no client's or engine's."""
     head: Row = next(filter(None, file.rows), {})
     if head.get("schema") == steplog.SCHEMA:
@@ -127,7 +87,7 @@ def reader_of(file: Rows) -> Callable[[Rows, Asked], ClientLog] | None:
 
 
 def blank(num_requests: int) -> Sent:
-    """Requests of which nothing is known."""
+    """Requests without a known value."""
     requests = np.zeros(num_requests, SENT).view(np.recarray)
     for name in TIMES:
         requests[name] = math.nan
@@ -184,7 +144,7 @@ def failed(requests: Sent) -> Sent:
     return requests
 
 
-def _log(file: Rows, form: Format, options: Asked, tool: str, model: object = "") -> ClientLog:
+def _log(file: Rows, form: Format, options: ReadOptions, tool: str, model: object = "") -> ClientLog:
     if not file.rows:
         raise DsimError(f"{file.path}: holds no requests, expected at least 1")
     columns, _ = columns_of_rows(file, form, options)
@@ -203,7 +163,7 @@ def one_of(path: str, runs: list[Any]) -> Any:
     return runs[0]
 
 
-def _arrays(file: Rows, options: Asked) -> ClientLog:
+def _arrays(file: Rows, options: ReadOptions) -> ClientLog:
     """vLLM's, or SGLang's, which has no times."""
     report = one_of(file.path, file.rows)
     arrays = {name: report.get(name) for name in ARRAYS}
@@ -221,7 +181,7 @@ def _arrays(file: Rows, options: Asked) -> ClientLog:
     return replace(log, tool="SGLang's bench_serving", has_times=False)
 
 
-def _guidellm(file: Rows, options: Asked) -> ClientLog:
+def _guidellm(file: Rows, options: ReadOptions) -> ClientLog:
     report = file.rows[0]
     run = object_or_complaint(one_of(file.path, report["benchmarks"]))
     if isinstance(run, str):
@@ -243,7 +203,7 @@ def _guidellm(file: Rows, options: Asked) -> ClientLog:
     return _log(_named(file, rows), GUIDELLM, options, f"guidellm {version}".strip(), model)
 
 
-def _aiperf(file: Rows, options: Asked) -> ClientLog:
+def _aiperf(file: Rows, options: ReadOptions) -> ClientLog:
     phases = file.values("metadata.benchmark_phase")
     requests = file.take([i for i, phase in enumerate(phases) if phase != "warmup"])
     log = _log(requests, AIPERF, options, AIPERF.name)
@@ -255,7 +215,7 @@ def _aiperf(file: Rows, options: Asked) -> ClientLog:
     return replace(log, warnings=(*log.warnings, counted))
 
 
-def _engine(file: Rows, options: Asked) -> ClientLog:
+def _engine(file: Rows, options: ReadOptions) -> ClientLog:
     """A request is sent when it reaches the engine; tokens arrive when their step ends."""
     log = steplog.read_log(file.path)
     r = log.requests

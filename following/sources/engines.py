@@ -6,7 +6,7 @@ from collections import defaultdict
 from ...engine.errors import DsimError
 from ...engine.plain import Range, plain
 from ...files.read import cut, parsing
-from ...files.samples import RANK
+from ...files.samples import Page, page_of
 from ...results.engine_metrics import (
     BY_NAME,
     CACHE_SETTINGS,
@@ -22,26 +22,19 @@ MAX_COUNT = 1e15  # no value of a page that is read is larger
 LATEST = 1e11  # s since 1970
 NO_SETTINGS = ("engine", "engine_index", "engine_id")  # other labels of CACHE_SETTINGS
 
-_Page = dict[str, list[tuple[dict[str, str], float]]]  # samples by name
-
 
 def sample_of(text: str, time: float, source: str) -> Sample:
     """The sample of a Prometheus page; DsimError names the page if it is of none of the three engines.
 
     A page of `dsim serve` states its own time (s since 1970), which may pass faster from the server's start on.
     """
-    from prometheus_client.parser import text_string_to_metric_families  # imported here: only `follow` needs it
-
-    page: _Page = defaultdict(list)
+    every = page_of(text, source)
+    usual = {name: [row for row in rows if 0 <= row[1] <= MAX_COUNT] for name, rows in every.items()}
     with parsing(source, "Prometheus metrics"):
-        for family in text_string_to_metric_families(RANK.sub("", text)):
-            for sample in family.samples:
-                if 0 <= sample.value <= MAX_COUNT:
-                    page[sample.name].append((sample.labels, float(sample.value)))
-        return _sample(page, time, source)
+        return _sample({name: rows for name, rows in usual.items() if rows}, time, source)
 
 
-def _sample(page: _Page, time: float, source: str) -> Sample:
+def _sample(page: Page, time: float, source: str) -> Sample:
     engine = next((engine for engine in RELEASES if any(name.startswith(f"{engine}:") for name in page)), None)
     if engine is None:
         names = ", ".join(sorted(page)[:3]) or "nothing"
@@ -87,12 +80,12 @@ def _sample(page: _Page, time: float, source: str) -> Sample:
     return sample
 
 
-def _total(page: _Page, name: str) -> float:
+def _total(page: Page, name: str) -> float:
     """The sum over labels."""
     return sum(value for _, value in page.get(name, []))
 
 
-def _buckets(page: _Page, name: str) -> Buckets | None:
+def _buckets(page: Page, name: str) -> Buckets | None:
     counts: dict[float, float] = defaultdict(float)
     for labels, value in page.get(f"{name}_bucket", []):
         counts[float(labels.get("le", "nan"))] += value

@@ -4,9 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from ...traces.trace import Floats as Floats
 
 MAX_REQUESTS = 100_000  # of a server at once, and between two readings
 MEAN_GAUGES = ("kv_usage",)  # over engines; the others are sums
@@ -32,9 +31,7 @@ class Buckets(NamedTuple):
     @property
     def mean(self) -> float:
         """The mean; NaN without values."""
-        if not self.num:
-            return float("nan")
-        return self.total / self.num
+        return float("nan") if not self.num else self.total / self.num
 
     def minus(self, other: "Buckets | None") -> "Buckets":
         """The values added since `other`."""

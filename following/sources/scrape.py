@@ -2,7 +2,7 @@
 
 import re
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -29,14 +29,12 @@ class _NoRedirects(HTTPRedirectHandler):
         """Follow none."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Target:
     """A server's page of metrics. Its URL loses the query, which may hold a secret, once it was read."""
 
     url: str
     token_file: Path | None = None
-    _page: str = field(init=False)
-    _host: str = field(init=False)
 
     def __post_init__(self) -> None:
         url, expected = self.url, "expected http://HOST:PORT or https://HOST:PORT"
@@ -52,25 +50,19 @@ class Target:
             raise DsimError(f"URL is {address}, {expected}")
         if not parts.path.rstrip("/"):
             parts = parts._replace(path="/metrics")
-        page = parts._replace(fragment="").geturl()
-        object.__setattr__(self, "_page", page)
-        object.__setattr__(self, "_host", parts.hostname)
-        object.__setattr__(self, "url", without_secrets(page))
+        self._page, self._host = parts._replace(fragment="").geturl(), parts.hostname
+        self.url = without_secrets(self._page)
         self._headers()
 
     def sample(self) -> Sample:
         """Read the page with one GET. MissingError if the server does not answer; DsimError for any other answer."""
-        proxies = ProxyHandler()
-        if self._host in LOCAL:
-            proxies = ProxyHandler({})
+        proxies = ProxyHandler({}) if self._host in LOCAL else ProxyHandler()
         try:
             opener = build_opener(proxies, _NoRedirects)
             with opener.open(Request(self._page, headers=self._headers()), timeout=PATIENCE) as reply:
                 data = reply.read(MAX_PAGE)
         except HTTPError as error:
-            kind = DsimError
-            if error.code >= 500:
-                kind = MissingError
+            kind = MissingError if error.code >= 500 else DsimError
             raise kind(f"{self.url}: answers {error.code} {cut(error.reason)}, expected 200") from None
         except (OSError, HTTPException) as error:
             raise MissingError(f"{self.url}: does not answer: {cut(error)}") from None

@@ -19,8 +19,7 @@ from dsim.results.world import World
 from dsim.sim.deciders import DECIDERS
 from dsim.sim.routers import ROUTERS
 from dsim.sim.scalers import FIXED, SCALERS
-from dsim.traces import ARRIVALS, LENGTHS, shipped_names
-from dsim.traces.formats import TICKS_PER_SECOND
+from dsim.traces import ARRIVALS, LENGTHS, SHIPPED
 from dsim.traces.lengths import FORMS
 
 HEAVY = (
@@ -93,7 +92,7 @@ def test_it_starts_where_nothing_can_be_written(tmp_path: Path) -> None:
 
 def test_the_choices_that_help_lists_are_those_of_the_parts() -> None:
     assert {name: value for name, value in vars(choices).items() if name.isupper()} == {
-        "TRACES": tuple(shipped_names()), "TIME_UNITS": tuple(TICKS_PER_SECOND), "ARRIVALS": ARRIVALS,
+        "TRACES": tuple(SHIPPED), "ARRIVALS": ARRIVALS,
         "LENGTHS": tuple(LENGTHS), "LENGTH_FORMS": FORMS, "PROFILE": DEFAULT, "POLICY": World.policy,
         "WEIGHTS": tuple(BITS), "ROUTERS": tuple(ROUTERS), "UNROUTED": UNROUTED, "DECIDERS": tuple(DECIDERS),
         "FIXED": FIXED, "SCALERS": (FIXED, *SCALERS), "EMIT": EMIT, "OBJECTIVES": tuple(OBJECTIVES),

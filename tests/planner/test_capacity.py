@@ -18,6 +18,7 @@ from dsim.planner.crossing import Crossing, Slope, common_slope, find
 from dsim.planner.limits import Limit, device_time, limited_by
 from dsim.planner.replicate import COOLDOWN, WARMUP, Reading, criteria_of
 from dsim.profiler.profile import load, save
+from dsim.results.run import counters_of
 from dsim.results.slo import Slo
 from dsim.results.world import World
 from dsim.sim.setting import Setting
@@ -325,7 +326,7 @@ def test_the_devices_time_is_the_latency_models_less_the_hosts(policy: str, prof
     model = world.loaded_profile().latency
     journal = Collector()
     world.simulate(world.source().head(40), append=journal)
-    device = device_time(model, journal.steps)
+    device = device_time(model, counters_of(journal.steps))
     steps = journal.steps
     n = steps["num_forwards"]
     latency = np.maximum(n * model.launch, device) + n * model.host_step + model.host_request * steps["batch"]
