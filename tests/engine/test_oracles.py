@@ -10,7 +10,6 @@ import json
 import lzma
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,12 +20,6 @@ from dsim.traces import load
 
 RECORDED = sorted((Path(__file__).parent / "oracles").glob("*.xz"))
 LONG = ("sglang-published", "sglang-gemma")
-
-
-def pairs(path: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Scenarios and the engine's recordings of them."""
-    lines = [json.loads(line) for line in lzma.decompress(path.read_bytes()).decode().splitlines()]
-    return list(zip(lines[::2], lines[1::2], strict=True))
 
 
 def test_an_engine_is_started_without_the_folder_s_files_and_a_failure_is_its_own_line() -> None:
@@ -40,7 +33,9 @@ def test_an_engine_is_started_without_the_folder_s_files_and_a_failure_is_its_ow
     "path", [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] * (p.stem in LONG)) for p in RECORDED]
 )
 def test_a_preset_schedules_step_by_step_as_its_engine_did(path: Path) -> None:
-    found = {scenario["seed"]: difference(recording, play(scenario)) for scenario, recording in pairs(path)}
+    lines = [json.loads(line) for line in lzma.decompress(path.read_bytes()).decode().splitlines()]
+    pairs = zip(lines[::2], lines[1::2], strict=True)  # scenarios, and the engine's recordings of them
+    found = {scenario["seed"]: difference(recording, play(scenario)) for scenario, recording in pairs}
     assert {seed: why for seed, why in found.items() if why} == {}
 
 

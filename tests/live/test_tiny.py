@@ -36,12 +36,6 @@ def likelihood(model: Decoder, piece: Tokens) -> float:
     return total / (len(text) - PROMPT)
 
 
-def pieces(name: str, workload: str) -> list[Tokens]:
-    """Pieces of a shipped text, of which the last 96 bytes are an answer."""
-    text = read_tokens(workload, name, config_of(name))
-    return [text[at : at + 320] for at in range(0, 40_000, 10_000)]
-
-
 def test_they_are_small_and_the_wheel_holds_one_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in FOLDERS:
         config = config_of(name)
@@ -62,4 +56,5 @@ def test_they_learned_both_kinds_of_text(name: str) -> None:
     # A byte of 256 costs 5.5 nats unlearned. The shipped prompts were not trained on.
     model = load(name, "cpu", torch.float32)
     for workload, most in zip(WORKLOADS, (2.5, 1.0), strict=True):
-        assert -np.mean([likelihood(model, piece) for piece in pieces(name, workload)]) < most
+        text = read_tokens(workload, name, config_of(name))  # of a piece the last 96 bytes are an answer
+        assert -np.mean([likelihood(model, text[at : at + 320]) for at in range(0, 40_000, 10_000)]) < most

@@ -22,8 +22,8 @@ from ..worlds import refusal
 WORLDS = list(itertools.product(GPUS, MODELS, (1, 2, 4, 8), (False, True)))
 
 
-def decode(profile: Profile, batch: int, chunk: int, keys: int = 400) -> float:
-    tokens = batch * chunk
+def decode(profile: Profile, batch: int, chunk: int) -> float:
+    tokens, keys = batch * chunk, 400
     return profile.latency.step(Features(tokens, tokens * keys, batch * keys, tokens, tokens, batch, 0))
 
 
