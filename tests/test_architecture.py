@@ -47,7 +47,7 @@ ONLY_IN = {
     "plotly": {"report"},
     "starlette": {"serve"},
     "uvicorn": {"serve"},
-    "prometheus_client": {"following", "serve"},
+    "prometheus_client": {"files", "following", "serve"},
 }
 # What would bring a clock, a device, the environment or hidden randomness into the engine.
 NOT_IN_ENGINE = {
