@@ -41,7 +41,7 @@ EXCEPTIONS = {"profiler.measure": {"live"}}
 ONLY_IN = {
     "simpy": {"sim"}, "torch": {"live", "kernels"}, "triton": {"live", "kernels"}, "typer": {"cli"},
     "rich": {"cli", "report"}, "plotly": {"report"}, "starlette": {"serve"}, "uvicorn": {"serve"},
-    "prometheus_client": {"following", "serve"},
+    "prometheus_client": {"files", "following", "serve"},
 }  # fmt: skip
 # What would bring a clock, a device, the environment or hidden randomness into the engine.
 NOT_IN_ENGINE = {
