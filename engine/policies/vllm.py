@@ -494,7 +494,7 @@ class Tokens(Autoregressive):
         return usual if len(self.acceptance) == 1 else len(self.acceptance)
 
     @property
-    def drafts_blocks(self) -> bool:
+    def drafts_blocks(self) -> bool:  # type: ignore[override]
         return self.num_drafts > 0 and self.drafter in BLOCK_DRAFTERS
 
     @property
@@ -525,7 +525,7 @@ class Tokens(Autoregressive):
 
     def most_rows(self, policy: Policy) -> int:
         """A draft forward has no more positions than a step (vllm/config/vllm.py:2379 of 0.33.0)."""
-        if not self.drafts_blocks:
+        if not self.drafts_blocks or policy.batching.most_tokens is None:
             return super().most_rows(policy)
         return policy.batching.most_tokens // self.look_ahead
 
