@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..engine.errors import DsimError
+from ..engine.errors import DsimError, cut
 from ..files.read import printable
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ def as_logged(question: "ReplayQuestion", watch: "Watch") -> "tuple[ReplayQuesti
     if not specs:
         spec, left_out = policy_of(steps.header)
         specs = [spec]
+        if (inside := steps.header.settings.get("policy")) is not None:
+            watch.say(f"Inside the engine: {cut(inside)}; --policy replays it")
     watch.say(f"As logged: {', '.join(specs)}" + " (given; not the log's own)" * bool(question.policy))
     watch.say(*(f"Not in the policy: the log's {field}" for field in left_out))
     replayed = replace(question, policy=specs, frontend=0.0)

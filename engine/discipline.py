@@ -88,7 +88,8 @@ class Caps:
 
     def decided(self, decision: Decision, waiting: npt.NDArray[np.int32], running: npt.NDArray[np.int32]) -> None:
         """Note a decision about these requests, [waiting] and [running]."""
-        self._admitted, caps = _pairs(waiting, decision.steps), _pairs(running, decision.steps_now)
+        self._admitted += _pairs(waiting, decision.steps)
+        caps = _pairs(running, decision.steps_now)
         self._step, self._next = self._next, caps
         if not self._ahead:
             self._step = caps
@@ -98,6 +99,7 @@ class Caps:
         for request, steps in (*self._admitted, *self._step):
             most = draws.requests["most"]
             most[request] = min(self._limits.setdefault(request, int(most[request])), steps)
+        self._admitted = []
 
 
 def _pairs(requests: npt.NDArray[np.int32], steps: npt.NDArray[np.int64] | None) -> list[tuple[int, int]]:

@@ -126,7 +126,7 @@ class Engine:
         self.num_pages, self.page_size = limits.num_pages, policy.memory.page_size
         self.emit = emit
         self._given_threshold = policy.unmasking.given
-        self._caps = Caps(policy.batching.hides_host)
+        self.caps = Caps(policy.batching.hides_host)
         self.asks_python = policy.granularity.given or self._given_threshold or policy.unmasking.chooses
         self._prefixes = prefixes
         assert not (limits.window and policy.memory.shares_pages), "shared pages are of all layers"
@@ -468,7 +468,7 @@ class Engine:
         for name in ("most_admitted", "most_prompt_tokens"):
             if (allowed := getattr(answers, name)) is not None:
                 self._own.record[name] = allowed
-        self._caps.decided(answers, arrays.queue[places, 0], arrays.sequences["request"][running])
+        self.caps.decided(answers, arrays.queue[places, 0], arrays.sequences["request"][running])
         if answers.order is not None:
             arrays.queue[places] = arrays.queue[places[answers.order]]
 
@@ -650,7 +650,7 @@ class Engine:
         elif reason == core.ASKS:
             self._ask()
             self._counters["is_asked"] = True
-            self._caps.apply(draws)
+            self.caps.apply(draws)
         elif reason == core.IDLE_NOW:
             self._note_withheld(True)
             if not self.withheld:
@@ -687,7 +687,7 @@ class Engine:
                     return core.NO_SLOTS
                 if self._schedule(now) == NOTHING:
                     return core.IDLE_NOW
-                self._caps.apply(draws)
+                self.caps.apply(draws)
                 if self.policy.unmasking.chooses:
                     self._unmask(draws)
                 self.core.predict(replica, policy, draws, cost)

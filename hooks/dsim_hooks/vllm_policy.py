@@ -12,11 +12,11 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from dsim import __version__
 from dsim.engine.allowed_code import allowed
-from dsim.engine.discipline import Decision, ask
+from dsim.engine.discipline import Decision, ask, ask_from
 from dsim.engine.engine import record_of
 from dsim.engine.errors import PolicyError
 from dsim.engine.part import Policy, numbers_of
-from dsim.engine.policy import AXES, PRESETS, named_fields, named_files, parse
+from dsim.engine.policy import AXES, PRESETS, named_fields, named_files, parse, settings_of
 from dsim.engine.records import table
 from dsim.engine.view import RequestView, Snapshot, class_of
 
@@ -43,7 +43,8 @@ def served_policy(spec, vllm_config, settings):
 
     settings: the first line of a step log.
     """
-    policy = parse(spec, allowed(named_files(spec)))
+    code = allowed(named_files(spec))
+    policy = parse(spec, code)
     preset = PRESETS[settings["preset"]].policy
     for axis in AXES:
         part, kinds = getattr(policy, axis), {type(getattr(base, axis)) for base in (preset, Policy("usual"))}
@@ -57,19 +58,22 @@ def served_policy(spec, vllm_config, settings):
     order = vllm_config.scheduler_config.policy
     if order != "fcfs":
         raise PolicyError(f"policy {spec}: vLLM's --scheduling-policy is {order}, expected fcfs")
-    served = {name: settings["settings"][name] for name in SETTINGS}
-    for name in named_fields(spec, allowed(named_files(spec))) & served.keys():
-        if (stated := getattr(policy.batching, name)) != served[name]:
-            raise PolicyError(f"policy {spec}: {name} is {stated}, and vLLM serves with {served[name]}")
+    served = settings["settings"] | {name: settings[name] for name in ("page_size", "num_pages")}
+    served["canvas_length"] = settings["block_length"]
+    fields, stated = vars(policy.discipline), settings_of(policy)
+    for name in sorted(named_fields(spec, code) - fields.keys()):
+        if name not in served or stated[name] != served[name]:
+            value = served.get(name, "its own settings")
+            raise PolicyError(f"policy {spec}: {name} is {stated[name]}, and vLLM serves with {value}")
     granularity = preset.granularity
     if vllm_config.diffusion_config is not None:
-        granularity = replace(granularity, canvas_length=settings["block_length"])
+        granularity = replace(granularity, canvas_length=served["canvas_length"])
     return replace(
         preset,
         name=spec,
-        batching=replace(preset.batching, **served),
+        batching=replace(preset.batching, **{name: served[name] for name in SETTINGS}),
         granularity=granularity,
-        memory=replace(preset.memory, page_size=settings["page_size"], num_pages=settings["num_pages"]),
+        memory=replace(preset.memory, page_size=served["page_size"], num_pages=served["num_pages"]),
         discipline=policy.discipline,
     )
 
@@ -127,13 +131,11 @@ class Asker:
         self.policy = served_policy(spec, vllm_config, settings)
         self.names = {"policy": spec, "dsim": __version__}  # for the step log
         self._fields, self._record = (table(array)[0] for array in (numbers_of(self.policy), record_of(self.policy)))
+        self._ask_from = ask_from(self.policy.discipline)
         self.num_errors = self._num_requests = 0
         self._note_nothing()
-        logger.info("dsim %s: policy %s answers %s", __version__, spec, ", ".join(sorted(self._questions)))
-
-    @property
-    def _questions(self):
-        return self.policy.discipline.questions
+        questions = ", ".join(sorted(self.policy.discipline.questions))
+        logger.info("dsim %s: policy %s answers %s", __version__, spec, questions)
 
     def _note_nothing(self):
         self._waiting, self._running, self._decision = [], [], Decision()
@@ -160,8 +162,10 @@ class Asker:
         self._num_requests += 1
 
     def decide(self, most_running, most_tokens):
-        """Ask about the coming step; returns its most running requests and tokens."""
+        """Ask about the coming step, if the answers matter; returns its most running requests and tokens."""
         self._note_nothing()
+        if len(self._scheduler.waiting) < self._ask_from:
+            return most_running, most_tokens
         try:
             return self._applied(ask(self.policy, self._view()), most_running, most_tokens)
         except Exception as error:

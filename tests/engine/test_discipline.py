@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from dsim.engine.discipline import Caps, Decision
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import PolicyError
 from dsim.engine.journal import RequestTable
@@ -112,6 +114,16 @@ def test_denoising_steps_are_capped_at_admission_or_as_they_run() -> None:
     assert one_step == [2 * (2 + 1) + ahead] * 3
     crowded = under(CANVASES, steps_now=lambda view: np.full(view.num_running, 2 if view.num_running > 1 else 99))
     assert forwards(crowded) == [2 * (2 + 1) + ahead, 2 * (2 + 1) + ahead, free[2]]
+
+
+def test_two_decisions_in_a_row_both_cap_the_requests_that_they_admit() -> None:
+    caps, most = Caps(ahead=True), np.full(3, 9)
+    draws: Any = SimpleNamespace(requests={"most": most})
+    running = np.array([], np.int32)
+    caps.decided(Decision(steps=np.array([2, 3])), np.array([0, 1], np.int32), running)
+    caps.decided(Decision(steps=np.array([4])), np.array([1], np.int32), running)
+    caps.apply(draws)
+    assert most.tolist() == [2, 4, 9]
 
 
 def test_a_discipline_that_lets_nothing_run_is_asked_again_soon_and_not_for_ever() -> None:

@@ -1,7 +1,7 @@
 """The twin decides as vLLM 0.32's own engine did under the same disciplines, in step logs recorded on a CPU.
 
 recorded/policy-ENGINE-POLICY-RATE.jsonl.xz is what benchmarks/policy_in_vllm/record.py recorded on 2026-11-30: `ar` a
-tiny Qwen3, `dg` a tiny DiffusionGemma with canvases of 64 tokens, both with asynchronous scheduling if not `-sync`.
+tiny Qwen3, `dg` a tiny DiffusionGemma with canvases of 64 tokens, both with asynchronous scheduling.
 """
 
 from pathlib import Path

@@ -240,6 +240,7 @@ def test_a_policy_that_fails_is_logged_once_and_vllms_own_order_goes_on(
         ("vllm-diffusion,discipline=FILE:ORDER", {}, "granularity is Canvas, which vLLM does not do"),
         ("FILE:LONE", {"policy": "priority"}, "vLLM's --scheduling-policy is priority, expected fcfs"),
         ("vllm-ar,max_num_seqs=8,discipline=FILE:ORDER", {}, "max_num_seqs is 8, and vLLM serves with 4"),
+        ("FILE:LONE,max_prefill_tokens=64", {}, "max_prefill_tokens is 64, and vLLM serves with its own settings"),
         ("vllm-ar,discipline=FILE:STEPS", {}, "Mine answers steps, expected a policy of canvases"),
     ],
 )
