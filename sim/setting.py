@@ -127,7 +127,7 @@ class Setting:
         return laws.CommitDraws(
             self.commits, seed, requests.input_length, requests.output_length, policy.width, self.deltas,
             requests.max_tokens, policy.family == "block-diffusion", self.by_threshold,
-            unmasking if unmasking.chooses else None,
+            unmasking if unmasking.chooses else None, policy.granularity.ahead_of,
         )  # fmt: skip
 
     def step_model(self, draws: laws.Commits | None) -> StepModel:

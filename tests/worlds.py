@@ -312,7 +312,10 @@ class Driver(PlainLoop):
             draws = LawDraws(TOY_LAW, seed, len(trace))
         else:
             model = model.for_block(policy.block_length)
-            draws = CommitDraws(model, seed, trace.input_length, trace.output_length, policy.width, TOY_DELTAS)
+            draws = CommitDraws(
+                model, seed, trace.input_length, trace.output_length, policy.width, TOY_DELTAS,
+                ahead=policy.granularity.ahead_of,
+            )  # fmt: skip
         super().__init__(engine, StepModel(latency, draws, hides_host=policy.batching.hides_host), trace)
 
     def _check(self, plan: StepPlan, outcome: StepOutcome) -> None:

@@ -38,7 +38,7 @@ def test_a_run_in_plain_python_has_the_hash_that_it_had(
 @pytest.mark.slow
 def test_without_a_compiler_runs_have_the_hashes_that_they_had_and_warn_of_nothing() -> None:
     # Numbers that wrap on purpose would be warned of where NumPy adds them.
-    names = [golden.chosen_worlds(spec)[0][0] for spec in ("optimus,obs=true", "focus", "maskkv", "vllm-ar-spec")]
+    names = [golden.chosen_worlds(spec)[0][0] for spec in ("optimus,num_blocks=2", "focus", "maskkv", "vllm-ar-spec")]
     cells = [f"{__file__}::{test_a_run_in_plain_python_has_the_hash_that_it_had.__name__}[{name}]" for name in names]
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "error::RuntimeWarning", *cells]
     ran = subprocess.run(command, env=os.environ | {"NUMBA_DISABLE_JIT": "1"}, capture_output=True, text=True)

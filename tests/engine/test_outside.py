@@ -142,7 +142,7 @@ def test_a_policy_of_a_file_takes_its_fields_from_the_spec_as_a_preset_does() ->
     assert (held["calm"], held["max_chunk"], held["max_batch"], held["num_pages"]) == (4, 16, None, 50)
     assert name_of(policy.name) == f"{path}:POLICY"
     assert file_of(policy.name) == path
-    assert file_of("optimus,obs=true") is None
+    assert file_of("optimus,num_blocks=2") is None
     assert settings_of(parse(f"{path}:POLICY:4,block_length=16"))["max_chunk"] == 16
 
 

@@ -16,7 +16,7 @@ from .watched import Texts
 LENGTHS = [(1, 19), (5, 13), (8, 16), (13, 1), (40, 12), (3, 20), (17, 25), (2, 16), (4, 0)]
 EOS = tuple(range(0, SMALL.vocab, 9))
 SPECS = [
-    "lmdeploy-bd32", "chunk:3", "chunk:3,obs=true", "delayed-cache", "focus",
+    "lmdeploy-bd32", "chunk:3", "chunk:3,num_blocks=2", "delayed-cache", "focus",
     "lmdeploy-bd32,num_loops=3", "ar", "ar,decide_ahead=true",
 ]  # fmt: skip
 
@@ -56,7 +56,8 @@ def expected(policy: Policy, text: list[int], prompt: int, output: int) -> int:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    ("spec", "emit"), [*((spec, "block") for spec in SPECS), *product(("chunk:3,obs=true", "focus"), ("step", "end"))]
+    ("spec", "emit"),
+    [*((spec, "block") for spec in SPECS), *product(("chunk:3,num_blocks=2", "focus"), ("step", "end"))],
 )
 def test_a_request_ends_at_its_first_eos_and_its_journal_replays(spec: str, emit: str) -> None:
     policy, texts = policy_of(spec), whole(spec)

@@ -167,7 +167,7 @@ def test_every_policy_computes_what_a_plain_executor_does_and_its_journal_replay
     assert (journal.steps["device"] <= journal.steps["latency"]).all()
 
 
-@pytest.mark.parametrize(("extra", "page"), [("", 8), (",obs=true", 4)])
+@pytest.mark.parametrize(("extra", "page"), [("", 8), (",num_blocks=2", 4)])
 def test_streaming_over_blocks_computes_what_a_plain_executor_does(extra: str, page: int) -> None:
     # A page a block: a step within its block sees keys of the next one, on a page that it does not write to.
     checked, table, *_ = run(parse(f"chunk:3,max_batch=4,max_prefill_tokens=24,block_length=4,page_size={page}{extra}"))
