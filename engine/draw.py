@@ -109,7 +109,7 @@ def draw_row(row: Masks, committed: Marks, draws: Draws, surety: npt.NDArray[np.
         masks = 0
         for p in range(block):
             masks += part.status[p] == MASKED
-        progress = 1.0 - masks / block
+        progress = (block - masks) / block
         if masks > 0:
             factor *= draws.ahead[0]
 

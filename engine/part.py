@@ -189,6 +189,7 @@ class Granularity(Part):
     sized_by_block = ""  # field that is at most the block length
     needs_latency = False  # chooses by steps' cost
     num_blocks = 1  # that a window may reach into
+    static = False  # a decoding row computes all columns, those outside its window for nothing
     under_budget = False  # a token budget can schedule it
     on_a_grid = True  # blocks begin at multiples of their length
     block_length: int

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
+import numpy as np
+import numpy.typing as npt
+
 from ..errors import PolicyError
 from ..hooks import columns_in_reach, opens, select
 from ..jit import rule
@@ -38,6 +41,12 @@ class Buffer(Granularity):
     @property
     def ahead_of(self) -> tuple[float, ...]:
         return self.ahead, self.force_at
+
+    def forces(self, status: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+        """Whether at least its best mask commits of each block, [rows, num_blocks]; status [rows, width]."""
+        progress = (status != MASKED).reshape(len(status), -1, self.block_length).mean(axis=2)
+        far: npt.NDArray[np.bool_] = progress >= self.force_at
+        return np.pad(far[:, :-1], ((0, 0), (1, 0)), constant_values=True)
 
     def check(self, policy: Policy) -> None:
         if policy.eviction.evicts or policy.rows is not BLOCKS:

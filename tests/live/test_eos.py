@@ -16,7 +16,7 @@ from .watched import Texts
 LENGTHS = [(1, 19), (5, 13), (8, 16), (13, 1), (40, 12), (3, 20), (17, 25), (2, 16), (4, 0)]
 EOS = tuple(range(0, SMALL.vocab, 9))
 SPECS = [
-    "lmdeploy-bd32", "chunk:3", "chunk:3,num_blocks=2", "delayed-cache", "focus",
+    "lmdeploy-bd32", "multi-block", "chunk:3", "chunk:3,num_blocks=2", "delayed-cache", "focus",
     "lmdeploy-bd32,num_loops=3", "ar", "ar,decide_ahead=true",
 ]  # fmt: skip
 

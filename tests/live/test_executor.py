@@ -111,14 +111,16 @@ class Checked:
                 # Only keys that exist: a query never sees beyond its own block, and the last block is the last.
                 expected.append(best[len(best) - block * bool(plan.window[i].any()) :])
                 continue
-            columns = np.flatnonzero(plan.window[i])
+            visible = columns = np.flatnonzero(plan.window[i])
+            if self.policy.granularity.static:  # dummies see and are not seen
+                columns = np.arange(self.policy.width)
             if plan.phases[i] == Phase.IDLE:
                 columns = np.arange(block)
             canvas = before[request]
             masks = plan.status[i] == MASKED if self.policy.rows.commits == "masks" else np.zeros(1, np.bool_)
             tokens = [SMALL.mask_token if masks[c] else canvas[start + c] for c in columns]
             listed = {start + c for c in np.flatnonzero(plan.status[i] == CACHED).tolist()} | {
-                start + int(c) for c in columns
+                start + int(c) for c in visible
             }
             if self.executor._listed is False:
                 listed = set(range(start, start + int(columns.max()) + 1))
