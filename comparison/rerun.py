@@ -46,7 +46,7 @@ class Recording:
 
     @property
     def width(self) -> int:
-        return self.policy.block_length * (1 + bool(self.policy.obs))
+        return self.policy.width
 
     def engine(self, table: RequestTable, replica: int) -> Engine:
         return self.setting.engine(table, replica=replica, emit=self.emit, eos=self.eos, limits=self.limits)

@@ -117,6 +117,7 @@ def _draws(num_requests: int, width: int, block: int) -> Draws:
         deltas=np.zeros(5),
         schedule=np.zeros(2, np.int64),
         law=np.zeros(3),
+        ahead=np.zeros(0),
     )
 
 
@@ -244,7 +245,8 @@ class CommitDraws:
     """Draws from a commit model: which masks of a plan commit.
 
     Lengths are [requests]. on_a_grid: blocks begin at multiples of their length, else at the prompt's end. deltas: for
-    eviction by importance. models: by threshold, if steps choose one. unmasking: the policy's, if it chooses.
+    eviction by importance. models: by threshold, if steps choose one. unmasking: the policy's, if it chooses. ahead:
+    see Draws.
     """
 
     def __init__(
@@ -260,10 +262,11 @@ class CommitDraws:
         on_a_grid: bool = True,
         models: Mapping[float, CommitModel] = NO_MODELS,
         unmasking: Unmasking | None = None,
+        ahead: tuple[float, ...] = (),
     ) -> None:
         index = np.arange(len(input_length))
         block = self.block_length = model.block_length
-        d = self.arrays = _draws(len(index), width, block)
+        d = self.arrays = _draws(len(index), width, block)._replace(ahead=np.array(ahead, np.float64))
         pick = (key(seed, REQUEST_FACTOR, index) >> np.uint64(54)).astype(np.intp)
         d.requests["factor"] = np.exp(model.request_spread * _QUANTILES)[pick]
         self._padding = model.padding_share, seed
@@ -284,7 +287,7 @@ class CommitDraws:
             if other != model:
                 self._levels[threshold] = CommitDraws(
                     other, seed, input_length, output_length, width, deltas=deltas, max_tokens=max_tokens,
-                    on_a_grid=on_a_grid, unmasking=unmasking,
+                    on_a_grid=on_a_grid, unmasking=unmasking, ahead=ahead,
                 )  # fmt: skip
 
     @property

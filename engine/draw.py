@@ -79,6 +79,9 @@ class Draws(NamedTuple):
     schedule: npt.NDArray[np.int64]  # [steps] masks that commit in each step of a block
     # [3] CanvasLaw's median, drift, least; with a histogram [3 + CELLS], then its forwards.
     law: npt.NDArray[np.float64]
+    # Blocks commit apart (several-blocks.md 3): factor of the odds for each earlier block with masks, and the share of
+    # the block before without masks from which at least the best commits. Empty: a row's blocks share a frontier.
+    ahead: npt.NDArray[np.float64]
 
 
 @rule
@@ -87,6 +90,35 @@ def draw_row(row: Masks, committed: Marks, draws: Draws, surety: npt.NDArray[np.
 
     surety [width] gets the scores of the masks that may commit, if it is not empty.
     """
+    if len(draws.ahead) == 0:
+        _draw_columns(row, committed, draws, surety, 1.0, True)
+        return
+    block, factor, progress = len(draws.stage) - 1, 1.0, 1.0
+    for begin in range(0, len(committed), block):
+        end = begin + block
+        part = Masks(
+            status=row.status[begin:end],
+            evaluations=row.evaluations[begin:end],
+            window=row.window[begin:end],
+            start=row.start + begin,
+            prompt=row.prompt,
+            request=row.request,
+        )
+        forces = progress >= draws.ahead[1]
+        _draw_columns(part, committed[begin:end], draws, surety[begin:end], factor, forces)
+        masks = 0
+        for p in range(block):
+            masks += part.status[p] == MASKED
+        progress = (block - masks) / block
+        if masks > 0:
+            factor *= draws.ahead[0]
+
+
+@rule
+def _draw_columns(
+    row: Masks, committed: Marks, draws: Draws, surety: npt.NDArray[np.float64], factor: float, forces: bool
+) -> None:
+    """`draw_row` of columns with one frontier; factor: of the odds. forces: at least the best commits."""
     status, evaluations, window, start, request = row.status, row.evaluations, row.window, row.start, row.request
     entry = draws.requests[request]
     width, block_length = len(status), len(draws.stage) - 1
@@ -117,10 +149,12 @@ def draw_row(row: Masks, committed: Marks, draws: Draws, surety: npt.NDArray[np.
             for k in range(block_length):
                 done += status[offset + k] != MASKED
             drawn = draw64(key64(draws.streams[OF_BLOCKS], request), block, 0)
-            theta = entry.factor * draws.factors[BLOCK_FACTORS, pick64(drawn)] * step * draws.stage[done]
+            theta = entry.factor * draws.factors[BLOCK_FACTORS, pick64(drawn)] * step * draws.stage[done] * factor
             padding = block > entry.last_block - entry.num_padding
         score = np.inf
         if not padding:
+            score = 0.0
+        if not padding and theta > 0.0:  # odds may be infinite
             u = uniform64(draw64(of_commits, start + p, evaluations[p]))
             score = draws.odds[p - frontier] * theta * ((1.0 - u) / u)
         if len(surety) > 0:
@@ -131,7 +165,7 @@ def draw_row(row: Masks, committed: Marks, draws: Draws, surety: npt.NDArray[np.
         if score > best:
             best = score
             best_p = p
-    if not passed and best_p >= 0:
+    if forces and not passed and best_p >= 0:
         committed[best_p] = True
 
 

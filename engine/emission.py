@@ -79,16 +79,16 @@ def finish(replica: Replica, slot: int, now: float) -> None:
 
 
 @rule
-def emit_prefixes(replica: Replica, now: float) -> None:
-    """Return the tokens by which rows' committed prefixes grew."""
-    counters, block = replica.counters, replica.fixed.block
+def emit_prefixes(replica: Replica, columns: int, now: float) -> None:
+    """Return the tokens by which rows' committed prefixes grew, within the first columns."""
+    counters = replica.counters
     gaps = 0.0
     for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         if sequence.finished:
             continue
-        prefix = block
-        for p in range(block):
+        prefix = columns
+        for p in range(columns):
             if replica.status[slot, p] == MASKED:
                 prefix = p
                 break
@@ -99,11 +99,11 @@ def emit_prefixes(replica: Replica, now: float) -> None:
 
 
 @rule
-def publish(replica: Replica, slot: int, now: float) -> float:
-    """Return a complete block's tokens; the gap since the last emission (s), or 0."""
+def publish(replica: Replica, slot: int, columns: int, now: float) -> float:
+    """Return the tokens of complete blocks; the gap since the last emission (s), or 0."""
     sequence, fixed = replica.sequences[slot], replica.fixed
     sequence.unpublished = False
-    stop = min(int(sequence.answer), sequence.start + sequence.block)
+    stop = min(int(sequence.answer), sequence.start + columns)
     tokens = stop - sequence.prompt - sequence.emitted
     gap = 0.0
     if fixed.emit != EMIT_END and tokens > 0:

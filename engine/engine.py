@@ -476,9 +476,8 @@ class Engine:
         counters, arrays, policy = self._counters, self._arrays, self.policy
         slots = arrays.lists[ROWS, : int(counters["num_rows"])]
         rows = arrays.sequences[slots]
-        reach = np.full(len(slots), policy.width)
-        if policy.obs:
-            reach[rows["start"] + policy.block_length >= rows["end"]] = policy.block_length
+        blocks = np.maximum(1, -(-(rows["end"] - rows["start"]) // policy.block_length))
+        reach = np.minimum(policy.width, blocks * policy.block_length)
         view, status = self._view(), arrays.status[slots]
         planned = Rows(
             status=status.copy(),

@@ -168,6 +168,23 @@ def choose(replica: Replica, policy: AnyPolicy) -> int:
 
 
 @rule
+def columns_in_reach(replica: Replica, policy: AnyPolicy, slot: int) -> int:
+    """Leftmost columns of a row that its coming step may compute; by default those within its length."""
+    sequence, block = replica.sequences[slot], replica.fixed.block
+    num_blocks = max(1, -(-(sequence.end - sequence.start) // block))
+    return int(min(replica.fixed.width, num_blocks * block))
+
+
+@rule
+def opens(status: Status, opened: int, block: int, fields: Any) -> bool:
+    """Whether a row opens a block after its first `opened`, at least one; asked before each decode step of a buffer.
+
+    Not asked with all blocks open, at the request's limit, or after its EOS.
+    """
+    return False
+
+
+@rule
 def select(status: Status, reach: int, chunk: int, fields: Any, window: Marks) -> None:
     """Mark a row's positions to compute, at most `chunk` of the first `reach`; window is all False."""
 

@@ -241,15 +241,21 @@ class Granularity(Part):
     sized_by_block = ""  # field that is at most the block length
     needs_latency = False  # chooses by steps' cost
     drafts_blocks = False  # a drafter with keys and values of its own runs beside it
-    obs = False  # windows may reach into the next block
+    num_blocks = 1  # that a window may reach into
+    static = False  # a decoding row computes all columns, those outside its window for nothing
     under_budget = False  # a token budget can schedule it
     on_a_grid = True  # blocks begin at multiples of their length
     block_length: int
 
     @property
     def num_columns(self) -> int:
-        """Columns of a window: a block, or two with `obs`."""
-        return self.block_length * (2 if self.obs else 1)
+        """Columns of a window."""
+        return self.block_length * self.num_blocks
+
+    @property
+    def ahead_of(self) -> tuple[float, ...]:
+        """draw.Draws.ahead: how blocks behind a half-filled one commit."""
+        return ()
 
     @property
     def idle(self) -> frozenset[str]:
@@ -435,10 +441,6 @@ class Policy:
     def width(self) -> int:
         return self.granularity.num_columns
 
-    @property
-    def obs(self) -> bool:
-        return self.granularity.obs
-
 
 @dataclass(frozen=True)
 class Preset:
@@ -496,6 +498,8 @@ def numbers_of(policy: "Policy") -> np.ndarray[Any, np.dtype[Any]]:
         "late": False,
         "final": False,
         "first_layer_whole": False,
+        "ordered": False,
+        "static": False,
     }
     numbers = [piece.numbers(policy) for piece in policy.parts()]
     # A part from outside with `numbers` of its own may give its fields another form.

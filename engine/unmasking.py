@@ -172,11 +172,14 @@ def unmask(
     step: npt.NDArray[np.int64] | None = None,
     first_token: bool = False,
     threshold: float | None = None,
+    *,
+    forces: npt.NDArray[np.bool_] | None = None,
 ) -> npt.NDArray[np.bool_]:
     """Which computed masks `masked` [rows, width] commit; of equal confidences the leftmost.
 
     step [rows]: earlier steps of each row's block, for LLaDA's schedule; None: n is constant. first_token: a block's
-    first step commits its first token, then more up to n. threshold: None: the rule's.
+    first step commits its first token, then more up to n. threshold: None: the rule's. forces [rows]: at least the best
+    commits; None: of every row.
     """
     if not masked.size:
         return masked.copy()
@@ -199,8 +202,8 @@ def unmask(
         chosen &= confidence > bound
     if rule.chooses:
         return _chosen(rule, confidence, chosen, masked)
-    rows = np.arange(len(masked))
-    chosen[rows, np.argmax(score, axis=1)] = True
+    rows = np.arange(len(masked)) if forces is None else np.flatnonzero(forces)
+    chosen[rows, np.argmax(score[rows], axis=1)] = True
     certain: npt.NDArray[np.bool_] = chosen & masked
     return certain
 

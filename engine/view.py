@@ -252,6 +252,7 @@ _is_a_chunk = expecting("choose answers{}, expected 1 to{}")
 _is_a_threshold = expecting("threshold_now answers place{}, expected below{}")
 _is_yes_or_no = expecting("holds_back answers{}, expected 0 to{}")
 _is_a_pass = expecting("work answers{}, expected{} whole numbers: phase, positions, keys")
+_is_open_or_not = expecting("opens answers{}, expected 0 to{}")
 _is_open = expecting("select marks position{}, which is cached or beyond the first{}")
 _is_in_chunk = expecting("select marks{} positions, more than the chunk of{}")
 _keeps = expecting("settle changes more than committed positions to cached ones: masks by{}, cached by{}")
@@ -279,6 +280,12 @@ def _holds_back(replica: Replica, policy: AnyPolicy) -> Any:
     waits = answer(view_of(replica, policy))
     _is_yes_or_no(is_whole(waits) and 0 <= waits <= 1, waits, 1)
     return bool(waits)
+
+
+def _opens(status: Any, opened: int, block: int, fields: Any) -> Any:
+    opened_next = answer(unwritable(status), opened, block, fields)
+    _is_open_or_not(is_whole(opened_next) and 0 <= opened_next <= 1, opened_next, 1)
+    return bool(opened_next)
 
 
 def _select(status: Any, reach: int, chunk: int, fields: Any, window: Any) -> None:
@@ -330,6 +337,7 @@ FORMS: dict[Any, Any] = {
     hooks.choose: _choose,
     hooks.threshold_now: _threshold_now,
     hooks.holds_back: _holds_back,
+    hooks.opens: _opens,
     hooks.select: _select,
     hooks.settle: _settle,
     hooks.work: _work,

@@ -22,11 +22,12 @@ def choose(
     threshold: float | None,
     first: Bools | None = None,
     by_entropy: bool = False,
+    forces: Bools | None = None,
 ) -> tuple[Bools, Ints]:
     """The computed masks that commit, and all positions' tokens, both [rows, width].
 
     step [rows]: earlier steps of the block. threshold: see `unmask`. first: rows where only the block's first position
-    commits; if set, a block's last step commits all of it (Dream). by_entropy: Dream's schedule.
+    commits; if set, a block's last step commits all of it (Dream). by_entropy: Dream's schedule. forces: see `unmask`.
 
     A mask whose likeliest token is the mask stays (LLaDA's loop; errata 8), but counts as a token in the block's last
     step.
@@ -41,7 +42,8 @@ def choose(
         share = dreams_share(masked.sum(axis=1), step, steps)
         chosen = np.where(last, masked, surest(confidence, masked, share))
     else:
-        chosen = unmask(rule, confidence, masked, block, schedule, policy.batching.first_token, threshold)
+        first_token = policy.batching.first_token
+        chosen = unmask(rule, confidence, masked, block, schedule, first_token, threshold, forces=forces)
     if first is not None:
         begins = masked & (np.arange(masked.shape[1]) == 0)
         chosen = np.where(first[:, None], begins, chosen | (masked & last & quota))

@@ -13,6 +13,7 @@ import torch
 from ..engine.commits import CommitDraws
 from ..engine.errors import ModelError
 from ..engine.part import numbers_of
+from ..engine.policies.multi_block import Buffer
 from ..engine.policy import Policy
 from ..engine.rows.blocks import visible
 from ..engine.state import MASKED
@@ -136,7 +137,7 @@ class ModelExecutor(Texts):
     def _open(self, plan: StepPlan, lengths: Ints) -> None:
         """Give requests their prompts and pages."""
         canvas = -(-plan.end.astype(np.int64) // self._block) * self._block
-        self._grow(int(plan.slots.max()) + 1, int(np.maximum(canvas, lengths).max()) + 1)
+        self._grow(int(plan.slots.max()) + 1, int(np.maximum(canvas, lengths).max()) + self._policy.width)
         for slot, request, prompt in zip(
             plan.slots.tolist(), plan.requests.tolist(), plan.prompt.tolist(), strict=True
         ):
@@ -169,7 +170,9 @@ class ModelExecutor(Texts):
 
     def _decode_batch(self, plan: StepPlan) -> _Prepared:
         window = self._window(plan)
-        rows, columns = np.nonzero(window)
+        computed = window | self._policy.granularity.static
+        rows, columns = np.nonzero(computed)
+        real = window[rows, columns]  # others write nothing, are seen by none and never commit
         start = plan.block_start.astype(np.int64)
         slots = plan.slots[rows]
         positions = start[rows] + columns
@@ -177,16 +180,18 @@ class ModelExecutor(Texts):
         if self._pieces:  # prompts shorter than a block have no prefill
             self._open(plan, reach)
         self._cache.reserve(plan.slots, reach)
-        counts = np.count_nonzero(window, axis=1)
+        places = np.full(len(rows), -1)
+        places[real] = self._cache.places(slots[real], positions[real])
+        counts = np.count_nonzero(computed, axis=1)
         evict, drawn = self._evict(plan, rows, columns)
         sampled = np.arange(len(rows))
         if self._masks_alone:
             idle = plan.phases == Phase.IDLE
-            sampled = np.flatnonzero((plan.status[rows, columns] == MASKED) & ~idle[rows])
+            sampled = np.flatnonzero((plan.status[rows, columns] == MASKED) & real & ~idle[rows])
         batch = Batch(
             tokens=self._tokens[slots, positions].astype(np.int64),
             positions=positions,
-            places=self._cache.places(slots, positions),
+            places=places,
             query_start=np.concatenate([[0], np.cumsum(counts)]),
             page_table=self._cache.tables(plan.slots, reach),
             history=start,
@@ -253,17 +258,26 @@ class ModelExecutor(Texts):
 
     def _choose(self, plan: StepPlan, answers: _Answers) -> tuple[Bools, _Answers]:
         """What the weights commit, and the sampled tokens."""
-        tokens, confidence, sampled = answers.spread(plan.window.shape)
+        shape, forces = plan.window.shape, None
+        tokens, confidence, sampled = answers.spread(shape)
         masked = sampled & plan.window & (plan.status == MASKED)
+        evaluations = plan.evaluations
+        if isinstance(self._policy.granularity, Buffer):  # blocks commit apart, each as a row
+            apart = -1, self._block
+            tokens, confidence, masked = tokens.reshape(apart), confidence.reshape(apart), masked.reshape(apart)
+            evaluations = evaluations.reshape(apart)
+            forces = self._policy.granularity.forces(plan.status).reshape(-1)
         committed, tokens = choose(
             self._policy,
             tokens,
             confidence,
             masked,
-            steps_of(plan, masked),
+            steps_of(evaluations, masked),
             mask_token=self._mask,
             threshold=plan.threshold,
+            forces=forces,
         )
+        committed, tokens = committed.reshape(shape), tokens.reshape(shape)
         return committed, answers._replace(tokens=tokens[answers.rows, answers.columns])
 
 
@@ -275,7 +289,7 @@ def out_of_memory(plan: StepPlan, error: torch.OutOfMemoryError) -> ModelError:
     )
 
 
-def steps_of(plan: StepPlan, masked: Bools) -> Ints:
+def steps_of(evaluations: npt.NDArray[np.uint16], masked: Bools) -> Ints:
     """Earlier steps of each row's block, by its most computed mask, [rows]."""
-    steps: Ints = plan.evaluations.max(axis=1, where=masked, initial=0).astype(np.int64)
+    steps: Ints = evaluations.max(axis=1, where=masked, initial=0).astype(np.int64)
     return steps

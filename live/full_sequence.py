@@ -310,7 +310,7 @@ class FullSequenceExecutor(ModelExecutor):
             committed = self._deciding.draw(plan)
         else:
             masked = plan.window & (plan.status == MASKED)
-            step = steps_of(plan, masked)
+            step = steps_of(plan.evaluations, masked)
             # A block alone cannot predict its first position; a full pass can.
             alone = self._rule.packs or self._rule.in_place
             first = step == 0 if alone and (self._shifted or self._forward.by_entropy) else None

@@ -47,6 +47,8 @@ def reachable_prefills(policy: Policy, max_batch: int, longest: int) -> list[Sha
 def reachable(policy: Policy, max_batch: int) -> list[Shape]:
     """Padded shapes of decode steps of at most `max_batch` sequences and MAX_ROWS rows, largest first."""
     low, high = 1, policy.width
+    if policy.granularity.static:
+        low = high
     if (policy.granularity.whole_block or policy.rows.commits == "tokens") and not policy.eviction.evicts:
         low = high = policy.block_length
     shapes = {

@@ -237,7 +237,7 @@ def run(
 
     recorder = None
     if append is not None:
-        recorder = StepRecorder(append_until_it_fails, policy.block_length * (1 + policy.obs), BATCH)
+        recorder = StepRecorder(append_until_it_fails, policy.width, BATCH)
     interrupted = threading.Event()
     ready = made_ready(forward)
     with asked_to_stop(interrupted.set):

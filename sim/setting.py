@@ -138,6 +138,7 @@ class Setting:
             on_a_grid=policy.family == "block-diffusion",
             models=self.by_threshold,
             unmasking=unmasking if unmasking.chooses else None,
+            ahead=policy.granularity.ahead_of,
         )
 
     def step_model(self, draws: laws.Commits | None) -> StepModel:

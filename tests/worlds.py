@@ -315,7 +315,15 @@ def draws_of(policy: Policy, trace: Trace, seed: int, model: CommitModel = TOY_M
     if policy.unmasking.strategy == "law":
         return LawDraws(TOY_LAW, seed, len(trace))
     model = model.for_block(policy.block_length)
-    return CommitDraws(model, seed, trace.input_length, trace.output_length, policy.width, deltas=TOY_DELTAS)
+    return CommitDraws(
+        model,
+        seed,
+        trace.input_length,
+        trace.output_length,
+        policy.width,
+        deltas=TOY_DELTAS,
+        ahead=policy.granularity.ahead_of,
+    )
 
 
 class Driver(PlainLoop):

@@ -1,8 +1,8 @@
 """One file per system: fields, ranges, rules and presets, in the order of `dsim policies`."""
 
 SHIPPED = (
-    "ar", "lmdeploy", "look_ahead", "sglang", "chunk", "optimus", "delayed_cache", "focus", "llada", "fast_dllm",
-    "dllm_cache", "sparse_dllm", "maskkv", "dllm_serve", "vllm",
+    "ar", "lmdeploy", "look_ahead", "sglang", "chunk", "optimus", "multi_block", "delayed_cache", "focus", "llada",
+    "fast_dllm", "dllm_cache", "sparse_dllm", "maskkv", "dllm_serve", "vllm",
 )  # fmt: skip
 
 # Default parts: file and name.

@@ -14,7 +14,7 @@ from .whole_block import select_pending_first
 
 
 class Streaming(Granularity):
-    """At most a chunk of the block, over a delayed cache; with `obs` also of the next block."""
+    """At most a chunk of the block, over a delayed cache; with `num_blocks=2` also of the next block."""
 
     def check(self, policy: Policy) -> None:
         if not policy.eviction.delayed:
@@ -31,7 +31,7 @@ class FixedChunk(Streaming):
     # Tokens are computed twice: one position a step commits half a token.
     chunk: Annotated[int, Range(2, MAX_BLOCK), "positions computed per sequence and step, at most the block"] = 8
     block_length: Annotated[int, Range(1, MAX_BLOCK), "tokens of a block, as the checkpoint was trained"] = 32
-    obs: Annotated[bool, "out-of-block streaming: the window may reach into the next block"] = False
+    num_blocks: Annotated[int, Range(1, 2), "2: out-of-block streaming, the window may reach into the next block"] = 1
 
     sized_by_block = "chunk"
 
@@ -55,6 +55,6 @@ PRESETS = {
         "chunk",
         "a fixed chunk of the block, streaming as tokens are cached",
         "Optimus, arXiv 2605.24832 (elastic-chunking.md 6.2)",
-        {"chunk": list(range(2, 33, 2)), "obs": [False, True], FITTED: True, **BATCHING_SPACE},
+        {"chunk": list(range(2, 33, 2)), "num_blocks": [1, 2], FITTED: True, **BATCHING_SPACE},
     )
 }

@@ -97,7 +97,7 @@ class Continuous(Scheduler):
             return 0
         # A block takes at least two steps, or one if streaming ran ahead.
         entered = steps
-        if not policy.obs:
+        if policy.granularity.num_blocks == 1:
             entered = (steps + 1) // 2
         return max(min(PREFILL_INTERVAL // 2, page // block), entered) * block
 

@@ -31,7 +31,7 @@ class ElasticChunk(Streaming):
 
     max_chunk: Annotated[int, Range(2, MAX_BLOCK), "the largest chunk, at most the block"] = 32
     block_length: Annotated[int, Range(1, MAX_BLOCK), "tokens of a block, as the checkpoint was trained"] = 32
-    obs: Annotated[bool, "out-of-block streaming: the window may reach into the next block"] = False
+    num_blocks: Annotated[int, Range(1, 2), "2: out-of-block streaming, the window may reach into the next block"] = 1
 
     memory: ClassVar[int] = 300  # steps in the running average of commits
     cold_start: ClassVar[int] = 16  # observed steps at the largest chunk before choosing
@@ -178,6 +178,6 @@ PRESETS = {
         "max_chunk",
         "Optimus: the chunk with the best expected commits per second, chosen every step",
         "Optimus, arXiv 2605.24832 (elastic-chunking.md 6.3)",
-        {"max_chunk": [8, 16, 24, 32], "obs": [False, True], FITTED: True, **BATCHING_SPACE},
+        {"max_chunk": [8, 16, 24, 32], "num_blocks": [1, 2], FITTED: True, **BATCHING_SPACE},
     )
 }

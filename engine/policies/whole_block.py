@@ -56,18 +56,22 @@ def select_pending_first(status: Status, reach: int, chunk: int, fields: object,
 def settle_block_pass(
     status: Status, evaluations: Evaluations, window: Marks, block: int, fields: object, prefill: bool
 ) -> None:
-    """KV of computed positions is final once the block has no mask (LMDeploy, block-diffusion.md 1.5).
+    """KV of computed positions is final once no mask is left up to their block's end (block-diffusion.md 1.5).
 
     Only the pass over a decoded canvas may be cut and continued (sglang.py).
     """
-    computed = False  # branch-free: vectorises
-    for k in range(len(status)):
-        computed |= window[k]
+    for k in range(len(status)):  # branch-free: vectorises
         evaluations[k] += window[k] & (status[k] == MASKED)
-    masks = False
-    for k in range(block):
-        masks |= status[k] == MASKED
-    if computed and not masks:
-        for k in range(block):
-            if window[k]:
+    begin = 0
+    final = True
+    while final and begin + block <= len(status):
+        computed = False
+        masks = False
+        for k in range(begin, begin + block):
+            computed |= window[k]
+            masks |= status[k] == MASKED
+        final = computed and not masks
+        for k in range(begin, begin + block):
+            if final and window[k]:
                 status[k] = CACHED
+        begin += block

@@ -1,7 +1,7 @@
 """Rows of a block-diffusion model: prefill, denoising over a window of the block, completed blocks.
 
-A row is a running sequence, a column a position of its current block (with `obs` also the next). The policy chooses
-which positions a step computes and when their KV is final.
+A row is a running sequence, a column a position of its current block or of the next ones (`num_blocks`). The policy
+chooses which positions a step computes and when their KV is final.
 """
 
 from typing import Any
@@ -13,6 +13,7 @@ from ..emission import emit, emit_prefixes, finish, has_masks, publish
 from ..hooks import (
     block_entered,
     choose,
+    columns_in_reach,
     commit_rows,
     holds_back,
     learn,
@@ -95,20 +96,21 @@ def visible_keys(status: Status, window: Marks, block: int, listed: bool) -> tup
         while last > 0 and not window[last - 1]:
             last -= 1
         return num, last, num * last
-    first_keys = 0
-    first_queries = 0
-    next_keys = 0
-    next_queries = 0
-    for p in range(block):
-        first_queries += window[p]
-        first_keys += window[p] | (status[p] == CACHED)
-    for p in range(block, len(status)):
-        next_queries += window[p]
-        next_keys += window[p] | (status[p] == CACHED)
-    num = first_queries + next_queries
-    # Only the next block's queries read its cached positions.
-    keys = first_keys + next_keys if next_queries > 0 else first_keys
-    return num, keys, first_queries * first_keys + next_queries * (first_keys + next_keys)
+    num = 0
+    keys = 0
+    qk_pairs = 0
+    visible = 0  # up to the block's end
+    for begin in range(0, len(status), block):
+        queries = 0
+        for p in range(begin, begin + block):
+            queries += window[p]
+            visible += window[p] | (status[p] == CACHED)
+        num += queries
+        qk_pairs += queries * visible
+        # Only queries of a block or of later ones read its cached positions.
+        if queries > 0 or begin == 0:
+            keys = visible
+    return num, keys, qk_pairs
 
 
 def visible(status: npt.NDArray[np.uint8], window: npt.NDArray[np.bool_], listed: bool) -> npt.NDArray[np.bool_]:
@@ -162,13 +164,14 @@ def plan_block(replica: Replica, policy: AnyPolicy) -> None:
     for slot in step_slots(replica):
         sequence = replica.sequences[slot]
         status, window = replica.status[slot], replica.window[slot]
-        reach = width
-        if width > block and sequence.start + block >= sequence.end:
-            reach = block
+        reach = columns_in_reach(replica, policy, slot)
         if not fields.given:
             window[:] = False
         select(status, reach, counters.chunk, fields, window)
         num, extent, own_pairs = visible_keys(status, window, block, fields.listed)
+        if fields.static:  # other columns are computed, too, and seen by none
+            own_pairs += (width - num) * extent
+            num = width
         masks = 0
         for k in range(width):
             masks += window[k] and status[k] == MASKED
@@ -209,7 +212,7 @@ def commit_block(replica: Replica, policy: AnyPolicy, now: float) -> None:
     if not prefill and holds_back(replica, policy):
         return
     if fixed.emit == EMIT_STEP and not fields.late:
-        emit_prefixes(replica, now)
+        emit_prefixes(replica, width if fields.ordered else block, now)
     if counters.prefill_tokens > 0:  # requests for no tokens end with their prefill
         for slot in step_slots(replica):
             sequence = replica.sequences[slot]
@@ -223,7 +226,7 @@ def commit_block(replica: Replica, policy: AnyPolicy, now: float) -> None:
 @rule
 def _advance(replica: Replica, policy: AnyPolicy, now: float) -> bool:
     """Return complete blocks; open the next block of rows with final KV. True if any row moved on."""
-    counters, fixed = replica.counters, replica.fixed
+    counters, fixed, fields = replica.counters, replica.fixed, policy.fields
     block, width = fixed.block, fixed.width
     gaps = 0.0
     for slot in step_slots(replica):
@@ -236,13 +239,16 @@ def _advance(replica: Replica, policy: AnyPolicy, now: float) -> bool:
             or has_masks(replica, slot, sequence.block)
         ):
             continue
-        if policy.fields.late and _any_open(replica.status[slot], sequence.block):
+        if fields.late and _any_open(replica.status[slot], sequence.block):
             continue
-        gaps += publish(replica, slot, now)
-        if sequence.start + sequence.block >= sequence.stop:
+        complete = int(sequence.block)
+        if fields.ordered:
+            complete = _complete(replica.status[slot], block)
+        gaps += publish(replica, slot, complete, now)
+        if sequence.start + complete >= sequence.stop and not (fields.ordered and _denoises(replica, slot)):
             finish(replica, slot, now)
     counters.gap_sum += gaps
-    if width > block:
+    if width > block and not fields.ordered:
         gaps = 0.0
         for slot in step_slots(replica):
             sequence = replica.sequences[slot]
@@ -281,6 +287,24 @@ def next_block(replica: Replica, policy: AnyPolicy, slot: int) -> None:
 
 
 @rule
+def _complete(status: Status, block: int) -> int:
+    """Columns of the first blocks without masks."""
+    num = 0
+    while num < len(status) and status[num] != MASKED:
+        num += 1
+    return num // block * block
+
+
+@rule
+def _denoises(replica: Replica, slot: int) -> bool:
+    """Whether an opened block, which a step has computed, has masks."""
+    for p in range(replica.fixed.width):
+        if replica.status[slot, p] == MASKED and replica.evaluations[slot, p] > 0:
+            return True
+    return False
+
+
+@rule
 def _any(status: Status, limit: int, kind: int) -> bool:
     for p in range(limit):
         if status[p] == kind:
@@ -299,5 +323,5 @@ def _any_open(status: Status, limit: int) -> bool:
 BLOCKS = Kind(
     "blocks",
     {plan_prompts: plan_prefill, plan_rows: plan_block, commit_rows: commit_block},
-    asks=(choose, select, learn, settle, holds_back, block_entered),
+    asks=(choose, columns_in_reach, select, learn, settle, holds_back, block_entered),
 )

@@ -267,7 +267,7 @@ def commit_passes(replica: Replica, policy: AnyPolicy, now: float) -> None:
         _end_together(replica, policy, now)
         return
     if fixed.emit == EMIT_STEP:
-        emit_prefixes(replica, now)
+        emit_prefixes(replica, replica.fixed.block, now)
     gaps = 0.0
     for slot in step_slots(replica):
         sequence = replica.sequences[slot]
@@ -278,7 +278,7 @@ def commit_passes(replica: Replica, policy: AnyPolicy, now: float) -> None:
             and not has_masks(replica, slot, fixed.block)
             and not _once_more(sequence.block_steps, fields)
         ):
-            gaps += publish(replica, slot, now)
+            gaps += publish(replica, slot, int(fixed.block), now)
             if sequence.start + fixed.block >= sequence.stop:
                 finish(replica, slot, now)
             else:

@@ -206,7 +206,7 @@ def of_a_type(num: int, chance: Random) -> pa.Array:
 
 
 def spec(text: str, chance: Random) -> str:
-    """A text of an option's small language, such as `optimus:8,obs=true`, with parts of it changed."""
+    """A text of an option's small language, such as `optimus:8,num_blocks=2`, with parts of it changed."""
     if chance.random() < GENTLE:
         return nearly(text, chance)
     parts = re.split(r"([,:=/|])", text)

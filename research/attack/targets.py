@@ -285,7 +285,7 @@ def _steplog(chance: Random, folder: Path) -> None:
 
 POLICY_FILE = """policy = "optimus"
 max_chunk = 8
-obs = true
+num_blocks = 2
 max_batch = "none"
 candidates = [2, 8]
 threshold = 0.9
@@ -315,8 +315,8 @@ def _policy_file(chance: Random, folder: Path) -> None:
 
 def _policy(chance: Random, folder: Path) -> None:
     given = chance.choice(
-        (*PRESETS, "optimus:8,obs=true", "lmdeploy-bd32,max_batch=4,threshold=0.8", "maskkv:32,logits=block",
-         "optimus:16,obs=true", "focus:1.2")
+        (*PRESETS, "optimus:8,num_blocks=2", "lmdeploy-bd32,max_batch=4,threshold=0.8", "maskkv:32,logits=block",
+         "optimus:16,num_blocks=2", "focus:1.2")
     )  # fmt: skip
     parse(mutate.spec(given, chance))
 

@@ -21,14 +21,14 @@ def test_policies_are_listed_one_line_each_with_their_main_parameter() -> None:
     assert lines[len(PRESETS)] == ""
     # Each field that it names is one that some policy takes.
     fields = lines[-1].removesuffix(".").rpartition(" are ")[2].split(", ")
-    assert {"max_batch", "chunk", "obs", "threshold", "num_pages"} <= set(fields)
+    assert {"max_batch", "chunk", "num_blocks", "threshold", "num_pages"} <= set(fields)
     assert len(lines) == len(PRESETS) + 2
 
 
 def test_policies_as_json_hold_every_axis() -> None:
     listed = dsim("policies --json").json
     assert list(listed) == list(PRESETS)
-    assert listed["chunk"]["granularity"] == {"kind": "FixedChunk", "chunk": 8, "block_length": 32, "obs": False}
+    assert listed["chunk"]["granularity"] == {"kind": "FixedChunk", "chunk": 8, "block_length": 32, "num_blocks": 1}
     for axes in listed.values():
         assert list(axes) == ["name", "batching", "granularity", "eviction", "cache", "unmasking", "memory"]
 

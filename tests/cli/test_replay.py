@@ -84,7 +84,7 @@ def test_json_is_one_object_alone_on_stdout_even_when_there_is_much_to_say() -> 
 
 
 def test_policies_stand_side_by_side_under_their_specs(trace: str) -> None:
-    specs = ["chunk:8", "optimus,obs=true", "lmdeploy-bd32,max_batch=4"]
+    specs = ["chunk:8", "optimus,num_blocks=2", "lmdeploy-bd32,max_batch=4"]
     ran = dsim("replay", trace, *(word for spec in specs for word in ("--policy", spec)), "--slo", "e2el=60s")
     assert (ran.code, ran.err) == (0, "")
     assert held(Path()) == [trace]  # nothing was written without -o
@@ -109,11 +109,11 @@ def test_a_front_end_is_part_of_every_time_from_an_arrival_and_the_report_says_s
 
 
 def test_a_policy_file_is_the_spec_it_says(trace: str) -> None:
-    Path("mine.toml").write_text('policy = "optimus"\nobs = true\nmax_chunk = 16\nmax_batch = 6\n')
+    Path("mine.toml").write_text('policy = "optimus"\nnum_blocks = 2\nmax_chunk = 16\nmax_batch = 6\n')
     (by_file,) = policies(trace, "--policy", "mine.toml")
-    (by_spec,) = policies(trace, "--policy", "optimus,obs=true,max_chunk=16,max_batch=6")
+    (by_spec,) = policies(trace, "--policy", "optimus,num_blocks=2,max_chunk=16,max_batch=6")
     assert by_file.pop("policy") == "mine.toml"
-    assert by_spec.pop("policy") == "optimus,obs=true,max_chunk=16,max_batch=6"
+    assert by_spec.pop("policy") == "optimus,num_blocks=2,max_chunk=16,max_batch=6"
     assert by_file == by_spec
 
 

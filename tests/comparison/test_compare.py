@@ -176,14 +176,13 @@ def live(
     setting = Setting(spec, model)
     table = RequestTable(len(trace))
     engine = setting.engine(table)
-    width = spec.block_length * (2 if spec.obs else 1)
     commits = setting.commits
     draws = None if commits is None else CommitDraws(
-        commits, 0, trace.input_length, trace.output_length, width, deltas=setting.deltas
+        commits, 0, trace.input_length, trace.output_length, spec.width, deltas=setting.deltas
     )  # fmt: skip
     device = NoisyDevice(StepModel(model.latency, draws), factor)
     with RunWriter(folder) as writer:
-        recorder = StepRecorder(partial(writer.append, policy), width)
+        recorder = StepRecorder(partial(writer.append, policy), spec.width)
         requests = [trace.request(i) for i in range(len(trace))]
         serve(engine, device, requests, recorder=recorder, clock=lambda: device.now, sleep=device.sleep)
         recorder.flush()

@@ -40,9 +40,9 @@ LOOPS: tuple[dict[str, Any], ...] = (
 # Beside every preset with its defaults: the fields that change what a step does.
 VARIANTS = (
     "ar,decide_ahead=true", "ar:3", "lmdeploy-bd32:4", "lmdeploy-bd32,decide_ahead=false", "lmdeploy-bd32,num_loops=3",
-    "lmdeploy-bd32,num_loops=1", "chunk:8,num_loops=4", "chunk:6,obs=true",
-    "optimus,obs=true",
-    "optimus,decide_ahead=true", "optimus,num_loops=5,obs=true", "delayed-cache,num_loops=6", "focus:1.2",
+    "lmdeploy-bd32,num_loops=1", "chunk:8,num_loops=4", "chunk:6,num_blocks=2",
+    "optimus,num_blocks=2",
+    "optimus,decide_ahead=true", "optimus,num_loops=5,num_blocks=2", "delayed-cache,num_loops=6", "focus:1.2",
     "focus:1.0", "fast-dllm:prefix",
     "sparse-dllm,max_batch=4,denoising_steps=5", "vanilla:3",
     "dllm-cache,prompt_refresh=5,response_refresh=3,max_batch=2", "maskkv:16,logits=all", "dllm-serve,look_ahead=true",

@@ -32,7 +32,8 @@ def test_a_run_in_plain_python_has_the_hash_that_it_had(
 def test_without_a_compiler_runs_have_the_hashes_that_they_had_and_warn_of_nothing() -> None:
     # Numbers that wrap on purpose would be warned of where NumPy adds them.
     names = [
-        golden.chosen_worlds(spec)[0][0] for spec in ("optimus,obs=true", "focus", "maskkv", "vllm-ar,drafter=eagle")
+        golden.chosen_worlds(spec)[0][0]
+        for spec in ("optimus,num_blocks=2", "focus", "maskkv", "vllm-ar,drafter=eagle")
     ]
     cells = [f"{__file__}::{test_a_run_in_plain_python_has_the_hash_that_it_had.__name__}[{name}]" for name in names]
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "error::RuntimeWarning", *cells]

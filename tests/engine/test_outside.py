@@ -141,7 +141,7 @@ def test_a_policy_of_a_file_takes_its_fields_from_the_spec_as_a_preset_does() ->
     assert (held["calm"], held["max_chunk"], held["max_batch"], held["num_pages"]) == (4, 16, None, 50)
     assert name_of(policy.name) == f"{path}:POLICY"
     assert files_of(policy.name) == [str(path)]
-    assert files_of("optimus,obs=true") == []
+    assert files_of("optimus,num_blocks=2") == []
     assert settings_of(parse(f"{path}:POLICY:4,block_length=16"))["max_chunk"] == 16
 
 

@@ -27,8 +27,8 @@ from ..worlds import refusal
         ("optimus:16", {"max_chunk": 16}),
         ("delayed-cache:8", {"block_length": 8}),
         ("delayed-cache-plus:64", {"block_length": 64}),
-        ("chunk,obs=true,chunk=4", {"obs": True, "chunk": 4}),
-        ("optimus:16,obs=true", {"max_chunk": 16, "obs": True}),
+        ("chunk,num_blocks=2,chunk=4", {"num_blocks": 2, "chunk": 4}),
+        ("optimus:16,num_blocks=2", {"max_chunk": 16, "num_blocks": 2}),
         ("ar,num_pages=12,page_size=16", {"num_pages": 12, "page_size": 16}),
         ("lmdeploy-bd32,decide_ahead=false,num_loops=3", {"decide_ahead": False, "num_loops": 3}),
         ("chunk,num_loops=none", {"num_loops": None}),
@@ -45,8 +45,8 @@ def test_a_value_after_the_name_sets_the_main_field_and_others_follow(spec: str,
 
 
 ROUND_TRIPS = [
-    *PRESETS, "ar:4", "chunk,num_loops=none", "chunk:4,obs=true", "sglang-sync,max_running_requests=3",
-    "optimus:8,obs=true", "chunk,block_length=4", "optimus,block_length=16",
+    *PRESETS, "ar:4", "chunk,num_loops=none", "chunk:4,num_blocks=2", "sglang-sync,max_running_requests=3",
+    "optimus:8,num_blocks=2", "chunk,block_length=4", "optimus,block_length=16",
     "lmdeploy-bd32:4,page_size=8,num_pages=7,decide_ahead=false",
     "delayed-cache-plus:16,threshold=0.8,temperature=0.5",
 ]  # fmt: skip
@@ -64,8 +64,8 @@ def test_a_policy_survives_its_file(spec: str, tmp_path: Path) -> None:
 
 def test_a_file_holds_only_what_differs_from_its_preset() -> None:
     assert to_toml(parse("optimus"), "optimus") == 'policy = "optimus"\n'
-    text = to_toml(parse("chunk:4,obs=true"), "chunk")
-    assert text == 'policy = "chunk"\nchunk = 4\nobs = true\n'
+    text = to_toml(parse("chunk:4,num_blocks=2"), "chunk")
+    assert text == 'policy = "chunk"\nchunk = 4\nnum_blocks = 2\n'
 
 
 def test_a_policy_describes_itself_in_plain_values() -> None:
@@ -88,7 +88,8 @@ def test_a_policy_describes_itself_in_plain_values() -> None:
         ("chunk:", "chunk is '', expected a whole number"),
         ("ar,page_size=1.5", "page_size is '1.5', expected a whole number"),
         ("focus:much", "alpha is 'much', expected a number"),
-        ("chunk,obs=maybe", "obs is 'maybe', expected true or false"),
+        ("multi-block,strategy=law", "strategy is law, expected low_confidence_dynamic for several blocks in flight"),
+        ("chunk,num_blocks=3", "num_blocks is 3, expected 1 to 2"),
         ("optimus,max_chunk=64", "max_chunk is 64, expected at most the block length 32"),
         ("lmdeploy-bd32:48", "page_size is 64, expected a multiple of the block length 48"),
         ("ar,threshold=0", "threshold is 0.0, expected more than 0 and at most 1"),
@@ -165,7 +166,7 @@ def test_axes_that_do_not_go_together_are_refused(axes: dict[str, object], says:
 @pytest.mark.parametrize(
     ("spec", "other"),
     [
-        ("optimus", "optimus:8,obs=true,block_length=16"), ("focus", "focus,block_length=8"),
+        ("optimus", "optimus:8,num_blocks=2,block_length=16"), ("focus", "focus,block_length=8"),
         ("dllm-serve", "dllm-serve,denoising_steps=8"),
     ],
 )  # fmt: skip

@@ -63,12 +63,12 @@ SPECS = [
     *(name + SMALL + (BLOCK4 if name != "ar" else "") for name in BLOCK_PRESETS),
     "lmdeploy-bd32" + SMALL + BLOCK4 + ",decide_ahead=false",
     "lmdeploy-bd32" + SMALL + BLOCK4 + ",num_loops=1",
-    "chunk:2" + SMALL + BLOCK4 + ",obs=true",
-    "chunk:4" + SMALL + BLOCK4 + ",obs=true",
+    "chunk:2" + SMALL + BLOCK4 + ",num_blocks=2",
+    "chunk:4" + SMALL + BLOCK4 + ",num_blocks=2",
     "chunk:4" + SMALL + BLOCK4 + ",num_loops=none,decide_ahead=true",
     "delayed-cache-plus" + SMALL + BLOCK4 + ",num_loops=3",
     "optimus" + SMALL + ",block_length=8",
-    "optimus" + SMALL + ",block_length=8,obs=true",
+    "optimus" + SMALL + ",block_length=8,num_blocks=2",
 ]
 
 

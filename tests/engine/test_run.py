@@ -19,7 +19,7 @@ from .singly import run_singly
 # Each kind of rows: pools that preempt, windows of two blocks, and what is carried from step to step.
 # The plain loops of tests/sim drive every preset.
 SPECS = (
-    "ar,num_pages=11", "lmdeploy-bd32:8,num_pages=11", "optimus,obs=true,num_pages=11",
+    "ar,num_pages=11", "lmdeploy-bd32:8,num_pages=11", "optimus,num_blocks=2,num_pages=11",
     "focus:1,num_pages=11", pytest.param("vanilla", marks=pytest.mark.slow),
     pytest.param("maskkv", marks=pytest.mark.slow),
     pytest.param("dllm-serve,look_ahead=true,num_pages=6", marks=pytest.mark.slow),

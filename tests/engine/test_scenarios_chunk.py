@@ -3,7 +3,7 @@
 from ..worlds import World, asked, check_over
 
 CHUNK2 = "chunk:2,block_length=4,page_size=4"
-OBS = "chunk:4,block_length=4,page_size=4,obs=true"
+OBS = "chunk:4,block_length=4,page_size=4,num_blocks=2"
 
 
 def test_a_fixed_chunk_streams_through_its_block_and_flushes_at_the_boundary() -> None:

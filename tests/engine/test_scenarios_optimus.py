@@ -130,11 +130,13 @@ def test_an_elastic_chunk_needs_a_latency_model() -> None:
 
 @settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
-    st.integers(0, 2**32 - 1), st.sampled_from([4, 8, 32]), st.booleans(), st.sampled_from([1, 5, 300]),
+    st.integers(0, 2**32 - 1), st.sampled_from([4, 8, 32]), st.integers(1, 2), st.sampled_from([1, 5, 300]),
 )  # fmt: skip
-def test_what_is_learned_and_chosen_is_the_oracle_s_bit_for_bit(seed: int, block: int, obs: bool, memory: int) -> None:
+def test_what_is_learned_and_chosen_is_the_oracle_s_bit_for_bit(
+    seed: int, block: int, num_blocks: int, memory: int
+) -> None:
     rng = np.random.default_rng(seed)
-    policy = parse(f"optimus:{block},block_length={block},obs={str(obs).lower()}")
+    policy = parse(f"optimus:{block},block_length={block},num_blocks={num_blocks}")
     p, m = (found.view(np.recarray)[0] for found in (numbers_of(policy), record_of(policy)))
     size = policy.width
     curve = m["curve"][: size + 1]

@@ -110,13 +110,15 @@ class Checked:
                 # Only keys that exist: a query never sees beyond its own block, and the last block is the last.
                 expected.append(best[len(best) - block * bool(plan.window[i].any()) :])
                 continue
-            columns = np.flatnonzero(plan.window[i])
+            visible = columns = np.flatnonzero(plan.window[i])
+            if self.policy.granularity.static:  # dummies see and are not seen
+                columns = np.arange(self.policy.width)
             if plan.phases[i] == Phase.IDLE:
                 columns = np.arange(block)
             canvas = before[request]
             masks = plan.status[i] == MASKED if self.policy.rows.commits == "masks" else np.zeros(1, np.bool_)
             tokens = [SMALL.mask_token if masks[c] else canvas[start + c] for c in columns]
-            listed = {start + c for c in [*np.flatnonzero(plan.status[i] == CACHED).tolist(), *columns.tolist()]}
+            listed = {start + c for c in [*np.flatnonzero(plan.status[i] == CACHED).tolist(), *map(int, visible)]}
             if self.executor._listed is False:
                 listed = set(range(start, start + int(columns.max()) + 1))
 
@@ -159,7 +161,7 @@ def test_every_policy_computes_what_a_plain_executor_does_and_its_journal_replay
     assert ((device > 0) & (device <= done.journal.steps["latency"])).all()
 
 
-@pytest.mark.parametrize(("extra", "page"), [("", 8), (",obs=true", 4)])
+@pytest.mark.parametrize(("extra", "page"), [("", 8), (",num_blocks=2", 4)])
 def test_streaming_over_blocks_computes_what_a_plain_executor_does(extra: str, page: int) -> None:
     # A page a block: a step within its block sees keys of the next one, on a page that it does not write to.
     policy = parse(f"chunk:3,max_batch=4,max_prefill_tokens=24,block_length=4,page_size={page}{extra}")
@@ -189,7 +191,7 @@ def test_out_of_memory_says_what_to_change(monkeypatch: pytest.MonkeyPatch) -> N
 ANSWERS = [(1, 19), (5, 13), (8, 16), (13, 1), (40, 12), (3, 20), (17, 25), (2, 16), (4, 0)]
 EOS = tuple(range(0, SMALL.vocab, 9))
 SPECS = [
-    "lmdeploy-bd32", "chunk:3", "chunk:3,obs=true", "delayed-cache", "focus",
+    "lmdeploy-bd32", "multi-block", "chunk:3", "chunk:3,num_blocks=2", "delayed-cache", "focus",
     "lmdeploy-bd32,num_loops=3", "ar", "ar,decide_ahead=true",
 ]  # fmt: skip
 
@@ -224,7 +226,8 @@ def expected(policy: Policy, text: list[int], prompt: int, output: int) -> int:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    ("spec", "emit"), [*((spec, "block") for spec in SPECS), *product(("chunk:3,obs=true", "focus"), ("step", "end"))]
+    ("spec", "emit"),
+    [*((spec, "block") for spec in SPECS), *product(("chunk:3,num_blocks=2", "focus"), ("step", "end"))],
 )
 def test_a_request_ends_at_its_first_eos_and_its_journal_replays(spec: str, emit: str) -> None:
     policy, texts = small(spec), whole(spec)

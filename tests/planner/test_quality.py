@@ -59,7 +59,7 @@ def test_a_quality_says_its_source() -> None:
     ("focus:3", MODEL, "alpha is 3, and scores are published at 1.2, 1.5, 1.8: none is extrapolated"),
     ("lmdeploy-bd32:16", MODEL, "block_length is 16"),
     ("chunk:8", MODEL, "no score is published for chunk on SDAR-8B"),
-    ("optimus,obs=true", MODEL, "no score is published for optimus on SDAR-8B"),
+    ("optimus,num_blocks=2", MODEL, "no score is published for optimus on SDAR-8B"),
     ("ar", MODEL, "another checkpoint"),
     ("lmdeploy-bd32,threshold=0.8", "LLaDA2.0-mini", "on LLaDA2.0-mini"),
 )
@@ -92,15 +92,15 @@ def test_a_users_table_replaces_the_published_ones() -> None:
 
 
 def test_a_users_table_tells_the_quality_of_any_field() -> None:
-    text = "policy,chunk,max_chunk,obs,score,baseline\nchunk,4,,,99,100\nchunk,8,,,97,100\noptimus,,,false,98,100\n"
+    text = "policy,chunk,max_chunk,num_blocks,score,baseline\nchunk,4,,,99,100\nchunk,8,,,97,100\noptimus,,,1,98,100\n"
     mine = load_table(table(text))
     assert quality_of(parse("chunk:8,max_batch=3"), MODEL, mine).relative == 0.97
     assert quality_of(parse("chunk:6"), MODEL, mine).relative == pytest.approx(0.98)
-    # A blank cell is any value: obs of a chunk, max_chunk of an elastic one.
-    assert quality_of(parse("chunk:8,obs=true"), MODEL, mine).relative == 0.97
+    # A blank cell is any value: num_blocks of a chunk, max_chunk of an elastic one.
+    assert quality_of(parse("chunk:8,num_blocks=2"), MODEL, mine).relative == 0.97
     assert quality_of(parse("optimus:16"), MODEL, mine).relative == 0.98
-    refused = quality_of(parse("optimus,obs=true"), MODEL, mine)
-    assert refused.notes == (f"obs is True, and no score is in {mine.name} for that on SDAR-8B",)
+    refused = quality_of(parse("optimus,num_blocks=2"), MODEL, mine)
+    assert refused.notes == (f"num_blocks is 2, and no score is in {mine.name} for that on SDAR-8B",)
 
 
 @cases(

@@ -48,13 +48,13 @@ def test_equal_cells_run_once_and_take_the_rest_from_the_base() -> None:
 
 
 def test_policy_fields_are_appended_to_the_spec() -> None:
-    grid = {"policy": ["chunk", "optimus"], "policy.obs": [True, False]}
+    grid = {"policy": ["chunk", "optimus"], "policy.num_blocks": [2, 1]}
     config = {"base": BASE | {"policy.threshold": 0.9}, "grid": grid}
     assert [cell.world.policy for cell in read_plan(config).cells] == [
-        "chunk,threshold=0.9,obs=true",
-        "chunk,threshold=0.9,obs=false",
-        "optimus,threshold=0.9,obs=true",
-        "optimus,threshold=0.9,obs=false",
+        "chunk,threshold=0.9,num_blocks=2",
+        "chunk,threshold=0.9,num_blocks=1",
+        "optimus,threshold=0.9,num_blocks=2",
+        "optimus,threshold=0.9,num_blocks=1",
     ]
 
 

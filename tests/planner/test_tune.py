@@ -257,7 +257,7 @@ def test_a_full_sequence_model_has_a_space_and_a_default_of_its_own() -> None:
 
 
 def test_the_same_setting_has_one_name() -> None:
-    values = {"max_chunk": 32, "obs": False, "max_batch": "none"}
+    values = {"max_chunk": 32, "num_blocks": 1, "max_batch": "none"}
     assert Space(WORLD, {}).candidate("optimus", values) == Candidate.at(WORLD, {"policy": "optimus"})
     named = Candidate.at(WORLD, {"policy": "chunk:16", "policy.max_batch": 8})
     assert named.world.policy == "chunk,max_batch=8,chunk=16"
@@ -267,22 +267,22 @@ def test_a_setting_below_the_quality_is_never_replayed() -> None:
     # Alone each keeps 98 %; together they were measured at 90 %.
     path = Path("mine.csv")
     path.write_text(
-        "policy,chunk,obs,score,baseline\n"
-        "chunk,8,false,100,100\nchunk,4,false,99,100\nchunk,8,true,99,100\nchunk,4,true,90,100\n"
+        "policy,chunk,num_blocks,score,baseline\n"
+        "chunk,8,1,100,100\nchunk,4,1,99,100\nchunk,8,2,99,100\nchunk,4,2,90,100\n"
     )
     replayed: set[str] = set()
 
     def landscape(candidate: Candidate, _: Part) -> ReplayOutcome:
         replayed.add(candidate.world.policy)
         f = fields(candidate)
-        return ReplayOutcome(10.0 - f["chunk"] + 5.0 * f["obs"])
+        return ReplayOutcome(10.0 - f["chunk"] + 5.0 * (f["num_blocks"] - 1))
 
-    space = {"policy": "chunk", "chunk": [4, 8], "obs": [False, True]}
+    space = {"policy": "chunk", "chunk": [4, 8], "num_blocks": [1, 2]}
     best = found_by(landscape, space=space, min_quality=0.98, quality_table=path)
-    assert replayed == {"chunk", "chunk,chunk=4", "chunk,obs=true"}
-    assert best.recommended.policy == "chunk,obs=true"
+    assert replayed == {"chunk", "chunk,chunk=4", "chunk,num_blocks=2"}
+    assert best.recommended.policy == "chunk,num_blocks=2"
     refused = {(trial.policy, trial.reason) for trial in best.trials if trial.state == "refused"}
-    assert refused == {("chunk,chunk=4,obs=true", "quality 90.0 %, expected at least 98 %")}
+    assert refused == {("chunk,chunk=4,num_blocks=2", "quality 90.0 %, expected at least 98 %")}
 
 
 def test_an_estimate_is_students() -> None:

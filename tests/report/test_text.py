@@ -140,7 +140,7 @@ def test_a_run_says_which_of_its_steps_the_profile_doubts() -> None:
 
 
 def test_a_pipe_gets_plain_lines_as_wide_as_they_need() -> None:
-    names = [f"optimus,obs=true,window=W2,seed={i}" for i in range(4)]
+    names = [f"optimus,num_blocks=2,window=W2,seed={i}" for i in range(4)]
     text = printed(*map(summary, names), console={"width": 80})
     assert "\x1b" not in text
     header = next(line for line in text.splitlines() if names[0] in line)

@@ -37,7 +37,7 @@ def test_logits_are_those_that_exist_at_once() -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        "lmdeploy-bd32,num_pages=11", "optimus,obs=true,num_pages=11", "focus,num_pages=11", "ar", "dllm-serve",
+        "lmdeploy-bd32,num_pages=11", "optimus,num_blocks=2,num_pages=11", "focus,num_pages=11", "ar", "dllm-serve",
         "maskkv,max_batch=2",
     ],
 )  # fmt: skip
