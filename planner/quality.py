@@ -50,6 +50,7 @@ class Quality:
 class Score:
     """A row of a table."""
 
+    system: str
     model: str  # empty: any
     preset: str
     parameters: Mapping[str, str]  # as written; blank: any value
@@ -168,6 +169,7 @@ def _read(path: FilePath) -> Iterator[Score]:
             if not 0 <= value < math.inf or (name == "baseline" and value == 0):
                 raise DsimError(f"{line}: {name} is {quoted(cells[name])}, expected a number above zero")
         yield Score(
+            system=cells.get("system", ""),
             model=cells.get("model", ""),
             preset=cells["policy"],
             parameters={name: cell for name, cell in cells.items() if name not in (*TEXT, *SCORES)},
