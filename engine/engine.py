@@ -158,7 +158,7 @@ class Engine:
         for name, value in values.items():
             fixed[name] = value
         self._arrays: Any = new_replica(fixed, table.rows, table.asked, table.arrival)
-        self._arrays.counters["ask_from"] = ask_from(policy.discipline)
+        self.counters["ask_from"] = ask_from(policy.discipline)
         self._moved: Callable[[tuple[Any, Any]], None] = lambda state: None
         self._shares_bins = False
         thresholds = [np.nan]

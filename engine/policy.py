@@ -181,10 +181,10 @@ def _under(preset: Preset, name: str, asker: str, allow_code: AllowedCode) -> Pr
     check_names_object(name, asker, "discipline", "POLICY")
     if not is_file(name):
         raise PolicyError(f"{asker}: {DISCIPLINE} is {quoted(name)}, expected path/to/file.py:NAME")
-    value = from_file(name, (Preset, Policy, Discipline), "policies and disciplines", asker, allow_code)
+    value: Any = from_file(name, (Preset, Policy, Discipline), "policies and disciplines", asker, allow_code)
     space: Mapping[str, Any] = {}
     if isinstance(value, Preset):
-        value, space = value.policy, value.space or {}
+        space, value = value.space or {}, value.policy
     if isinstance(value, Policy):
         value = value.discipline
     if not isinstance(value, Discipline) or not value.questions:

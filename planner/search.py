@@ -141,7 +141,7 @@ class Search:
                 policy=attempt.candidate.world.policy,
                 replicas=attempt.candidate.world.replicas,
                 state=attempt.state,
-                value=attempt.outcome and attempt.outcome.value,
+                value=attempt.outcome.value if attempt.outcome else None,
                 violation=attempt.violation,
                 reason=attempt.reason,
                 fields=dict(attempt.candidate.columns),

@@ -302,7 +302,7 @@ def confirm(search: Search, winner: Candidate) -> dict[Candidate, Finalist]:
             value=estimate(measured),
             gain=gain(measured, base, search.sign),
             meets_run_slos=float(np.mean([outcome.violation <= 0 for outcome in replays])),
-            attainment=finite(np.mean([outcome.attainment for outcome in replays])),
+            attainment=finite(float(np.mean([outcome.attainment for outcome in replays]))),
         )
     return finalists
 

@@ -104,8 +104,13 @@ def repeated(source: Blocks, times: int) -> Blocks:
     """The same blocks for `times` times as many requests."""
     requests = int(source.request.max(initial=0)) + 1
     request = np.concatenate([source.request + i * requests for i in range(times)])
-    columns = {name: np.concatenate([getattr(source, name)] * times) for name in ("block_start", "masked", "reach")}
-    return replace(source, request=request, **columns)
+    return replace(
+        source,
+        request=request,
+        block_start=np.tile(source.block_start, times),
+        masked=np.concatenate([source.masked] * times),
+        reach=np.concatenate([source.reach] * times),
+    )
 
 
 def figures(log: CommitLog) -> dict[str, float]:
