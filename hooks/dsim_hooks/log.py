@@ -315,6 +315,7 @@ def shape_of(config, context_limit=None):
             "head_dim": field("head_dim", default=usual, layer=window),
             "window": field("sliding_window", layer=window),
         }
+    capacity = field("expert_capacity")  # experts that a block's tokens share, as SGLang names it
     num_experts = field("num_experts", "n_routed_experts", "num_local_experts")
     # Gemma's dense feed-forward counts as shared experts of the same width.
     shared = ffn // expert_ffn if "gemma" in kind and ffn and expert_ffn else 0
@@ -327,6 +328,7 @@ def shape_of(config, context_limit=None):
             "shared": field("num_shared_experts", "n_shared_experts", default=shared),
             "ffn": expert_ffn,
             "dense_layers": field("first_k_dense_replace", default=0),
+            "by_block": {"experts": capacity, "block_length": field("block_size")} if capacity else None,
         }
     )
     return {

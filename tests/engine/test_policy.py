@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from dsim.engine.engine import _record_of as record_of
+from dsim.engine.engine import record_of
 from dsim.engine.errors import PolicyError
 from dsim.engine.part import Choice, Part, Range, numbers_of
 from dsim.engine.policies.ar import Autoregressive

@@ -12,7 +12,7 @@ from dsim.benchmarks.policy_in_vllm.record import spec_of
 from dsim.benchmarks.policy_in_vllm.table import replayed
 from dsim.benchmarks.vllm_diffusion.plans import Log
 
-from .test_recorded_logs import unpacked
+from .test_oracles import unpacked
 
 RECORDED = sorted((Path(__file__).parent / "recorded").glob("policy-*.xz"))
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dsim.engine.engine import _record_of as record_of
+from dsim.engine.engine import record_of
 from dsim.engine.errors import DsimError
 from dsim.engine.latency import LatencyModel
 from dsim.engine.part import numbers_of
