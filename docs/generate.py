@@ -82,11 +82,11 @@ def _option(question: Any, option: Option) -> str:
 
 def fields() -> str:
     """Every field of every policy: what it may be, what it means, and the presets that have it, with their values."""
-    found: dict[tuple[str, str], tuple[Any, dict[str, str]]] = {}
+    found: dict[tuple[str, str, str], tuple[Any, dict[str, str]]] = {}  # by axis, name and bounds
     for name, preset in PRESETS.items():
         for axis in AXES:
             for field in fields_of(getattr(preset.policy, axis)):
-                held = found.setdefault((axis, field.name), (field, {}))
+                held = found.setdefault((axis, field.name, field.bounds), (field, {}))
                 held[1][name] = value_of(settings_of(preset.policy)[field.name])
     out = _head(
         "Policy fields", "A SPEC is `name[:value][,field=value...]`; [Policies](../policies.md) says how they act."
@@ -97,7 +97,7 @@ def fields() -> str:
         source = re.sub(r"\b([a-z-]+\.md)\b", r"[\1](../../research/specs/\1)", _cell(preset.citation))
         out.append(f"| `{name}` | {_cell(preset.summary)} | {main} | {source} |")
     for axis in AXES:
-        rows = [(name, *held) for (on, name), held in found.items() if on == axis]
+        rows = [(name, *held) for (on, name, _), held in found.items() if on == axis]
         if rows:
             out += ["", f"## {axis.replace('_', ' ').capitalize()}", ""]
             out += ["| field | may be | meaning | in the presets |", "|---|---|---|---|"]
