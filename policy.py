@@ -25,6 +25,7 @@ from .engine.policies.chunk import FixedChunk as FixedChunk
 from .engine.policies.delayed_cache import DelayedCache as DelayedCache
 from .engine.policies.lmdeploy import EVERY_STEP as EVERY_STEP
 from .engine.policies.lmdeploy import Continuous as Continuous
+from .engine.policies.multi_block import Buffer as Buffer
 from .engine.policies.whole_block import FixedBlock as FixedBlock
 from .engine.state import CACHED as CACHED
 from .engine.state import MASKED as MASKED

@@ -83,11 +83,11 @@ def _option(question: Any, option: Option) -> str:
 
 def fields() -> str:
     """Every field of every policy: what it may be, what it means, and the presets that have it, with their values."""
-    values_by_field: dict[tuple[str, str], tuple[Any, dict[str, str]]] = {}
+    values_by_field: dict[tuple[str, str, str], tuple[Any, dict[str, str]]] = {}  # by axis, name and bounds
     for name, preset in PRESETS.items():
         for axis in AXES:
             for field in fields_of(getattr(preset.policy, axis)):
-                _, values = values_by_field.setdefault((axis, field.name), (field, {}))
+                _, values = values_by_field.setdefault((axis, field.name, field.bounds), (field, {}))
                 values[name] = spelt(settings_of(preset.policy)[field.name])
     out = _head(
         "Policy fields", "A SPEC is `name[:value][,field=value...]`; [Policies](../policies.md) says how they act."

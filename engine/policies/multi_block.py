@@ -104,7 +104,7 @@ PRESETS = {
     "multi-block": Preset(
         Policy("multi-block", batching=EVERY_STEP, granularity=Buffer()),
         "num_blocks",
-        "several blocks of a row in flight, training-free: odds ahead calibrated to published pairs, answers lose",
+        "several blocks of a row in flight, training-free: accuracy falls, odds are calibrated to published pairs",
         SOURCE,
         SPACE,
     ),

@@ -49,21 +49,6 @@ def test_a_half_prompt_first_block_opens_the_second_at_once_and_each_step_opens_
     assert w.step({0: [2, 3, 6, 7]}) == "decode 0D:PPMMPPMMMMMM"  # the half-full last opens the dummy behind it
 
 
-def test_a_whole_prompt_opens_its_first_block_alone() -> None:
-    w = asked(World(TWO), (4, 12))
-    assert [w.step(), w.step({0: [0]}), w.step({0: [1]}), w.step()] == [
-        "prefill 0:PPPPmmmm", "decode 0D:MMMMmmmm", "decode 0D:PMMMmmmm", "decode 0D:PPMMMMMM",
-    ]  # fmt: skip
-
-
-def test_a_dynamic_buffer_computes_only_opened_blocks() -> None:
-    w = asked(World(TWO + ",static=false"), (4, 12))
-    assert (w.step(), w.step({0: [0, 1]}), w.features()[:4]) == (
-        "prefill 0:PPPPmmmm", "decode 0D:MMMMmmmm", (4, 4 * 8, 8, 4),
-    )  # fmt: skip
-    assert (w.step(), w.features()[:4]) == ("decode 0D:PPMMMMMM", (8, 4 * 8 + 4 * 12, 12, 8))
-
-
 def test_a_block_that_completes_before_its_predecessor_waits_for_it_and_one_step_stores_both() -> None:
     w = asked(World(TWO), (6, 14))
     assert w.step() == "prefill 0:PPMMmmmm"
@@ -123,7 +108,6 @@ def commits_of(status: str, force_at: float, ahead: float, chance: float = 1e-9)
 
 def test_a_block_behind_another_is_forced_only_once_that_one_has_come_far_enough() -> None:
     assert commits_of("MMMMMMMM", force_at=0.75, ahead=0.2) == [0]
-    assert commits_of("PPMMMMMM", force_at=0.75, ahead=0.2) == [0]
     assert commits_of("PPPMMMMM", force_at=0.75, ahead=0.2) == [0, 1]
     assert commits_of("PPPPMMMM", force_at=1.0, ahead=0.0) == [1]
     assert commits_of("PPPMPPPMMMMM", force_at=0.75, ahead=0.2) == [0, 1, 2]
@@ -131,9 +115,7 @@ def test_a_block_behind_another_is_forced_only_once_that_one_has_come_far_enough
 
 def test_the_odds_ahead_fall_by_the_factor_for_each_block_with_masks() -> None:
     certain = 1.0 - 1e-12  # odds of 1e12, which only a factor below 1e-9 or so can turn
-    assert commits_of("MMMMMMMM", 1.0, 1.0, certain) == [0] * 4 + [1] * 4
     assert commits_of("MMMMMMMMMMMM", 1.0, 1e-4, certain) == [0] * 4 + [1] * 4 + [2] * 4
-    assert commits_of("MMMMMMMMMMMM", 1.0, 1e-14, certain) == [0] * 4
     assert commits_of("MMMMPPPPMMMM", 1.0, 1e-9, certain) == [0] * 4 + [2] * 4  # a full one does not count
     assert commits_of("MMMMMMMMMMMM", 1.0, 1e-9, certain) == [0] * 4 + [1] * 4
     assert commits_of("MMMMMMMM", 1.0, 0.0, 1.0) == [0] * 4  # infinite odds times nothing
@@ -176,14 +158,11 @@ def test_blocks_are_stored_in_order_and_a_static_step_computes_all(num_blocks: i
     ends: dict[int, int] = {}  # ends of the opened blocks, by request
     for plan in driver.plans:
         if plan.prefill:
-            for request, end in zip(plan.requests.tolist(), plan.num_keys.tolist(), strict=True):
-                ends[request] = max(end, ends.get(request, 0))
+            ends |= {r: max(int(plan.num_keys[i]), ends.get(r, 0)) for i, r in enumerate(plan.requests.tolist())}
             continue
         opened = plan.window.sum(axis=1)
-        if static:
-            assert plan.features.tokens == plan.features.head_rows == len(plan.requests) * 4 * num_blocks
-        else:
-            assert plan.features.tokens == opened.sum()
+        tokens = plan.window.size if static else opened.sum()
+        assert plan.features.tokens == plan.features.head_rows == tokens
         assert not (plan.status == CACHED).any()  # what is final has left
         for i, request in enumerate(plan.requests.tolist()):
             eos = int(trace.input_length[request] + trace.output_length[request]) - 1 - int(plan.block_start[i])
@@ -257,7 +236,7 @@ DOUBT = 0.06
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reach", [8.0, 16.0, 1e6])
-@pytest.mark.parametrize("spreads", [(0.0, 0.0, 0.0), (0.35, 0.25, 1.28)], ids=["alike", "spread"])
+@pytest.mark.parametrize("spreads", [(0.0, 0.0, 0.0), (0.35, 0.25, 1.28)])
 @pytest.mark.parametrize(("one", "two", "ahead"), PAIRS)
 def test_calibrated_odds_ahead_give_the_published_pairs_within_the_doubt(
     one: float, two: float, ahead: float, spreads: tuple[float, float, float], reach: float
@@ -270,3 +249,10 @@ def test_calibrated_odds_ahead_give_the_published_pairs_within_the_doubt(
     model = odds_falling(low, reach, spreads)
     assert tokens_a_forward("multi-block:1", model, 256) == pytest.approx(one, rel=0.02)
     assert tokens_a_forward(f"multi-block:2,ahead={ahead}", model, 256) == pytest.approx(two, rel=DOUBT)
+
+
+@pytest.mark.slow
+def test_the_range_of_trained_models_is_that_of_the_page() -> None:
+    model, factors = odds_falling(0.599, 8.0, (0.0, 0.0, 0.0)), (0.15, 0.4, 1.0)  # 3.1 tokens a forward with one block
+    yields = [tokens_a_forward(f"multi-block-trained:2,ahead={ahead}", model, 256) for ahead in factors]
+    assert np.round(yields, 1).tolist() == [4.0, 4.8, 5.9]

@@ -34,7 +34,7 @@ TUNED = Tuned(
     default=finalist("lmdeploy-bd32", 2.5), search_gain=0.3, equal=0, num_replays=9, replications=2,
     space={"policy": ("optimus",)}, trials=(trial(0, 2.0, 0.0), trial(1, 3.0, 0.5)), notes=("a note",),
     setup=setup_of(World("azure-conv", slos=("ttft=2s",)), "dsim tune", 2.0, "EUR"), implementations=("dsim",),
-    doubted=(), run="dsim replay azure-conv",
+    doubted=(), run="dsim replay azure-conv", launch=("vllm serve M --port 8000",),
 )  # fmt: skip
 
 
