@@ -25,7 +25,7 @@ class Prices:
         self._cache_overhead = cache_overhead.table_of(model, policy.cache)
 
     def __call__(self, plan: StepPlan) -> float:
-        return cache_overhead.price(self.model, self._cache_overhead, plan, None)
+        return cache_overhead.price_of_plan(self.model, self._cache_overhead, plan, None)
 
 
 class Latencies(Prices):

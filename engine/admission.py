@@ -202,6 +202,10 @@ def let_in(replica: Replica, slot: int) -> None:
     counters.num_running += 1
 
 
+# When pages run out: `preempt` sends a sequence to the end of the queue (LMDeploy of 2025), vLLM calls `unseat` and
+# `push_front`, LMDeploy 0.18 `suspend` alone: its pages are reclaimed only when somebody needs them.
+
+
 @rule
 def preempt(replica: Replica, policy: AnyPolicy, slot: int) -> None:
     unseat(replica, policy, slot)
@@ -225,7 +229,7 @@ def note_freed(replica: Replica, slot: int) -> None:
 
 @rule
 def suspend(replica: Replica, slot: int) -> None:
-    """Stop a sequence; it keeps its pages."""
+    """Stop a sequence, whatever pages it has."""
     counters, sequence = replica.counters, replica.sequences[slot]
     for p in range(replica.status.shape[1]):
         if replica.status[slot, p] == CACHED:

@@ -58,6 +58,6 @@ def of_plan(table: Floats, plan: StepPlan) -> float:
     return float(of_rows(table, plan.phases, plan.prompt, plan.end, plan.window.shape[1]).sum())
 
 
-def price(latency: LatencyModel, table: Floats, plan: StepPlan, late: Features | None = None) -> float:
-    """A plan's latency (s) with its rows' overhead; late: features after an eviction."""
+def price_of_plan(latency: LatencyModel, table: Floats, plan: StepPlan, late: Features | None = None) -> float:
+    """A plan's latency (s) with its rows' overhead, as `latency.price` has it; late: features after an eviction."""
     return latency.step(plan.features, late, plan.first) + of_plan(table, plan)

@@ -143,7 +143,10 @@ def commit_rows(replica: Replica, policy: AnyPolicy, now: float) -> None:
 
 @rule
 def draw_rows(replica: Replica, policy: AnyPolicy, draws: "Draws") -> None:
-    """Predict which computed positions commit and, if the step evicts, which are retained."""
+    """Predict which computed positions commit and, if the step evicts, which are retained.
+
+    An answer that evicts also counts the retained features (`left_tokens` ...), which the price needs.
+    """
 
 
 @rule
@@ -209,7 +212,7 @@ def placed(replica: Replica, policy: AnyPolicy, slot: int) -> None:
 
 @rule
 def preempted(replica: Replica, policy: AnyPolicy, slot: int) -> None:
-    """A sequence lost its pages."""
+    """A running sequence went back to the queue; LMDeploy 0.18's may keep its pages there."""
 
 
 @rule

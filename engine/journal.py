@@ -79,11 +79,11 @@ class StepRow(Record):
     num_forwards: I4
     committed: I4  # positions committed
     waiting: I4  # requests waiting at its begin
-    running: I4  # requests holding pages at its begin
+    running: I4  # requests running at its begin
     pages: I4  # KV pages held while it ran
     submitted: I4  # requests submitted before it was planned
     finished: I4  # requests that ended with it
-    preempted: I4  # requests preempted to make room
+    preempted: I4  # requests sent back to the queue as it began, by the next step's decision if decided ahead
     evicting: Bool  # the second layer may evict
     evicted: I4  # evicted part of `tokens` and `head_rows`; next, of the other sums
     evicted_q_kv: I8

@@ -177,7 +177,7 @@ class Discipline(Part):
         raise NotImplementedError
 
     def most_admitted(self, view: "View") -> int:
-        """Most requests to admit."""
+        """Most requests that this decision admits: for at most n at once `max(0, n - view.num_running)`."""
         raise NotImplementedError
 
     def most_prompt_tokens(self, view: "View") -> int:

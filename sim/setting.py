@@ -10,6 +10,7 @@ from ..engine import commits as laws
 from ..engine.engine import Engine, Limits
 from ..engine.errors import PolicyError, ProfileError, cut
 from ..engine.journal import RequestTable
+from ..engine.latency import LatencyModel
 from ..engine.policy import Policy
 from ..engine.prefix import Prefixes
 from ..profiler.hardware import default_max_batch
@@ -146,13 +147,19 @@ class Setting:
         policy = self.policy
         return StepModel(self.profile.latency, draws, policy.cache, policy.batching.hides_host)
 
+    @property
+    def _foreseen(self) -> LatencyModel:
+        """The latency by which a policy chooses: as its steps are priced."""
+        latency = self.profile.latency
+        return latency if self.policy.batching.hides_host else latency.exposed()
+
     def engine(
         self, table: RequestTable, *, replica: int = 0, emit: str = "block", eos: bool = False,
         prefixes: Prefixes | None = None, limits: Limits | None = None, like: Engine | None = None,
     ) -> Engine:  # fmt: skip
         """A replica's engine; limits: a recorded run's, instead of the setting's. like: another replica."""
         return Engine(
-            self.policy, limits or self.limits, table, replica=replica, latency=self.profile.latency, emit=emit,
+            self.policy, limits or self.limits, table, replica=replica, latency=self._foreseen, emit=emit,
             eos=eos, prefixes=prefixes, like=like,
         )  # fmt: skip
 

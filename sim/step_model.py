@@ -1,4 +1,7 @@
-"""The step model: predicts a plan's latency and commits from a profile."""
+"""The step model: what steps cost and commit by a profile.
+
+Replays run `core.predict` with its `cost` and `arrays`; `step` is the same in NumPy, for engines driven step by step.
+"""
 
 from ..engine import cache_overhead
 from ..engine.commits import NO_DRAWS, CommitDraws, Commits
@@ -40,10 +43,12 @@ class StepModel:
         if plan.evicting is not None:
             assert isinstance(self.draws, CommitDraws)
             retained, committed = self.draws.draw_evicting(plan)
-            latency = cache_overhead.price(self.latency, self.cache_overhead, plan, features_left(plan, retained))
+            latency = cache_overhead.price_of_plan(
+                self.latency, self.cache_overhead, plan, features_left(plan, retained)
+            )
             return StepOutcome(latency, committed, retained=retained)
         committed = plan.window.copy()
         if self.draws is not None:
             committed = self.draws.draw(plan)
-        latency = cache_overhead.price(self.latency, self.cache_overhead, plan)
+        latency = cache_overhead.price_of_plan(self.latency, self.cache_overhead, plan)
         return StepOutcome(latency, committed)

@@ -13,6 +13,7 @@ import pytest
 from dsim.engine.commits import CanvasLaw, LawDraws
 from dsim.engine.errors import PolicyError, ProfileError, TraceError, cut
 from dsim.engine.journal import REQUEST_COLUMNS, STATUSES, RequestTable
+from dsim.engine.latency import LatencyModel
 from dsim.engine.policy import parse
 from dsim.profiler import hardware, models
 from dsim.profiler.profile import load
@@ -332,3 +333,12 @@ def test_a_checkpoint_routed_by_block_is_refused_in_other_blocks_and_warns_of_a_
     for policy in ("sglang-indel", "lmdeploy-bd32"):
         with pytest.raises(ProfileError, match=r"is 16, expected 32, by which LLaDA2\.2-flash routes experts"):
             Setting(parse(f"{policy},block_length=16"), flash).check()
+
+
+def test_a_policy_chooses_by_the_price_that_its_steps_have() -> None:
+    # The host's time overlaps the device's only where steps are decided ahead: Optimus decides each as it begins.
+    latency = LatencyModel(((8.0, 1.0), (64.0, 2.0)), 0.05, host_step=0.4, overlap=True)
+    for spec, overlaps in (("optimus", False), ("vllm-ar", True)):
+        setting = Setting(parse(spec), toy_profile(latency=latency))
+        foreseen, charged = setting.engine(RequestTable(1)).state[1].cost.numbers, setting.step_model(None).cost.numbers
+        assert (bool(foreseen["overlap"][0]), bool(charged["overlap"][0])) == (overlaps, overlaps)
