@@ -23,8 +23,8 @@ from .engine.part import Scheduler as Scheduler
 from .engine.part import wraps as wraps
 from .engine.policies.chunk import FixedChunk as FixedChunk
 from .engine.policies.delayed_cache import DelayedCache as DelayedCache
-from .engine.policies.lmdeploy import EVERY_STEP as EVERY_STEP
-from .engine.policies.lmdeploy import Continuous as Continuous
+from .engine.policies.lmdeploy_2025 import EVERY_STEP as EVERY_STEP
+from .engine.policies.lmdeploy_2025 import Continuous as Continuous
 from .engine.policies.multi_block import Buffer as Buffer
 from .engine.policies.whole_block import FixedBlock as FixedBlock
 from .engine.state import CACHED as CACHED

@@ -1,13 +1,13 @@
 """One file per system: fields, ranges, rules and presets, in the order of `dsim policies`."""
 
 SHIPPED = (
-    "ar", "lmdeploy", "look_ahead", "sglang", "chunk", "optimus", "multi_block", "delayed_cache", "focus", "llada",
-    "fast_dllm", "dllm_cache", "sparse_dllm", "maskkv", "dllm_serve", "vllm",
+    "ar", "lmdeploy_2025", "lmdeploy_0_18", "sglang", "chunk", "optimus", "multi_block", "delayed_cache", "focus",
+    "llada", "fast_dllm", "dllm_cache", "sparse_dllm", "maskkv", "dllm_serve", "vllm",
 )  # fmt: skip
 
 # Default parts: file and name.
 DEFAULTS = {
-    "batching": ("lmdeploy", "Continuous"), "granularity": ("whole_block", "FixedBlock"),
+    "batching": ("lmdeploy_2025", "Continuous"), "granularity": ("whole_block", "FixedBlock"),
     "eviction": ("whole_block", "NoEviction"),
 }  # fmt: skip
 

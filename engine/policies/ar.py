@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ..errors import PolicyError
 from ..part import BATCHING_SPACE, Granularity, Policy, Preset
 from ..rows.tokens import TOKENS
-from .lmdeploy import EVERY_STEP
+from .lmdeploy_2025 import EVERY_STEP
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from ..jit import rule
 from ..part import BATCHING_SPACE, FITTED, MAX_BLOCK, Answers, Granularity, Policy, Preset, Range
 from ..state import AnyPolicy, Replica
 from .delayed_cache import DelayedCache
-from .lmdeploy import EVERY_STEP
+from .lmdeploy_2025 import EVERY_STEP
 from .whole_block import select_pending_first
 
 

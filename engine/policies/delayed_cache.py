@@ -7,7 +7,7 @@ from ..hooks import settle
 from ..jit import rule
 from ..part import Answers, Eviction, Policy, Preset
 from ..state import CACHED, MASKED, PENDING, Evaluations, Marks, Status
-from .lmdeploy import EVERY_STEP_AHEAD
+from .lmdeploy_2025 import EVERY_STEP_AHEAD
 from .whole_block import settle_block_pass
 
 

@@ -16,7 +16,7 @@ from ..rows.blocks import plan_block, visible_keys
 from ..state import MASKED, Marks, PolicyState, Replica, Status, step_slots
 from ..step import Evicting, StepPlan
 from .delayed_cache import NeighbourCache
-from .lmdeploy import EVERY_STEP_AHEAD
+from .lmdeploy_2025 import EVERY_STEP_AHEAD
 from .whole_block import select_pending_first
 
 

@@ -13,7 +13,7 @@ from ..jit import rule
 from ..part import BATCHING_SPACE, FITTED, MAX_BLOCK, Answers, Granularity, Policy, Preset, Range
 from ..rows.blocks import BLOCKS
 from ..state import MASKED, AnyPolicy, Evaluations, Replica, Status
-from .lmdeploy import EVERY_STEP
+from .lmdeploy_2025 import EVERY_STEP
 from .whole_block import select_whole
 
 # Of untrained models, at confidences of 0.95; at 0.70 it is 0.2 (several-blocks.md 3).

@@ -16,7 +16,7 @@ from ..rows.blocks import count_prefixes
 from ..state import AnyPolicy, Replica, step_slots
 from .chunk import Streaming
 from .delayed_cache import DelayedCache
-from .lmdeploy import EVERY_STEP
+from .lmdeploy_2025 import EVERY_STEP
 
 TINY = 1e-12
 

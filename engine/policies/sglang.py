@@ -58,7 +58,7 @@ from ..state import (
 from ..unmasking import Unmasking
 from ..windows import have_room, in_sight, most_in_sight, shared
 from .canvas import BY_LAW, Canvas
-from .lmdeploy import UNBOUNDED, end_group
+from .lmdeploy_2025 import UNBOUNDED, end_group
 
 
 class RoundColumns(Record):

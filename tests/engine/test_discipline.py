@@ -13,7 +13,7 @@ from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import PolicyError
 from dsim.engine.journal import RequestTable
 from dsim.engine.part import Discipline, Policy
-from dsim.engine.policies.lmdeploy import Continuous
+from dsim.engine.policies.lmdeploy_2025 import Continuous
 from dsim.engine.policy import parse
 from dsim.engine.request import Request
 from dsim.engine.view import View

@@ -12,7 +12,7 @@ from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import PolicyError
 from dsim.engine.journal import RequestTable
 from dsim.engine.part import Discipline, Policy
-from dsim.engine.policies.lmdeploy import Continuous
+from dsim.engine.policies.lmdeploy_2025 import Continuous
 from dsim.engine.policy import parse
 from dsim.engine.replay import replay
 from dsim.engine.request import Request

@@ -20,7 +20,7 @@ from dsim.engine.outside import fault_in_code, from_file
 from dsim.engine.part import Policy, Rows
 from dsim.engine.policies.chunk import FixedChunk
 from dsim.engine.policies.delayed_cache import DelayedCache
-from dsim.engine.policies.lmdeploy import EVERY_STEP
+from dsim.engine.policies.lmdeploy_2025 import EVERY_STEP
 from dsim.engine.policy import files_of, name_of, named_files, preset_of, settings_of, to_toml
 from dsim.engine.policy import parse as parse_given
 from dsim.engine.request import Request
@@ -44,7 +44,7 @@ from dsim.engine.jit import rule
 from dsim.engine.part import Eviction, Granularity, Policy, Preset, Range
 from dsim.engine.policies.chunk import FixedChunk
 from dsim.engine.policies.delayed_cache import DelayedCache
-from dsim.engine.policies.lmdeploy import EVERY_STEP
+from dsim.engine.policies.lmdeploy_2025 import EVERY_STEP
 
 @rule
 def constant(view):
@@ -254,7 +254,7 @@ FULL = (
 from dsim.engine.hooks import held, pages_to_admit, work
 from dsim.engine.policies.fast_dllm import FastCache
 from dsim.engine.policies.llada import ONE_A_STEP, PAGES, NoCache, Static, nothing_held
-from dsim.engine.policies.lmdeploy import Continuous
+from dsim.engine.policies.lmdeploy_2025 import Continuous
 from dsim.engine.policies.whole_block import FixedBlock
 from dsim.engine.state import REUSE
 

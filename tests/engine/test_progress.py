@@ -17,7 +17,7 @@ from dsim.engine.journal import RequestTable
 from dsim.engine.part import Answers, Granularity, Policy, Rows
 from dsim.engine.policies.chunk import FixedChunk
 from dsim.engine.policies.delayed_cache import NeighbourCache
-from dsim.engine.policies.lmdeploy import EVERY_STEP, Continuous, admit, group_step_over
+from dsim.engine.policies.lmdeploy_2025 import EVERY_STEP, Continuous, admit, group_step_over
 from dsim.engine.policies.whole_block import FixedBlock, NoEviction, select_pending_first
 from dsim.engine.policy import PRESETS
 from dsim.engine.request import Request

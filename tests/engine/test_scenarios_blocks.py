@@ -12,7 +12,7 @@ from dsim.engine.errors import PolicyError
 from dsim.engine.hooks import opens
 from dsim.engine.jit import rule
 from dsim.engine.part import Answers, Policy
-from dsim.engine.policies.lmdeploy import EVERY_STEP
+from dsim.engine.policies.lmdeploy_2025 import EVERY_STEP
 from dsim.engine.policies.multi_block import Buffer
 from dsim.engine.policy import parse
 from dsim.engine.state import CACHED, MASKED

@@ -17,7 +17,7 @@ from dsim.engine.errors import PolicyError, ProfileError
 from dsim.engine.jit import rule
 from dsim.engine.journal import RequestTable
 from dsim.engine.part import Answers, Policy
-from dsim.engine.policies.lmdeploy import EVERY_STEP
+from dsim.engine.policies.lmdeploy_2025 import EVERY_STEP
 from dsim.engine.policy import parse
 from dsim.engine.replay import replay
 from dsim.engine.request import Request

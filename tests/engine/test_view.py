@@ -15,7 +15,7 @@ from dsim.engine.policies.chunk import FixedChunk
 from dsim.engine.policies.delayed_cache import DelayedCache
 from dsim.engine.policies.fast_dllm import FastCache
 from dsim.engine.policies.llada import script
-from dsim.engine.policies.lmdeploy import EVERY_STEP, Continuous
+from dsim.engine.policies.lmdeploy_2025 import EVERY_STEP, Continuous
 from dsim.engine.policies.whole_block import FixedBlock
 from dsim.engine.state import CACHED, FULL, PENDING, REUSE, RequestRow
 from dsim.engine.view import RequestView, View, class_of, inner

@@ -12,7 +12,7 @@ from dsim.engine.policies.delayed_cache import DelayedCache
 from dsim.engine.policies.fast_dllm import FastCache, all_held
 from dsim.engine.policies.focus import Focus
 from dsim.engine.policies.llada import NoCache, script
-from dsim.engine.policies.lmdeploy import EVERY_STEP
+from dsim.engine.policies.lmdeploy_2025 import EVERY_STEP
 from dsim.engine.policies.sparse_dllm import SparseCache
 from dsim.engine.policy import Policy
 from dsim.engine.rows.passes import ApproximateCache

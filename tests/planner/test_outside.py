@@ -13,7 +13,7 @@ import dsim
 from dsim.engine.allowed_code import allowed
 from dsim.engine.errors import PolicyError
 from dsim.engine.part import Scheduler
-from dsim.engine.policies.lmdeploy import Continuous
+from dsim.engine.policies.lmdeploy_2025 import Continuous
 from dsim.engine.policies.whole_block import FixedBlock
 from dsim.engine.policy import PRESETS, parse
 from dsim.planner.candidate import Candidate

@@ -418,7 +418,7 @@ ORDERED = """
 from dataclasses import dataclass
 import numpy as np
 from dsim.engine.part import Discipline, Policy
-from dsim.engine.policies.lmdeploy import Continuous
+from dsim.engine.policies.lmdeploy_2025 import Continuous
 from dsim.engine.policy import parse
 from dsim.engine.view import class_of
 

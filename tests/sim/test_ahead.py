@@ -10,7 +10,7 @@ import pytest
 from dsim.engine.core import answers_of
 from dsim.engine.hooks import steady
 from dsim.engine.journal import StepTotals
-from dsim.engine.policies.lmdeploy import Continuous
+from dsim.engine.policies.lmdeploy_2025 import Continuous
 from dsim.engine.policy import PRESETS, parse
 from dsim.sim.fleet import Fleet, Pool
 from dsim.sim.routers import routing

@@ -59,7 +59,7 @@ from ..state import (
     step_slots,
 )
 from ..unmasking import Unmasking
-from .lmdeploy import FLAGS
+from .lmdeploy_2025 import FLAGS
 
 
 class LookAheadColumns(Record):
