@@ -59,7 +59,7 @@ def under(engine, policy, preset):
 def main():
     out, rates, count = sys.argv[1:4]
     options = sys.argv[sys.argv.index("--") + 1 :]
-    os.environ["DSIM_STEPLOG"] = f"{out}/steps.jsonl"
+    os.environ |= {"DSIM_STEPLOG": f"{out}/steps.jsonl", "DSIM_STEPLOG_SKIP": "0"}
     import dsim_hooks.log
     import dsim_hooks.vllm
     import dsim_hooks.vllm_policy
