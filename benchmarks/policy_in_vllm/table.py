@@ -28,6 +28,7 @@ from dsim.engine.step import Phase, StepOutcome, StepPlan
 
 Floats = npt.NDArray[np.float64]
 NO_CAP = 2**30
+MOMENT = 0.01  # s
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ def replayed(log: Log, spec: str) -> Replayed:
     while engine.num_completed < len(arrival) or not engine.idle:  # the last step may compute ended requests
         coming = int(np.searchsorted(arrival, clock, side="right"))
         if not first_other and number < len(log.steps):  # vLLM looks for requests a moment after a step's end
-            coming = min(known[number + (log.ahead[number + 1] and not engine.idle)], len(arrival))
+            a_moment_later = int(np.searchsorted(arrival, clock + MOMENT, side="right"))
+            coming = min(known[number + (log.ahead[number + 1] and not engine.idle)], a_moment_later)
         for request in range(engine.submitted, coming):
             engine.submit(request_of(request, log.requests[request]))
         plan = engine.schedule(clock)
