@@ -50,9 +50,12 @@ def replayed(log: Log, spec: str) -> Replayed:
     known, clock, number, num_alike, first_other = log.known(), float(arrival[0]), 0, 0, ""
     while engine.num_completed < len(arrival) or not engine.idle:  # the last step may compute ended requests
         coming = int(np.searchsorted(arrival, clock, side="right"))
-        if not first_other and number < len(log.steps):  # vLLM looks for requests a moment after a step's end
-            a_moment_later = int(np.searchsorted(arrival, clock + MOMENT, side="right"))
-            coming = min(known[number + (log.ahead[number + 1] and not engine.idle)], a_moment_later)
+        if not first_other and number < len(log.steps):  # vLLM decides a moment after a step's end
+            coming = known[number]
+            if engine.idle:
+                coming = min(coming, int(np.searchsorted(arrival, clock + MOMENT, side="right")))
+            elif log.ahead[number + 1]:
+                coming = known[number + 1]
         for request in range(engine.submitted, coming):
             engine.submit(request_of(request, log.requests[request]))
         plan = engine.schedule(clock)
