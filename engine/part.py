@@ -165,7 +165,7 @@ class Discipline(Part):
     """What a scheduler leaves open: first come, first served, unless a subclass has some of these methods.
 
     Each is plain Python and asked before each decision that it may change, which a scheduler that hides its host makes
-    a step ahead. All answers of a decision refer to the same view.
+    a step ahead. All answers of a decision refer to the same view, whose `num_rows` is 0: no row is chosen yet.
     """
 
     def order(self, view: "View") -> npt.NDArray[np.int64]:

@@ -24,61 +24,61 @@ class Request(Bag):
 
 
 class Scheduler:
+    """What a policy reads of vLLM's."""
+
     def __init__(self, vllm_config):
-        self.waiting, self.running = deque(), []
+        self.waiting, self.running, self.requests = deque(), [], {}
         self.current_step = self.num_waiting_for_streaming_input = 0
         self.num_sampled_tokens_per_step, self.num_spec_tokens = 1, 0
         layers = [Bag(layer_names=["1", "2"], kv_cache_spec=Bag(block_size=16, sliding_window=None))]
         self.kv_cache_config = Bag(kv_cache_groups=layers)
-        self.kv_cache_manager = Bag(block_pool=Bag(num_gpu_blocks=4097, get_num_free_blocks=lambda: 1000))
+        self.kv_cache_manager = Bag(block_pool=Bag(num_gpu_blocks=33, get_num_free_blocks=lambda: 30))
 
     def add_request(self, request):
         self.waiting.append(request)
+        self.requests[request.request_id] = request
 
 
-def stand_in():
-    """Modules with the names of vLLM's."""
+def modules_of(scheduler, ahead):
+    """vLLM's modules by name, with these classes."""
     core = "vllm.v1.core.sched"
-    names = {
+    return {
         "vllm": {"__version__": "0.32.0"},
         "vllm.logger": {"init_logger": logging.getLogger},
-        f"{core}.scheduler": {"Scheduler": Scheduler},
-        f"{core}.async_scheduler": {"AsyncScheduler": Scheduler},
-        f"{core}.diffusion_scheduler": {"DiffusionScheduler": Scheduler, "DiffusionAsyncScheduler": Scheduler},
+        f"{core}.scheduler": {"Scheduler": scheduler},
+        f"{core}.async_scheduler": {"AsyncScheduler": ahead},
+        f"{core}.diffusion_scheduler": {"DiffusionScheduler": scheduler, "DiffusionAsyncScheduler": ahead},
     }
-    for name, values in names.items():
-        sys.modules[name] = types.ModuleType(name)
-        vars(sys.modules[name]).update(values)
 
 
-def config_of(spec):
+def config_of(spec, canvases, **settings):
     model = Bag(
         num_hidden_layers=2, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-        intermediate_size=128, vocab_size=256, model_type="qwen3", canvas_length=64,
+        intermediate_size=128, vocab_size=256, model_type="qwen3", canvas_length=8,
     )  # fmt: skip
-    canvases = spec.startswith("vllm-diffusion")
-    settings = {"max_num_seqs": NUM, "max_num_batched_tokens": 8192, "long_prefill_token_threshold": 0}
-    settings |= {"enable_chunked_prefill": True, "async_scheduling": True, "policy": "fcfs"}
+    usual = {"max_num_seqs": NUM, "max_num_batched_tokens": 8192, "long_prefill_token_threshold": 0}
+    usual |= {"enable_chunked_prefill": True, "async_scheduling": True, "policy": "fcfs"}
     return Bag(
         model_config=Bag(
             hf_config=model, max_model_len=4096, served_model_name="tiny", enforce_eager=True, dtype="bfloat16",
             is_diffusion=canvases,
         ),
-        cache_config=Bag(block_size=16, num_gpu_blocks=4097, enable_prefix_caching=False),
-        scheduler_config=Bag(**settings), parallel_config=Bag(tensor_parallel_size=1),
+        cache_config=Bag(block_size=16, num_gpu_blocks=33, enable_prefix_caching=False),
+        scheduler_config=Bag(**usual | settings), parallel_config=Bag(tensor_parallel_size=1),
         diffusion_config=Bag() if canvases else None, additional_config={"dsim_policy": spec},
     )  # fmt: skip
 
 
 def main():
-    stand_in()
+    for name, values in modules_of(Scheduler, Scheduler).items():
+        sys.modules[name] = types.ModuleType(name)
+        vars(sys.modules[name]).update(values)
     from dsim_hooks.vllm import policy_scheduler
 
     for policy in POLICIES:
         for num_running in (0, NUM // 2, NUM):
-            scheduler = policy_scheduler(
-                config_of(spec_of(policy, "vllm-diffusion" if policy == "steps" else "vllm-ar"))
-            )
+            preset = "vllm-diffusion" if policy == "steps" else "vllm-ar"
+            scheduler = policy_scheduler(config_of(spec_of(policy, preset), policy == "steps"))
             for i in range(NUM):
                 request = Request(
                     request_id=f"cmpl-{i}", num_prompt_tokens=100 + i, max_tokens=200 - i, arrival_time=time.time(),

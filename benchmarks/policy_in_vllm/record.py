@@ -7,11 +7,12 @@ COUNT requests; OUT/steps.jsonl is the hook's log, whose requests are called POL
 import json
 import os
 import random
+import statistics
 import sys
 import time
 from pathlib import Path
 
-from dsim.benchmarks.vllm_diffusion.drive import Clock, Times, open_engine, serve
+from dsim.benchmarks.vllm_diffusion.drive import Clock, Times, open_engine, request_of, serve
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -47,6 +48,25 @@ def lines_of(rate, count, canvases):
     return lines
 
 
+def cost(engine, policies, preset):
+    """Print the median CPU time (us) of asking a policy with 64 requests, which stay."""
+    core = engine.engine_core.engine_core
+    line = {"timestamp": 0, "input_length": 40, "output_length": 192, "hash_ids": [*"abc"]}
+    for i in range(64):
+        engine.add_request(f"cost.{i}", *request_of(line, False))
+    engine.step()
+    engine.step()
+    for policy in policies:
+        asker = under(engine, policy, preset)
+        times = []
+        for _ in range(1000):
+            begin = time.thread_time_ns()
+            asker.decide(core.scheduler.max_num_active_reqs, core.scheduler.max_num_scheduled_tokens)
+            times.append(time.thread_time_ns() - begin)
+        num = len(core.scheduler.waiting), len(core.scheduler.running)
+        print(policy, f"{statistics.median(times) / 1e3:.0f} us with {num[0]} waiting and {num[1]} running", flush=True)
+
+
 def under(engine, policy, preset):
     """Put the engine's scheduler under another policy."""
     core, config = engine.engine_core.engine_core, engine.vllm_config
@@ -59,7 +79,7 @@ def under(engine, policy, preset):
 def main():
     out, rates, count = sys.argv[1:4]
     options = sys.argv[sys.argv.index("--") + 1 :]
-    os.environ["DSIM_STEPLOG"] = f"{out}/steps.jsonl"
+    os.environ |= {"DSIM_STEPLOG": f"{out}/steps.jsonl", "DSIM_STEPLOG_SKIP": "0"}
     import dsim_hooks.log
     import dsim_hooks.vllm
     import dsim_hooks.vllm_policy
@@ -81,6 +101,7 @@ def main():
             begin = clock.perf_counter()
             serve(engine, clock, f"{policy}-{rate}", lines_of(float(rate), int(count), canvases), False)
             print(policy, rate, f"{clock.perf_counter() - begin:.1f} s, {asker.num_errors} errors", flush=True)
+    cost(engine, policies, preset)
     time.sleep(2)  # the log's thread writes twice a second
     path = Path(out, "steps.jsonl")
     lines = [json.loads(line) for line in path.read_text().splitlines()]

@@ -28,6 +28,7 @@ from dsim.engine.step import Phase, StepOutcome, StepPlan
 
 Floats = npt.NDArray[np.float64]
 NO_CAP = 2**30
+MOMENT = 0.01  # s
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,14 @@ def replayed(log: Log, spec: str) -> Replayed:
     arrival = np.array([line["arrival"] for line in log.requests])
     canvases = Canvases([line.get("diffusion_max_steps") or NO_CAP for line in log.requests])
     known, clock, number, num_alike, first_other = log.known(), float(arrival[0]), 0, 0, ""
-    while engine.num_completed < len(arrival):
+    while engine.num_completed < len(arrival) or not engine.idle:  # the last step may compute ended requests
         coming = int(np.searchsorted(arrival, clock, side="right"))
-        if not first_other and number < len(log.steps):  # vLLM looks for requests a moment after a step's end
-            coming = min(known[number + (log.ahead[number + 1] and not engine.idle)], len(arrival))
+        if not first_other and number < len(log.steps):  # vLLM decides a moment after a step's end
+            coming = known[number]
+            if engine.idle:
+                coming = min(coming, int(np.searchsorted(arrival, clock + MOMENT, side="right")))
+            elif log.ahead[number + 1]:
+                coming = known[number + 1]
         for request in range(engine.submitted, coming):
             engine.submit(request_of(request, log.requests[request]))
         plan = engine.schedule(clock)

@@ -1,16 +1,16 @@
 """A discipline on vLLM's scheduler, around a stand-in with the names and the order of work of vLLM 0.32's."""
 
 import json
-import logging
 import math
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dsim.benchmarks.policy_in_vllm.cost import Scheduler as StandIn
+from dsim.benchmarks.policy_in_vllm.cost import config_of, modules_of
 from dsim.engine.errors import PolicyError
 from dsim.engine.view import class_of
 from dsim.profiler.steplog import read_log
@@ -18,7 +18,7 @@ from dsim.profiler.steplog import read_log
 pytest.importorskip("torch")
 import torch
 
-from .test_hooks import CONFIG, Bag, Hook, hook, modules
+from .test_hooks import Bag, Hook, hook, modules
 
 __all__ = ["hook"]
 
@@ -44,26 +44,12 @@ DELAYED = Policy("delayed", eviction=DelayedCache())
 """
 
 
-class Deque(deque[Any]):
-    pass
-
-
-class Scheduler:
+class Scheduler(StandIn):
     """A token budget; running rows first, then the queue's head, until one of them finds no room."""
 
     def __init__(self, vllm_config: Any) -> None:
-        self.waiting, self.running, self.requests = Deque(), list[Any](), dict[str, Any]()
-        self.current_step = self.num_waiting_for_streaming_input = 0
+        super().__init__(vllm_config)
         self.max_num_active_reqs, self.max_num_scheduled_tokens = 4, 16
-        self.canvases = vllm_config.diffusion_config is not None
-        self.num_sampled_tokens_per_step, self.num_spec_tokens = (0, 8) if self.canvases else (1, 0)
-        groups = [Bag(layer_names=["1", "2"], kv_cache_spec=Bag(block_size=16, sliding_window=None))]
-        self.kv_cache_config = Bag(kv_cache_groups=groups)
-        self.kv_cache_manager = Bag(block_pool=Bag(num_gpu_blocks=33, get_num_free_blocks=lambda: 30))
-
-    def add_request(self, request: Any) -> None:
-        self.waiting.append(request)
-        self.requests[request.request_id] = request
 
     def has_requests(self) -> bool:
         return True
@@ -100,34 +86,19 @@ class Scheduler:
 
 
 class Async(Scheduler):
-    pass
+    """Schedules a step ahead."""
 
 
 @pytest.fixture
 def scheduler(hook: Hook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """A scheduler under a policy of FILE, and its configuration."""
-    kinds = {"scheduler": {"Scheduler": Scheduler}, "async_scheduler": {"AsyncScheduler": Async}}
-    kinds["diffusion_scheduler"] = {"DiffusionScheduler": Scheduler, "DiffusionAsyncScheduler": Async}
-    modules(
-        monkeypatch, vllm={"__version__": "0.32.0"}, vllm__logger={"init_logger": logging.getLogger},
-        **{f"vllm__v1__core__sched__{name}": values for name, values in kinds.items()},
-    )  # fmt: skip
+    named = modules_of(Scheduler, Async)
+    modules(monkeypatch, **{name.replace(".", "__"): values for name, values in named.items()})
     (tmp_path / "mine.py").write_text(FILE)
 
     def build(spec: str, canvases: bool = False, **settings: Any) -> Any:
-        usual = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "long_prefill_token_threshold": 0, "policy": "fcfs"}
-        usual |= {"enable_chunked_prefill": True, "async_scheduling": False}
-        hf = Bag(**vars(CONFIG), canvas_length=8)
-        config = Bag(
-            model_config=Bag(
-                hf_config=hf, max_model_len=256, served_model_name=["tiny"], enforce_eager=True, dtype="torch.bfloat16",
-                is_diffusion=canvases,
-            ),
-            cache_config=Bag(block_size=16, num_gpu_blocks=33, enable_prefix_caching=False),
-            scheduler_config=Bag(**usual | settings), parallel_config=Bag(tensor_parallel_size=1),
-            diffusion_config=Bag() if canvases else None,
-            additional_config={"dsim_policy": spec.replace("FILE", f"{tmp_path}/mine.py")},
-        )  # fmt: skip
+        usual = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "async_scheduling": False}
+        config = config_of(spec.replace("FILE", f"{tmp_path}/mine.py"), canvases, **usual | settings)
         scheduler = hook("vllm").policy_scheduler(config)
         scheduler.config = config
         return scheduler
