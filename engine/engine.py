@@ -329,10 +329,6 @@ class Engine:
             return 0
         return self._find_ahead(request, prompt, tokens)[0]
 
-    @property
-    def in_step(self) -> bool:
-        return bool(self._counters["kind"] != NOTHING)
-
     def _find_ahead(self, request: int, prompt: int, tokens: int) -> tuple[int, npt.NDArray[np.int64]]:
         """`prefix.find_ahead`, limited to what the policy would reuse."""
         entries = np.full(self.pages_of(tokens), -1, np.int64)

@@ -37,8 +37,6 @@ CACHED_COLUMNS = {"cached_tokens": "int32"}  # prompt tokens in the cache at fir
 MOVE_COLUMNS = {
     "prefill_replica": "int16",  # -1: none, `replica` did all
     "prefill_tokens": "int32",  # prompt tokens computed there
-    "prefill_submitted": "float64",  # handed to `prefill_replica`
-    "prefill_turn": "int32",  # ... its turn among all requests handed to replicas; -1: none
     "prefill_scheduled": "float64",  # start of the prefill
     "prefill_finish": "float64",
     "reserved": "float64",  # pages of `replica` were reserved
@@ -47,16 +45,11 @@ MOVE_COLUMNS = {
     "released": "float64",  # `prefill_replica` freed the pages kept for sending
     "pages_kept": "int32",
     "submitted": "float64",  # handed to `replica`, as its KV arrived
-    "turn": "int32",
     "arrived": "int32",  # prompt tokens whose KV arrived then; 0: none, or the lease ran out
-    "reserved_step": "int32",  # steps planned by `replica` at the reservation; -1: none
-    "released_step": "int32",  # ... by `prefill_replica` when its pages were free
 }
 # If a decoding pool has a prefix cache.
 SENT_COLUMNS = {
     "sent": "int32",  # tokens of `arrived` sent over the link; the rest was cached
-    "reserved_turn": "int32",  # when pages were reserved and looked up
-    "reserved_in_step": "bool",  # ... whether a step was in flight
 }
 
 

@@ -32,10 +32,8 @@ def replay(
     requests, steps: the journal's columns; lists: values and offsets of each list column. on_step: called with each
     plan and its outcome in the journal. Not for replicas of split fleets.
     """
-    rows = np.flatnonzero((requests["replica"] == replica) & (requests.get("turn", requests["replica"]) >= 0))
-    # A session's turn may come late.
-    order = requests.get("turn", requests["arrival"])[rows]
-    rows = rows[np.argsort(order, kind="stable")]
+    rows = np.flatnonzero(requests["replica"] == replica)
+    rows = rows[np.argsort(requests["arrival"][rows], kind="stable")]  # a session's turn may come late
     early = Ends(engine.policy, requests)
     pending = list(requests_of(requests, rows))
     cancelled = _cancelled(requests, rows)

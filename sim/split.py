@@ -31,7 +31,7 @@ from .servers import AnyReplica, Receiver
 # (SGLang: num_reserved_decode_tokens).
 SPARE_TOKENS = 512
 OF_PREFILL = {"prefill_replica": "replica", "prefill_scheduled": "scheduled", "prefill_finish": "finish"}
-_ZERO_AT_FIRST = ("prefill_tokens", "pages_reserved", "pages_kept", "arrived", "sent", "reserved_in_step")
+_ZERO_AT_FIRST = ("prefill_tokens", "pages_reserved", "pages_kept", "arrived", "sent")
 
 
 class Moves:
@@ -53,17 +53,11 @@ class Moves:
             if name in _ZERO_AT_FIRST:
                 empty = 0
             self.filled[name] = np.full(num_requests, empty, kinds[name])
-        self._turns = 0
 
     def note(self, request: int, **values: Any) -> None:
         for name, value in values.items():
             if name in self.filled:
                 self.filled[name][request] = value
-
-    def next_turn(self) -> int:
-        """Turn of a request handed to a replica now."""
-        self._turns += 1
-        return self._turns - 1
 
     @property
     def columns(self) -> dict[str, npt.NDArray[Any]]:
@@ -192,9 +186,7 @@ class Split(Receiver):
         tokens = _tokens(source.pool, request)
         self._moving[request.index] = Move(request, tokens, source)
         source.leaving += 1
-        self.moves.note(
-            request.index, prefill_tokens=tokens, prefill_submitted=source.env.now, prefill_turn=self.moves.next_turn()
-        )
+        self.moves.note(request.index, prefill_tokens=tokens)
         source.submit(_leg(request, tokens))
         return True
 
@@ -264,14 +256,7 @@ class Split(Receiver):
                 return
             target.asking.popleft()
             move.cached = int(self.table["found"][index])
-            self.moves.note(
-                index,
-                reserved=target.env.now,
-                pages_reserved=self.table["reserved"][index],
-                reserved_step=engine.num_steps,
-            )
-            if "reserved_turn" in self.moves.filled:  # a prefix cache's changes have an order
-                self.moves.note(index, reserved_turn=self.moves.next_turn(), reserved_in_step=engine.in_step)
+            self.moves.note(index, reserved=target.env.now, pages_reserved=self.table["reserved"][index])
             self._transfer(move, target)
 
     def _transfer(self, move: Move, target: Seat) -> None:
@@ -290,14 +275,14 @@ class Split(Receiver):
         self.moves.note(index, arrived=move.tokens, sent=move.tokens - move.cached)
         source.leaving -= 1
         source.engine.keep(-move.pages_kept)
-        self.moves.note(index, released=target.env.now, released_step=source.engine.num_steps)
+        self.moves.note(index, released=target.env.now)
         source.wake()
         target.expect(move.request, -1)
         del self._moving[index]
         self._hand_over(target, replace(move.request, arrived=move.tokens))
 
     def _hand_over(self, target: Seat, request: Request) -> bool:
-        self.moves.note(request.index, submitted=target.env.now, turn=self.moves.next_turn())
+        self.moves.note(request.index, submitted=target.env.now)
         return target.submit(request)
 
 

@@ -354,7 +354,6 @@ def test_requests_are_conserved_beside_caches(spec: str, pages: int) -> None:
         assert np.allclose(sum(found.values()), columns["finish"] - columns["arrival"])
         if pages == 400:
             assert 0 < columns["sent"].sum() < columns["arrived"].sum()
-            assert columns["reserved_in_step"].any()
 
 
 # Every step takes 1 s, so a prompt is prefilled in 1 s; its whole blocks of 4 tokens travel at 2 tokens a second.
