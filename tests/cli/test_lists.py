@@ -30,7 +30,16 @@ def test_policies_as_json_hold_every_axis() -> None:
     assert list(listed) == list(PRESETS)
     assert listed["chunk"]["granularity"] == {"kind": "FixedChunk", "chunk": 8, "block_length": 32, "num_blocks": 1}
     for axes in listed.values():
-        assert list(axes) == ["name", "batching", "granularity", "eviction", "cache", "unmasking", "memory"]
+        assert list(axes) == [
+            "name",
+            "batching",
+            "granularity",
+            "eviction",
+            "cache",
+            "unmasking",
+            "memory",
+            "discipline",
+        ]
 
 
 def test_profiles_are_listed_one_line_each_and_say_that_they_are_estimates() -> None:

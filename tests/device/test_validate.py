@@ -44,7 +44,7 @@ def test_a_load_is_of_a_policy_s_own_capacity_or_in_flight_up_to_its_largest_bat
 def test_the_most_important_runs_share_the_budget_and_a_load_s_policies_get_as_many_requests() -> None:
     a, b = Cell("a", "8", 8, 2.0, 16, True), Cell("b", "8", 8, 4.0, 16, True)
     alone = Cell("chunk:8,num_blocks=2", "0.5", None, 1.0, 30)
-    assert alone.name == "chunk_8_obs_true-at-0.5"
+    assert alone.name == "chunk_8_num_blocks_2-at-0.5"
     runs = runs_of([a, b, alone])
     assert runs == [(a, "measured"), (b, "measured"), (a, "again"), (b, "again"), (alone, "measured")]
     assert affordable(runs, 21.0) == (runs[:3], 1.0)

@@ -286,7 +286,7 @@ def test_a_cell_on_a_fleet_s_file_is_the_replay_of_that_fleet() -> None:
     ("router = 'jsq'", "split.toml and router is .*, expected the file alone"),
 )
 def test_a_field_that_the_file_sets_is_refused(field: str, message: str) -> None:
-    write("split.toml", FleetWords(SPLIT, ("450GB/s,10us",)).toml())
+    write("split.toml", f"pools = {list(SPLIT)}\nlinks = ['450GB/s,10us']\n")
     base = ("[base]", "trace = 'azure-conv'", "num_requests = 60", "fleet = 'split.toml'", field)
     with refused(message):
         sweep(write("sweep.toml", "\n".join([*base, "[grid]", "seed = [0, 1]"])))

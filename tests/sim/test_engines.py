@@ -262,6 +262,7 @@ SPECS = (
     "sglang-sync,block_length=4,page_size=4",
     "sglang-joint,block_length=4,page_size=4",
     "sglang-joint,block_length=4,page_size=8,dllm_fdfo=false",
+    "sglang-indel,block_length=4,page_size=4",
     "sglang-gemma,canvas_length=4,page_size=3",
     "sglang-gemma,canvas_length=4,page_size=4",
     "sglang-gemma,canvas_length=4,page_size=8,dllm_fdfo=false",
