@@ -1,8 +1,6 @@
 """A dsim discipline on vLLM's own scheduler, asked before each decision (against 0.32.0, V1)."""
 
-import functools
 import time
-from dataclasses import replace
 
 import numpy as np
 from vllm.logger import init_logger
@@ -10,17 +8,11 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.diffusion_scheduler import DiffusionAsyncScheduler, DiffusionScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from dsim import __version__
-from dsim.engine.allowed_code import allowed
-from dsim.engine.discipline import Decision, ask, ask_from
-from dsim.engine.engine import record_of
+from dsim.engine.discipline import Decision, ask
 from dsim.engine.errors import PolicyError
-from dsim.engine.part import Policy, numbers_of
-from dsim.engine.policy import AXES, PRESETS, named_fields, named_files, parse, settings_of
-from dsim.engine.records import table
-from dsim.engine.view import RequestView, Snapshot, class_of
 
-from .vllm import MAX_STEPS, SETTINGS, header
+from .served_policy import LOGGED, PolicyAsker, columns, served_policy
+from .vllm import MAX_STEPS, header
 
 logger = init_logger("vllm.dsim")  # of vLLM's own handlers
 BASES = {
@@ -29,7 +21,6 @@ BASES = {
     (True, False): DiffusionScheduler,
     (True, True): DiffusionAsyncScheduler,
 }  # by whether it decodes canvases, and schedules a step ahead
-LOGGED = 64  # requests of an answer
 
 
 def scheduler_of(vllm_config, **kwargs):
@@ -38,44 +29,13 @@ def scheduler_of(vllm_config, **kwargs):
     return type(f"Asking{base.__name__}", (Asking, base), {})(vllm_config=vllm_config, **kwargs)
 
 
-def served_policy(spec, vllm_config, settings):
-    """vLLM's preset, as served, under the SPEC's discipline; PolicyError if the SPEC asks vLLM for anything else.
-
-    settings: the first line of a step log.
-    """
-    code = allowed(named_files(spec))
-    policy = parse(spec, code)
-    preset = PRESETS[settings["preset"]].policy
-    for axis in AXES:
-        part, kinds = getattr(policy, axis), {type(getattr(base, axis)) for base in (preset, Policy("usual"))}
-        if axis != "discipline" and type(part) not in kinds:
-            raise PolicyError(
-                f"policy {spec}: {axis} is {type(part).__name__}, which vLLM does not do: expected a discipline, alone "
-                f"or on {settings['preset']}"
-            )
-    if not policy.discipline.questions:
-        raise PolicyError(f"policy {spec}: it has no discipline, expected one that answers a question")
+def policy_of(spec, vllm_config, settings):
+    """The SPEC's policy; PolicyError if vLLM cannot honour it. settings: the first line of a step log."""
     order = vllm_config.scheduler_config.policy
     if order != "fcfs":
         raise PolicyError(f"policy {spec}: vLLM's --scheduling-policy is {order}, expected fcfs")
     served = settings["settings"] | {name: settings[name] for name in ("page_size", "num_pages")}
-    served["canvas_length"] = settings["block_length"]
-    fields, stated = vars(policy.discipline), settings_of(policy)
-    for name in sorted(named_fields(spec, code) - fields.keys()):
-        if name not in served or stated[name] != served[name]:
-            value = served.get(name, "its own settings")
-            raise PolicyError(f"policy {spec}: {name} is {stated[name]}, and vLLM serves with {value}")
-    granularity = preset.granularity
-    if vllm_config.diffusion_config is not None:
-        granularity = replace(granularity, canvas_length=served["canvas_length"])
-    return replace(
-        preset,
-        name=spec,
-        batching=replace(preset.batching, **{name: served[name] for name in SETTINGS}),
-        granularity=granularity,
-        memory=replace(preset.memory, page_size=served["page_size"], num_pages=served["num_pages"]),
-        discipline=policy.discipline,
-    )
+    return served_policy(spec, "vLLM", settings["preset"], served | {"canvas_length": settings["block_length"]})
 
 
 class Asking:
@@ -116,26 +76,15 @@ class Facts:
         self.cap = None  # ... that the worker has by the discipline
 
 
-class Asker:
-    """Asks a policy's discipline for one scheduler.
-
-    The policy's errors are logged once and counted, and vLLM's own rule decides.
-    """
-
+class Asker(PolicyAsker):
     def __init__(self, scheduler, vllm_config):
         spec = (vllm_config.additional_config or {}).get("dsim_policy")
         if not isinstance(spec, str):
             raise PolicyError(f"dsim_policy of --additional-config is {spec}, expected a SPEC or path/to/file.py:NAME")
         settings, self._pages_a_block = header(vllm_config, scheduler)
         self._scheduler, self._settings = scheduler, settings
-        self.policy = served_policy(spec, vllm_config, settings)
-        self.names = {"policy": spec, "dsim": __version__}  # for the step log
-        self._fields, self._record = (table(array)[0] for array in (numbers_of(self.policy), record_of(self.policy)))
-        self._ask_from = ask_from(self.policy.discipline)
-        self.num_errors = self._num_requests = 0
+        super().__init__(policy_of(spec, vllm_config, settings), "vLLM", logger)
         self._note_nothing()
-        questions = ", ".join(sorted(self.policy.discipline.questions))
-        logger.info("dsim %s: policy %s answers %s", __version__, spec, questions)
 
     def _note_nothing(self):
         self._waiting, self._running, self._decision = [], [], Decision()
@@ -145,21 +94,14 @@ class Asker:
     def note(self, request):
         """Read what a new request states (docs/engines/vllm.md)."""
         extra = getattr(request.sampling_params, "extra_args", None) or {}
-        deadline, slo_class, estimate, limit = np.inf, 0, request.max_tokens, None
+        limit = None
         try:
             if MAX_STEPS in extra:
                 limit = int(extra[MAX_STEPS])
-            slo_class = class_of(str(extra.get("slo_class", "")))
-            estimate = int(extra.get("estimated_length", estimate))
-            deadline = request.arrival_time + float(extra.get("deadline", deadline))
         except Exception as error:
             self._count(error)
-        numbers = (
-            self._num_requests, request.arrival_time, deadline, slo_class, request.priority,
-            request.num_prompt_tokens, estimate,
-        )  # fmt: skip
-        request.dsim = Facts(numbers, limit)
-        self._num_requests += 1
+        stated = request.arrival_time, request.max_tokens, request.priority, request.num_prompt_tokens
+        request.dsim = Facts(self.numbers(extra, *stated), limit)
 
     def decide(self, most_running, most_tokens):
         """Ask about the coming step, if the answers matter; returns its most running requests and tokens."""
@@ -173,28 +115,18 @@ class Asker:
             self._count(error)
             return most_running, most_tokens
 
-    def _count(self, error):
-        self.num_errors += 1
-        if self.num_errors == 1:
-            logger.exception("dsim: policy %s failed, and vLLM's own rule decides: %s", self.policy.name, error)
-
     def _view(self):
         scheduler, now = self._scheduler, time.time()
         waiting, running = self._waiting, self._running = list(scheduler.waiting), list(scheduler.running)
         pool = scheduler.kv_cache_manager.block_pool
         num_used = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()  # one block is never used
-        return Snapshot(
-            now=now,
-            num_waiting=len(waiting),
-            num_running=len(running),
-            num_rows=0,
-            pages_held=round(num_used * self._pages_a_block),
-            num_pages=self._settings["num_pages"],
-            threshold=0,
-            fields=self._fields.copy(),
-            record=self._record,
-            engine=tuple(functools.cache(functools.partial(columns, rows, now)) for rows in (waiting, running)),
-        )
+        pages_held = round(num_used * self._pages_a_block)
+        return self._snapshot(now, waiting, running, pages_held=pages_held, num_pages=self._settings["num_pages"])
+
+    @staticmethod
+    def view_of(requests, now):
+        emitted = [request.num_output_tokens for request in requests]
+        return columns([request.dsim.numbers for request in requests], emitted, now)
 
     def _applied(self, decision, most_running, most_tokens):
         scheduler, waiting, running = self._scheduler, self._waiting, self._running
@@ -260,20 +192,3 @@ def marked(requests, marks):
     if marks is None:
         return []
     return [requests[i] for i in np.flatnonzero(marks).tolist()]
-
-
-def columns(requests, now):
-    """The view of these requests."""
-    numbers = np.array([request.dsim.numbers for request in requests], np.float64).reshape(-1, 7).T
-    index, arrival, deadline, slo_class, priority, prompt, estimate = numbers
-    return RequestView(
-        index=index.astype(np.int64),
-        arrival=arrival,
-        age=now - arrival,
-        slo_class=slo_class.astype(np.int64),
-        deadline=deadline,
-        priority=priority.astype(np.int64),
-        prompt=prompt.astype(np.int64),
-        estimate=estimate.astype(np.int64),
-        emitted=np.array([request.num_output_tokens for request in requests], np.int64),
-    )
