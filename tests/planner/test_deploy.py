@@ -12,9 +12,9 @@ import yaml
 
 from dsim.engine.allowed_code import allowed
 from dsim.engine.part import AXES
-from dsim.engine.policy import PRESETS, parse, settings_of
+from dsim.engine.policy import PRESETS, parse, preset_of, settings_of
 from dsim.planner.candidates import candidates_of
-from dsim.planner.deploy import ENGINES, Deployment, deployment_of
+from dsim.planner.deploy import ENGINES, Deployment, deployment_of, not_served
 from dsim.profiler.hardware import gpu
 from dsim.profiler.models import model
 from dsim.profiler.precision import Precision
@@ -59,6 +59,13 @@ def test_a_discipline_goes_with_the_command_and_its_file_with_the_folder(tmp_pat
     assert "patience" not in " ".join(found.unset)
     named = f"lmdeploy-bd32,discipline={example}:POLICY"
     assert deployment_of(named, SDAR, allow_code=code) is None
+    found = deployed(f"sglang-fdfo:8,discipline={example}:POLICY,patience=0.5", allow_code=code)
+    launch = "exec env DSIM_POLICY=sglang-fdfo,discipline=./dws.py:POLICY,patience=0.5 python3 -m sglang.launch_server "
+    assert launch in found.files()["launch.sh"]
+    assert found.files()["dws.py"] == example.read_text()
+    two_gpus = replace(SDAR, device=replace(SDAR.device, count=2))
+    reason = not_served(preset_of(f"sglang-fdfo,discipline={example}:POLICY", allow_code=code), two_gpus)
+    assert reason == "SGLang 0.5.23 takes a discipline on one GPU only, and the profile has 2: each orders a queue"
 
 
 def test_a_command_is_whole_and_has_only_what_differs_from_the_defaults() -> None:
