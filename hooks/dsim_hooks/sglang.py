@@ -73,13 +73,7 @@ def around_run(original, scheduler, batch, *args, **kwargs):
     with log.step_left_out():
         _STATE["rows"] = rows_of(batch)
     rows = _STATE["rows"]
-    state = steplog.readable(
-        {
-            "waiting": lambda: len(scheduler.waiting_queue),
-            "running": lambda: len(batch.reqs),
-            "discipline": lambda: _STATE["asker"].answers(log) if "asker" in _STATE else None,
-        }
-    )
+    state = steplog.readable({"waiting": lambda: len(scheduler.waiting_queue), "running": lambda: len(batch.reqs)})
     result = original(scheduler, batch, *args, **kwargs)
     if log.on:
         _STATE["begun"][id(result)] = begin, rows, state, _STATE["forwards"]
@@ -237,6 +231,7 @@ def header(scheduler):
                     "max_running_requests": lambda: (scheduler if dllm is None else dllm).max_running_requests,
                     "chunked_prefill_size": lambda: scheduler.chunked_prefill_size,
                     "max_prefill_tokens": lambda: scheduler.max_prefill_tokens,
+                    "dllm_fdfo": lambda: getattr(dllm, "first_done_first_out_mode", None),
                 }
             ),
         }

@@ -1,6 +1,7 @@
 """A dsim discipline on vLLM's own scheduler, asked before each decision (against 0.32.0, V1)."""
 
 import time
+from operator import attrgetter
 
 import numpy as np
 from vllm.logger import init_logger
@@ -11,7 +12,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from dsim.engine.discipline import Decision, ask
 from dsim.engine.errors import PolicyError
 
-from .served_policy import LOGGED, PolicyAsker, columns, served_policy
+from .served_policy import PolicyAsker
 from .vllm import MAX_STEPS, header
 
 logger = init_logger("vllm.dsim")  # of vLLM's own handlers
@@ -21,21 +22,13 @@ BASES = {
     (True, False): DiffusionScheduler,
     (True, True): DiffusionAsyncScheduler,
 }  # by whether it decodes canvases, and schedules a step ahead
+LOGGED = 64  # requests of an answer
 
 
 def scheduler_of(vllm_config, **kwargs):
     """The scheduler that vLLM would choose, under the policy that --additional-config names as `dsim_policy`."""
     base = BASES[vllm_config.diffusion_config is not None, bool(vllm_config.scheduler_config.async_scheduling)]
     return type(f"Asking{base.__name__}", (Asking, base), {})(vllm_config=vllm_config, **kwargs)
-
-
-def policy_of(spec, vllm_config, settings):
-    """The SPEC's policy; PolicyError if vLLM cannot honour it. settings: the first line of a step log."""
-    order = vllm_config.scheduler_config.policy
-    if order != "fcfs":
-        raise PolicyError(f"policy {spec}: vLLM's --scheduling-policy is {order}, expected fcfs")
-    served = settings["settings"] | {name: settings[name] for name in ("page_size", "num_pages")}
-    return served_policy(spec, "vLLM", settings["preset"], served | {"canvas_length": settings["block_length"]})
 
 
 class Asking:
@@ -46,7 +39,7 @@ class Asking:
         self.dsim = Asker(self, vllm_config)
 
     def add_request(self, request):
-        self.dsim.note(request)
+        self.dsim.read(request)
         super().add_request(request)
 
     def schedule(self, throttle_prefills=False):
@@ -65,25 +58,19 @@ class Asking:
         return super()._handle_blocked_waiting_request(request) and self.dsim.lets_in(request)
 
 
-class Facts:
-    """What a request states, read once."""
-
-    __slots__ = ("cap", "limit", "numbers")
-
-    def __init__(self, numbers, limit):
-        self.numbers = numbers  # index, arrival, deadline, slo_class, priority, prompt, estimate
-        self.limit = limit  # most steps of a canvas that it allows, or None
-        self.cap = None  # ... that the worker has by the discipline
-
-
 class Asker(PolicyAsker):
+    num_emitted = attrgetter("num_output_tokens")
+
     def __init__(self, scheduler, vllm_config):
         spec = (vllm_config.additional_config or {}).get("dsim_policy")
         if not isinstance(spec, str):
             raise PolicyError(f"dsim_policy of --additional-config is {spec}, expected a SPEC or path/to/file.py:NAME")
-        settings, self._pages_a_block = header(vllm_config, scheduler)
-        self._scheduler, self._settings = scheduler, settings
-        super().__init__(policy_of(spec, vllm_config, settings), "vLLM", logger)
+        order = vllm_config.scheduler_config.policy
+        if order != "fcfs":
+            raise PolicyError(f"policy {spec}: vLLM's --scheduling-policy is {order}, expected fcfs")
+        first, self._pages_a_block = header(vllm_config, scheduler)
+        super().__init__(spec, "vLLM", first, logger)
+        self._scheduler = scheduler
         self._note_nothing()
 
     def _note_nothing(self):
@@ -91,17 +78,13 @@ class Asker(PolicyAsker):
         self._blocked, self._steps = frozenset(), {}
         self.caps = {}  # request's name -> most steps of its canvases from this step on
 
-    def note(self, request):
+    def read(self, request):
         """Read what a new request states (docs/engines/vllm.md)."""
         extra = getattr(request.sampling_params, "extra_args", None) or {}
-        limit = None
-        try:
-            if MAX_STEPS in extra:
-                limit = int(extra[MAX_STEPS])
-        except Exception as error:
-            self._count(error)
-        stated = request.arrival_time, request.max_tokens, request.priority, request.num_prompt_tokens
-        request.dsim = Facts(self.numbers(extra, *stated), limit)
+        prompt = request.num_prompt_tokens
+        self.note(request, extra, request.arrival_time, request.max_tokens, request.priority, prompt)
+        request.dsim_limit = self.stated(extra, MAX_STEPS, int, 0)  # most steps of a canvas that it allows; 0: any
+        request.dsim_cap = None  # ... that the worker has by the discipline
 
     def decide(self, most_running, most_tokens):
         """Ask about the coming step, if the answers matter; returns its most running requests and tokens."""
@@ -120,13 +103,7 @@ class Asker(PolicyAsker):
         waiting, running = self._waiting, self._running = list(scheduler.waiting), list(scheduler.running)
         pool = scheduler.kv_cache_manager.block_pool
         num_used = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()  # one block is never used
-        pages_held = round(num_used * self._pages_a_block)
-        return self._snapshot(now, waiting, running, pages_held=pages_held, num_pages=self._settings["num_pages"])
-
-    @staticmethod
-    def view_of(requests, now):
-        emitted = [request.num_output_tokens for request in requests]
-        return columns([request.dsim.numbers for request in requests], emitted, now)
+        return self._snapshot(now, waiting, running, round(num_used * self._pages_a_block))
 
     def _applied(self, decision, most_running, most_tokens):
         scheduler, waiting, running = self._scheduler, self._waiting, self._running
@@ -144,9 +121,9 @@ class Asker(PolicyAsker):
             self._steps = {request.request_id: cap for request, cap in steps}
         if decision.steps_now is not None:
             for request, steps in zip(running, decision.steps_now.tolist(), strict=True):
-                cap = min(steps, request.dsim.limit or steps)
-                if cap != request.dsim.cap:
-                    self.caps[request.request_id] = request.dsim.cap = cap
+                cap = min(steps, request.dsim_limit or steps)
+                if cap != request.dsim_cap:
+                    self.caps[request.request_id] = request.dsim_cap = cap
         self._blocked = frozenset(request.request_id for request in marked(waiting, decision.holds))
         if decision.order is not None:
             scheduler.waiting.clear()
@@ -162,10 +139,10 @@ class Asker(PolicyAsker):
         if name in self._blocked:
             return False
         if (steps := self._steps.get(name)) is not None:
-            limit, params = request.dsim.limit, request.sampling_params
+            limit, params = request.dsim_limit, request.sampling_params
             # A worker reads it as it admits the request; a copy, since requests may share it.
             params.extra_args = {**(params.extra_args or {}), MAX_STEPS: min(steps, limit or steps)}
-        request.dsim.cap = None
+        request.dsim_cap = None
         return True
 
     def answers(self):

@@ -65,7 +65,7 @@ def test_a_discipline_goes_with_the_command_and_its_file_with_the_folder(tmp_pat
     assert found.files()["dws.py"] == example.read_text()
     two_gpus = replace(SDAR, device=replace(SDAR.device, count=2))
     reason = not_served(preset_of(f"sglang-fdfo,discipline={example}:POLICY", allow_code=code), two_gpus)
-    assert reason == "SGLang 0.5.23 takes a discipline on one GPU only, and the profile has 2: each orders a queue"
+    assert reason == "SGLang 0.5.23 takes a discipline on one GPU, and the profile has 2"
 
 
 def test_a_command_is_whole_and_has_only_what_differs_from_the_defaults() -> None:
