@@ -2,7 +2,7 @@
 
     VENV/bin/python benchmarks/hook_engines.py sglang|lmdeploy OUT
 
-VENV: torch, transformers, and the engines without what needs a GPU: `pip install --no-deps sglang==0.5.23
+VENV: torch, transformers, dsim, and the engines without what needs a GPU: `pip install --no-deps sglang==0.5.23
 lmdeploy==0.18.0`, orjson, mmengine-lite; stubs replace other missing modules. Scheduler, batches, requests, algorithms
 and sequences are the engine's; the model is a table of logits, and no page is allocated. Writes a log a scenario to
 OUT.
