@@ -41,8 +41,8 @@ class Asker(PolicyAsker):
         self.note(request, params.custom_params or {}, arrival, params.max_new_tokens, priority, prompt)
 
     def _view(self, waiting):
-        scheduler = self._scheduler
-        room = scheduler.token_to_kv_pool_allocator.available_size() + scheduler.tree_cache.evictable_size()
+        scheduler, pool = self._scheduler, self._scheduler.token_to_kv_pool_allocator
+        room = getattr(pool, "full_available_size", pool.available_size)() + scheduler.tree_cache.evictable_size()
         pages_held = self._num_pages - room // scheduler.page_size
         return self._snapshot(
             time.perf_counter(), list(waiting), list(scheduler.dllm_manager.waiting_queue), pages_held
