@@ -12,7 +12,7 @@ from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.part import Preset
 from ..engine.policies.sglang import JointThresholdInDel
 from ..engine.policy import files_of, name_of, named_fields, parse, preset_of, settings_of, with_files
-from ..files.read import read_toml
+from ..files.read import read_text, read_toml
 from ..profiler.hardware import product_of
 from ..profiler.models import CHECKPOINTS
 from ..profiler.profile import Device, Profile, weights_of
@@ -207,7 +207,7 @@ def deployment_of(
     code = {}
     if preset.policy.discipline.questions:
         flags.add_discipline(spec, allow_code)
-        code = {Path(path).name: Path(path).read_text(encoding="utf-8") for path in files_of(spec)}
+        code = {Path(path).name: read_text(path) for path in files_of(spec)}
     if flags.drafts_by_model:
         flags.unset.append(f"the drafter's checkpoint: replace {DRAFT_MODEL} by its name or path")
     return Deployment(
