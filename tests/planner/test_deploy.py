@@ -150,6 +150,7 @@ def test_a_truth_is_one_flag_or_the_other_and_a_file_holds_what_has_none() -> No
     sync, free = deployed("sglang-sync,max_running_requests=16"), deployed("sglang-fdfo")
     assert " --no-dllm-fdfo" in sync.shell
     assert " --max-running-requests 16" in sync.shell
+    assert free.differs["--max-running-requests 64"] == "as replayed; default 1"
     assert "dllm-fdfo" not in free.shell  # the release's default
     assert sync.config == {"block_size": 32, "threshold": 0.95}
     joint = deployed("sglang-joint,edit_threshold=0.2")
