@@ -122,7 +122,7 @@ def test_the_launch_is_said_with_what_it_cannot_say() -> None:
     launch = Deployment(
         engine="vLLM 0.32.0", image="vllm:v0", model="M", weights="fp8", gpus=2, replicas=4, spare=0,
         command=("serve", "M", "--x", "1"), port_flag="--port", everywhere="", config={"threshold": 0.9},
-        unset=("num_loops=4",), differs={"--x 1": "GPUs of a replica"}, product="", untested=(),
+        unset=("num_loops=4",), differs={"--x 1": "GPUs of a replica"}, product="", untested=(), code={},
     )  # fmt: skip
     lines = text(info(deployment=launch, plan_toml='policy = "vllm"\nreplicas = 4\n'))
     at = lines.index("vLLM 0.32.0 (vllm:v0), fp8 weights, 2 GPUs a replica; 4 replicas, 0 of them spare:")
