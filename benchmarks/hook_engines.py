@@ -2,7 +2,7 @@
 
     VENV/bin/python benchmarks/hook_engines.py sglang|lmdeploy OUT
 
-VENV: torch, transformers, and the engines without what needs a GPU: `pip install --no-deps sglang==0.5.23
+VENV: torch, transformers, dsim, and the engines without what needs a GPU: `pip install --no-deps sglang==0.5.23
 lmdeploy==0.18.0`, orjson, mmengine-lite; stubs replace other missing modules. Scheduler, batches, requests, algorithms
 and sequences are the engine's; the model is a table of logits, and no page is allocated. Writes a log a scenario to
 OUT.
@@ -11,6 +11,7 @@ OUT.
 import asyncio
 import importlib.abc
 import importlib.machinery
+import json
 import os
 import sys
 import types
@@ -49,6 +50,9 @@ class Anything(metaclass=_Answers):
     """For a class, decorator or member of a missing module."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
+        pass
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
         pass
 
     def __call__(self, *args: Any, **kwargs: object) -> Any:
@@ -104,7 +108,9 @@ def sglang(out: Path) -> None:
     from sglang.srt.dllm.algorithm import get_algorithm
     from sglang.srt.dllm.config import DllmConfig
     from sglang.srt.dllm.mixin import scheduler as mixin
+    from sglang.srt.managers import scheduler as managers
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+    from sglang.srt.managers.schedule_policy import SchedulePolicy
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
@@ -112,6 +118,8 @@ def sglang(out: Path) -> None:
     from sglang.srt.sampling.sampling_params import SamplingParams
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
+    example = Path(__file__).parents[1] / "examples" / "policies" / "dws.py"
+    os.environ["DSIM_POLICY"] = f"sglang-joint,discipline={example}:POLICY"
     hooks.register()
     HookRegistry.apply_hooks()
 
@@ -207,6 +215,26 @@ def sglang(out: Path) -> None:
                 req.kv = types.SimpleNamespace()
         hooks._STATE["log"].close()
         print(case, {req.rid: len(req.output_ids) for req in asked})
+
+    for rid, output in (("long", 320), ("short", 8), ("between", 160)):
+        params = SamplingParams(max_new_tokens=output)
+        req = Req(rid, "", array("q", range(8)), params, dllm_config=config, eos_token_ids=set(), vocab_size=VOCAB)
+        req.time_stats.set_wait_queue_entry_time()
+        scheduler.waiting_queue.append(req)
+    pool = types.SimpleNamespace(available_size=lambda: 400)
+    cache = MagicMock(disable=True, evictable_size=lambda: 0, supports_fast_match_prefix=lambda: False)
+    scheduler.__dict__.update(enable_priority_scheduling=False, schedule_low_priority_values_first=False)
+    scheduler.__dict__.update(schedule_policy="fcfs", token_to_kv_pool_allocator=pool, tree_cache=cache)
+    settings = types.SimpleNamespace(enable_prefill_delayer=False, disable_priority_preemption=True)
+    with patch.multiple(managers, get_schedule=lambda: settings, NewTokenRatioTracker=MagicMock()):
+        scheduler.init_schedule_policy()
+    with patch.object(SchedulePolicy, "_touch_waiting_prefixes"):
+        scheduler.policy.calc_priority(scheduler.waiting_queue)
+    config.max_running_requests = len(scheduler.dllm_manager.waiting_queue) + 2
+    scheduler._fetch_waiting_reqs()
+    admitted = [req.rid for req in scheduler.dllm_manager.waiting_queue[-2:]]
+    print("admitted by the policy:", *admitted, "and", hooks._STATE["asker"].num_errors, "errors")
+    (out / "admitted.json").write_text(json.dumps(admitted))
 
 
 # ---- LMDeploy -------------------------------------------------------------------------------------------------------

@@ -50,7 +50,9 @@ class Engine:
     context: str  # flag of a request's most tokens
     keys: str  # arguments for keys and values of 8 bits
     share: float  # of `memory`, by default; 0: chosen by the engine
-    discipline: str = ""  # arguments before the JSON that names a policy's discipline; empty: it takes none
+    discipline: str = (
+        ""  # arguments before the JSON that names a policy's discipline, or VARIABLE=; empty: it takes none
+    )
     attention: str = ""  # for heads of 512 where FlashAttention 4 does not run (precisions-and-cards.md 3.2)
     defaults: Mapping[str, Any] = field(default_factory=dict)  # the release's, where a preset has others
     config: str = ""  # flag of CONFIG
@@ -69,8 +71,11 @@ def not_served(preset: Preset, profile: Profile) -> str:
     engine, device = ENGINES.get(preset.engine), profile.device
     if engine is not None and device.compute_capability.startswith("gfx"):
         return f"no image of {engine} for AMD's {device.name} is known"
-    if engine is not None and preset.policy.discipline.questions and not engine.discipline:
-        return f"{engine} takes no discipline from outside"
+    if engine is not None and preset.policy.discipline.questions:
+        if not engine.discipline:
+            return f"{engine} takes no discipline from outside"
+        if engine.discipline.endswith("=") and device.count > 1:
+            return f"{engine} takes a discipline on one GPU, and the profile has {device.count}"
     shifts = isinstance(preset.policy.unmasking, JointThresholdInDel)
     if shifts and (profile.model.experts is None or profile.model.experts.by_block is None):
         return f"{engine} serves {preset.policy.name} only with tokens to delete and insert, as LLaDA2.2 has them"
@@ -212,7 +217,7 @@ def deployment_of(
         weights=weights,
         replicas=replicas,
         gpus=device.count,
-        command=(*engine.command, model or "MODEL", *preset.serve.split(), *flags.words),
+        command=(*flags.before, *engine.command, model or "MODEL", *preset.serve.split(), *flags.words),
         port_flag=engine.port,
         everywhere=engine.everywhere,
         config=flags.config,
@@ -229,6 +234,7 @@ class _Flags:
     """What a launch sets beyond the release's defaults."""
 
     def __init__(self, engine: Engine, preset: Preset, device: Device) -> None:
+        self.before: list[str] = []  # the engine's command
         self.words: list[str] = []
         self.config: dict[str, Any] = {}  # of CONFIG
         self.unset: list[str] = []
@@ -286,7 +292,10 @@ class _Flags:
         changed = {name: value for name, value in fields.items() if value != usual[name]}
         policy = with_fields(with_files(name_of(spec), lambda path: f"./{Path(path).name}"), changed)
         words = self._engine.discipline.split()
-        self.words += [*words, json.dumps({"dsim_policy": policy})]
+        if self._engine.discipline.endswith("="):
+            self.before = ["env", f"{words[0]}{policy}"]
+        else:
+            self.words += [*words, json.dumps({"dsim_policy": policy})]
         self.differs[" ".join(words[:2])] = "the policy's own order, limits and caps, inside the engine"
 
     def _reason(self, name: str, default: Any) -> str:

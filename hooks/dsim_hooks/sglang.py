@@ -1,17 +1,26 @@
 """SGLang: a general plug-in around the scheduler's batches and diffusion blocks' forwards (against 0.5.23)."""
 
 import functools
+import os
 
 from . import log as steplog
 
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 ALGORITHM = "sglang.srt.dllm.algorithm.base.DllmAlgorithm"
+SPEC = "DSIM_POLICY"  # variable
 
-_STATE = {}  # the log (None if it failed), and batches in flight
+_STATE = {}  # the log (None if it failed), batches in flight, and what asks a policy
 
 
 def register():
-    """Called in each process of SGLang; the first request's opens a log."""
+    """Called in each process of SGLang; the first request's opens a log, and a scheduler's asks a policy."""
+    if SPEC in os.environ:
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+        HookRegistry.register(f"{SCHEDULER}.init_schedule_policy", around_policy, HookType.AROUND)
+        HookRegistry.register(
+            "sglang.srt.managers.schedule_policy.SchedulePolicy.calc_priority", around_priority, HookType.AROUND
+        )
     if steplog.log_path() is None:
         return
     with steplog.harmless("everything"):
@@ -26,11 +35,27 @@ def register():
             HookRegistry.register(target, around, HookType.AROUND)
 
 
+def around_policy(original, scheduler):
+    """PolicyError, which ends the scheduler, for a policy that SGLang cannot honour."""
+    from .sglang_policy import Asker
+
+    original(scheduler)
+    _STATE["asker"] = Asker(os.environ[SPEC], scheduler)
+
+
+def around_priority(original, policy, waiting_queue, *args, **kwargs):
+    original(policy, waiting_queue, *args, **kwargs)
+    _STATE["asker"].reorder(waiting_queue)
+
+
 def around_request(original, scheduler, request, *args, **kwargs):
     if "log" not in _STATE:
         _STATE.update(log=None, begun={}, end=None, forwards=[], rows=[], by_law=False)
         with steplog.harmless("everything"):
-            _STATE["log"] = steplog.StepLog(steplog.log_path(), header(scheduler))
+            first = header(scheduler)
+            if "asker" in _STATE:
+                first["settings"] |= _STATE["asker"].names
+            _STATE["log"] = steplog.StepLog(steplog.log_path(), first)
     if _STATE["log"] is not None:
         with steplog.harmless("a request"):
             limit = request.sampling_params.max_new_tokens
@@ -206,6 +231,7 @@ def header(scheduler):
                     "max_running_requests": lambda: (scheduler if dllm is None else dllm).max_running_requests,
                     "chunked_prefill_size": lambda: scheduler.chunked_prefill_size,
                     "max_prefill_tokens": lambda: scheduler.max_prefill_tokens,
+                    "dllm_fdfo": lambda: getattr(dllm, "first_done_first_out_mode", None),
                 }
             ),
         }

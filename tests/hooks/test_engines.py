@@ -1,5 +1,6 @@
 """The hooks around the engines' own classes, where an environment holds them (benchmarks/hook_engines.py)."""
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -36,3 +37,5 @@ def test_an_engines_own_classes_are_logged(tmp_path: Path, engine: str) -> None:
         assert log.requests.canvases.num_steps.tolist() == steps, name
         assert log.requests.canvases.flushed.tolist() == [flushed] * len(steps), name
         assert (log.requests.finish >= log.requests.last_emission).all()
+    if engine == "sglang":  # of a long, a short and one between, in this order, under examples/policies/dws.py
+        assert json.loads((tmp_path / "admitted.json").read_text()) == ["short", "between"]

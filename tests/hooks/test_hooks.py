@@ -326,6 +326,19 @@ class Asked(Bag):
         return bool(self.prefill)
 
 
+def sglang_scheduler(algorithm: str, fdfo: bool, rows: int) -> Any:
+    return Bag(
+        waiting_queue=[], dllm_manager=Bag(waiting_queue=[]), page_size=4, tp_size=1,
+        max_total_num_tokens=400, chunked_prefill_size=64, max_prefill_tokens=1024,
+        server_args=Bag(served_model_name="m", model_path="m"),
+        model_config=Bag(hf_config=CONFIG, context_len=512),
+        dllm_config=Bag(
+            algorithm=algorithm, algorithm_config={"threshold": 0.9}, block_size=4,
+            first_done_first_out_mode=fdfo, max_running_requests=rows,
+        ),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("fdfo", [False, True])
 def test_sglangs_forwards_are_steps_whether_a_batch_runs_one_or_several(
     hook: Hook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fdfo: bool
@@ -333,16 +346,8 @@ def test_sglangs_forwards_are_steps_whether_a_batch_runs_one_or_several(
     modules(monkeypatch, sglang={"__version__": "0.5.23"})
     sglang = hook("sglang")
     reqs = [Asked(rid=name, output_ids=[], finished_len=None, over=False, prefill=False) for name in "ab"]
-    scheduler = Bag(
-        waiting_queue=[], dllm_manager=Bag(waiting_queue=reqs), page_size=4, tp_size=1,
-        max_total_num_tokens=400, chunked_prefill_size=64, max_prefill_tokens=1024,
-        server_args=Bag(served_model_name="m", model_path="m"),
-        model_config=Bag(hf_config=CONFIG, context_len=512),
-        dllm_config=Bag(
-            algorithm="LowConfidence", algorithm_config={"threshold": 0.9}, block_size=4,
-            first_done_first_out_mode=fdfo, max_running_requests=8,
-        ),
-    )  # fmt: skip
+    scheduler = sglang_scheduler("LowConfidence", fdfo, 8)
+    scheduler.dllm_manager.waiting_queue = reqs
     for name, prompt in (("a", 2), ("b", 7)):
         asked = Bag(rid=name, input_ids=[0] * prompt, sampling_params=Bag(max_new_tokens=2))
         sglang.around_request(lambda *a, **k: None, scheduler, asked)

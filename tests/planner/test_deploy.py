@@ -12,9 +12,9 @@ import yaml
 
 from dsim.engine.allowed_code import allowed
 from dsim.engine.part import AXES
-from dsim.engine.policy import PRESETS, parse, settings_of
+from dsim.engine.policy import PRESETS, parse, preset_of, settings_of
 from dsim.planner.candidates import candidates_of
-from dsim.planner.deploy import ENGINES, Deployment, deployment_of
+from dsim.planner.deploy import ENGINES, Deployment, deployment_of, not_served
 from dsim.profiler.hardware import gpu
 from dsim.profiler.models import model
 from dsim.profiler.precision import Precision
@@ -59,6 +59,13 @@ def test_a_discipline_goes_with_the_command_and_its_file_with_the_folder(tmp_pat
     assert "patience" not in " ".join(found.unset)
     named = f"lmdeploy-bd32,discipline={example}:POLICY"
     assert deployment_of(named, SDAR, allow_code=code) is None
+    found = deployed(f"sglang-fdfo:8,discipline={example}:POLICY,patience=0.5", allow_code=code)
+    launch = "exec env DSIM_POLICY=sglang-fdfo,discipline=./dws.py:POLICY,patience=0.5 python3 -m sglang.launch_server "
+    assert launch in found.files()["launch.sh"]
+    assert found.files()["dws.py"] == example.read_text()
+    two_gpus = replace(SDAR, device=replace(SDAR.device, count=2))
+    reason = not_served(preset_of(f"sglang-fdfo,discipline={example}:POLICY", allow_code=code), two_gpus)
+    assert reason == "SGLang 0.5.23 takes a discipline on one GPU, and the profile has 2"
 
 
 def test_a_command_is_whole_and_has_only_what_differs_from_the_defaults() -> None:
@@ -143,6 +150,7 @@ def test_a_truth_is_one_flag_or_the_other_and_a_file_holds_what_has_none() -> No
     sync, free = deployed("sglang-sync,max_running_requests=16"), deployed("sglang-fdfo")
     assert " --no-dllm-fdfo" in sync.shell
     assert " --max-running-requests 16" in sync.shell
+    assert free.differs["--max-running-requests 64"] == "as replayed; default 1"
     assert "dllm-fdfo" not in free.shell  # the release's default
     assert sync.config == {"block_size": 32, "threshold": 0.95}
     joint = deployed("sglang-joint,edit_threshold=0.2")
