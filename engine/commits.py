@@ -350,14 +350,12 @@ class CommitDraws:
 
     def of_window(self, plan: StepPlan, window: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Masks that commit if `window` [rows, width] is computed."""
-        masks, arrays = plan.masks._replace(window=window), self._of(plan).arrays
+        draws = self if plan.threshold is None else self._levels.get(plan.threshold, self)
+        masks, arrays = plan.masks._replace(window=window), draws.arrays
         if self._unmasking is not None:
             return unmask_drawn(self._unmasking, masks, arrays)
         committed: npt.NDArray[np.bool_] = draw_plan(masks, arrays, np.zeros((len(window), 0)))
         return committed
-
-    def _of(self, plan: StepPlan) -> "CommitDraws":
-        return self if plan.threshold is None else self._levels.get(plan.threshold, self)
 
 
 Commits = CommitDraws | LawDraws | ScheduledCommits | TokenDraws

@@ -38,38 +38,31 @@ class Decision(NamedTuple):
     steps_now: npt.NDArray[np.int64] | None = None
 
 
-KINDS: dict[str, tuple[type, str]] = {
-    "order": (np.int64, "waiting"),
-    "holds": (np.bool_, "waiting"),
-    "rests": (np.bool_, "running"),
-    "steps": (np.int64, "waiting"),
-    "steps_now": (np.int64, "running"),
-}
+NUMBERS = ("most_admitted", "most_prompt_tokens")  # the other answers are arrays, of which
+OF_WAITING, MARKS = ("order", "holds", "steps"), ("holds", "rests")  # are [waiting], not [running]; are bool, not whole
 
 
 def ask(policy: Policy, view: View) -> Decision:
     """The discipline's answers; PolicyError for an impossible one. `order` is asked if two requests wait."""
     discipline = policy.discipline
-    sizes = {"waiting": view.num_waiting, "running": view.num_running}
     answers: dict[str, Any] = {}
-    for name in discipline.questions:
+    for name in sorted(discipline.questions):
         source = f"policy {policy.name}: {type(discipline).__name__}.{name}"
-        if name not in KINDS:
+        rows = view.num_waiting if name in OF_WAITING else view.num_running
+        if name in NUMBERS:
             number = getattr(discipline, name)(view)
             if not isinstance(number, int | np.integer) or number < 0:
                 raise PolicyError(f"{source} returned {cut(number)}, expected a whole number of at least 0")
             answers[name] = int(number)
             continue
-        kind, rows = KINDS[name]
-        if sizes[rows] <= (name == "order"):
+        if rows <= (name == "order"):
             continue
-        answers[name] = array_of(getattr(discipline, name)(view), source, kind, (sizes[rows],))
-        if name == "order" and not np.array_equal(np.sort(answers[name]), np.arange(sizes[rows])):
-            raise PolicyError(
-                f"{source} returned {cut(answers[name].tolist())}, expected 0 to {sizes[rows] - 1}, each once"
-            )
-        if name in ("steps", "steps_now") and answers[name].min() < 1:
-            raise PolicyError(f"{source} returned {answers[name].min()}, expected at least 1")
+        answer = array_of(getattr(discipline, name)(view), source, np.bool_ if name in MARKS else np.int64, (rows,))
+        if name == "order" and not np.array_equal(np.sort(answer), np.arange(rows)):
+            raise PolicyError(f"{source} returned {cut(answer.tolist())}, expected 0 to {rows - 1}, each once")
+        if name in ("steps", "steps_now") and answer.min() < 1:
+            raise PolicyError(f"{source} returned {answer.min()}, expected at least 1")
+        answers[name] = answer
     return Decision(**answers)
 
 

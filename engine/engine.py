@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -66,13 +66,6 @@ _opened, _opened_policy = plain(core.opened), plain(core.opened_policy)
 MOST_FRUITLESS = 1000
 _FREE = LatencyModel(((0.0, 0.0),), 0.0)
 NO_ENTRIES: npt.NDArray[np.int64] = np.zeros(0, np.int64)
-
-
-class _Withheld(NamedTuple):
-    """When a discipline let nothing run."""
-
-    since: float  # s
-    num_steps: int  # by then
 
 
 @dataclass(frozen=True)
@@ -177,7 +170,7 @@ class Engine:
         self._host = TimeHistogram(NO_COUNTS)  # latency minus device time, where measured
         self._absent_pages = 0  # held for requests that left or are expected
         self.blocked = False  # requests wait for such pages, and nothing runs until then
-        self._withheld: _Withheld | None = None
+        self._withheld: tuple[float, int] | None = None  # since when the discipline lets nothing run (s); steps by then
         self._grow(16)
 
     # ---- for drivers and routers -----------------------------------------------------------------------------
@@ -652,7 +645,7 @@ class Engine:
                 self._check_idle()
                 return False
             assert self._withheld is not None
-            self._counters["clock"] += max(EMPTY_STEP, (self.clock - self._withheld.since) / 100)  # an error of 1 %
+            self._counters["clock"] += max(EMPTY_STEP, (self.clock - self._withheld[0]) / 100)  # an error of 1 %
         else:
             self._check_progress()
             return False
@@ -768,9 +761,9 @@ class Engine:
         waits = (self.num_waiting or self.num_running) and self.num_waiting >= self._counters["ask_from"]
         if not (runs_nothing and waits) or self._absent_pages:
             self._withheld = None
-        elif self._withheld is None or self._withheld.num_steps < self.num_steps:
-            self._withheld = _Withheld(self.clock, self.num_steps)
-        elif self.clock - self._withheld.since > MOST_WITHHELD:
+        elif self._withheld is None or self._withheld[1] < self.num_steps:
+            self._withheld = self.clock, self.num_steps
+        elif self.clock - self._withheld[0] > MOST_WITHHELD:
             waiting = f"{self.num_running} run and {self.num_waiting} wait"
             kind = type(self.policy.discipline).__name__
             raise self._stall(f"{kind} lets nothing run for {MOST_WITHHELD:g} s, and {waiting}")

@@ -202,17 +202,13 @@ class Discipline(Part):
         return frozenset(name for name in QUESTIONS if getattr(type(self), name) is not getattr(Discipline, name))
 
     def check(self, policy: "Policy") -> None:
-        if unasked := self.questions - policy.batching.open_to:
-            batching, open_to = type(policy.batching).__name__, ", ".join(sorted(policy.batching.open_to))
-            raise PolicyError(
-                f"{policy.name}: {type(self).__name__} answers {min(unasked)}, and {batching} asks only {open_to}"
-            )
+        batching, name = policy.batching, f"{policy.name}: {type(self).__name__} answers"
+        if unasked := self.questions - batching.open_to:
+            only = ", ".join(sorted(batching.open_to))
+            raise PolicyError(f"{name} {min(unasked)}, and {type(batching).__name__} asks only {only}")
         capped = self.questions & {"steps", "steps_now"}
         if capped and policy.commits_by != "law":
-            raise PolicyError(
-                f"{policy.name}: {type(self).__name__} answers {min(capped)}, expected a policy of canvases, whose "
-                "steps a law draws"
-            )
+            raise PolicyError(f"{name} {min(capped)}, expected a policy of canvases, whose steps a law draws")
 
 
 QUESTIONS = ("order", "holds", "most_admitted", "most_prompt_tokens", "rests", "steps", "steps_now")

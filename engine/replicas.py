@@ -122,8 +122,7 @@ class Replicas:
             engine = self.engines[place]
             assert engine is not None
             goes_on = engine.goes_on(reason, recorder, draws)
-            if engine.withheld:
-                self.due[place] = engine.clock
+            self.due[place] = engine.clock
             if not goes_on or self.num_taken >= limit:
                 return False
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -304,6 +304,7 @@ def _canvas_config(source: ConfigJson, settings: Settings) -> CanvasConfig:
     ends = source.generation.get("eos_token_id", plain.get("eos_token_id"))
     if not isinstance(ends, list):
         ends = [ends]
+    stated = {**source.generation, **(source.generation.get("sampler_config") or {})}
     return CanvasConfig(
         name=source.name,
         layers=tuple(layers),
@@ -313,7 +314,7 @@ def _canvas_config(source: ConfigJson, settings: Settings) -> CanvasConfig:
         softcap=text.number("final_logit_softcapping"),
         rope=rope,
         eos=tuple(token for token in ends if isinstance(token, int)),
-        renoise=_renoise(source.generation),
+        renoise=Renoise(**{ours: stated[key] for key, ours in RENOISE.items() if stated.get(key) is not None}),
     )
 
 
@@ -325,11 +326,6 @@ RENOISE = {
     "confidence_threshold": "confidence",
     "entropy_bound": "entropy_bound",  # of the sampler
 }
-
-
-def _renoise(generation: Mapping[str, Any]) -> Renoise:
-    values = {**generation, **(generation.get("sampler_config") or {})}
-    return Renoise(**{ours: values[key] for key, ours in RENOISE.items() if values.get(key) is not None})
 
 
 def shapes(config: CanvasConfig) -> dict[str, tuple[int, ...]]:

@@ -168,17 +168,14 @@ class MixedFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[rows, hidden] to the same."""
-        chosen, weights = route(self._logits(x), self.about, getattr(self, "router_bias", None))
+        logits = logits_of(x, self.router.weight)  # [rows, num] fp32: near ties decide which experts run
+        if self.drawn is not None:  # computed all the same, for its time
+            logits = of_rows(self.drawn, len(x))
+        chosen, weights = route(logits, self.about, getattr(self, "router_bias", None))
         out = grouped_experts(x, chosen, weights, self.gate_up, self.down)
         if self.about.shared:
             out = out + self.shared_down(gated(self.shared_gate_up(x)))
         return out
-
-    def _logits(self, x: Tensor) -> Tensor:
-        """[rows, num] fp32: near ties decide which experts run."""
-        logits = logits_of(x, self.router.weight)
-        # Computed all the same, for its time.
-        return logits if self.drawn is None else of_rows(self.drawn, len(x))
 
 
 def route(

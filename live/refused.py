@@ -36,8 +36,5 @@ def check_policy(policy: Policy) -> None:
 
 def check_caps(policy: Policy) -> None:
     """PolicyError for a discipline that caps denoising steps."""
-    if capped := policy.discipline.questions & {"steps", "steps_now"}:
-        raise PolicyError(
-            f"policy {policy.name}: {type(policy.discipline).__name__} answers {min(capped)}, and `dsim live` runs "
-            "canvases to their end: expected vLLM with dsim-hooks (hooks/README.md)"
-        )
+    capped = policy.discipline.questions & {"steps", "steps_now"}
+    refuse(policy, {f"its discipline answers {name}: expected vLLM with dsim-hooks": True for name in sorted(capped)})

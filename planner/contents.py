@@ -23,7 +23,13 @@ NOT_ASKED = ("allow_code", "check_rules", "profile_object")
 
 def digest(question: Any) -> str:
     """SHA-256 of plain values, in 32 hex digits."""
-    return hashlib.sha256(json.dumps(question, sort_keys=True, default=_plain).encode()).hexdigest()[:32]
+    return hashlib.sha256(
+        json.dumps(
+            question,
+            sort_keys=True,
+            default=lambda value: digest_of_trace(value) if isinstance(value, Trace) else repr(value),
+        ).encode()
+    ).hexdigest()[:32]
 
 
 def asked_of(world: World, **extra: Any) -> Json:
@@ -59,7 +65,3 @@ def _digest_of(path: str, _size: int, _changed: int) -> str:
     """Computed again if a file's size or time changes."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _plain(value: Any) -> str:
-    return digest_of_trace(value) if isinstance(value, Trace) else repr(value)

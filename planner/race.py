@@ -116,7 +116,8 @@ def race(
         for i, (price, start) in enumerate(zip(prices, starts, strict=True))
     ]
     while True:
-        bar = _second_price(lanes)
+        costs = sorted(lane.cost(lane.high) for lane in lanes if lane.high is not None)
+        bar = [*costs, math.inf, math.inf][1]  # the second cheapest that is known to be enough
         entries: list[Entry] = []
         for lane in lanes:
             while lane.open:
@@ -164,9 +165,3 @@ def best_of(severities: Sequence[Sequence[float]]) -> list[int]:
     leader = min(range(len(values)), key=lambda i: float(values[i].mean()))
     gaps = [series - values[leader] for series in values]
     return [i for i, gap in enumerate(gaps) if i == leader or gap.mean() - student(gap) <= 0]
-
-
-def _second_price(lanes: Sequence[Lane]) -> float:
-    """The second cheapest cost known to be enough; infinite if there is none."""
-    costs = sorted(lane.cost(lane.high) for lane in lanes if lane.high is not None)
-    return [*costs, math.inf, math.inf][1]

@@ -81,8 +81,8 @@ def space_of(world: World, table: Mapping[str, Any] | FilePath | None = None, *,
             else:
                 for value, fault in faults:
                     refusals[field, spelt(value)] = fault and refusals.get((field, spelt(value)), fault)
-            if fitting := _fitting(faults):
-                values[f"{name}.{field}"] = fitting
+            if fitting := {spelt(value): value for value, fault in faults if fault is None}:  # each once
+                values[f"{name}.{field}"] = tuple(fitting.values())
     for fault in filter(None, refusals.values()):
         if table is not None:  # the default leaves out what does not fit
             raise DsimError(f"{source}: {fault}")
@@ -147,11 +147,6 @@ def _faults(world: World, preset: str, field: str, choices: Any, check: Check) -
     """A field's values, and why the preset cannot run with each."""
     values = choices if isinstance(choices, list) else [choices]
     return [(value, refusal(_check_value, world, preset, field, value, check)) for value in values]
-
-
-def _fitting(faults: Sequence[tuple[Any, DsimError | None]]) -> tuple[Any, ...]:
-    """The values without a fault, each once."""
-    return tuple({spelt(value): value for value, fault in faults if fault is None}.values())
 
 
 def _check_value(world: World, preset: str, field: str, value: Any, check: Check) -> None:

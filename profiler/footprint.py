@@ -37,7 +37,7 @@ def of_forward(
     in_layer = {
         # The residual stream and an addition to it, twice each; queries and attention's output. Keys are in pages.
         "activations of attention": tokens * how.element * (4 * stream + 2 * heads),
-        "activations of the feed-forward": tokens * how.element * (how.gate_copies * _width(model) + _moved(model)),
+        "activations of the feed-forward": tokens * how.element * _feed_forward(model, how.gate_copies),
     }
     at_head = {
         "hidden states": (tokens + head_rows) * how.element * stream,
@@ -47,12 +47,9 @@ def of_forward(
     return {name: size for name, size in {"inputs": inputs, **peak}.items() if size}
 
 
-def _width(model: ModelShape) -> int:
-    """Width of the widest feed-forward for a token."""
+def _feed_forward(model: ModelShape, gate_copies: int) -> int:
+    """Elements of a token in its widest feed-forward, and of its copies to experts and back."""
     mixed = model.experts
-    return max(model.ffn, (mixed.top_k + mixed.shared) * mixed.ffn if mixed else 0)
-
-
-def _moved(model: ModelShape) -> int:
-    """Elements of a token's copies to its experts and back."""
-    return 2 * model.experts.top_k * model.hidden if model.experts else 0
+    if mixed is None:
+        return gate_copies * model.ffn
+    return gate_copies * max(model.ffn, (mixed.top_k + mixed.shared) * mixed.ffn) + 2 * mixed.top_k * model.hidden

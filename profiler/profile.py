@@ -35,7 +35,6 @@ ALIASES = {
     "h100-sdar-8b-sglang": "h100-sdar-8b/sglang-drafts",
     "h200x2-diffusiongemma-vllm": "h200x2-diffusiongemma/vllm",
     "h200x2-diffusiongemma-sglang": "h200x2-diffusiongemma/sglang",
-    "h100-sdar": "h100-sdar-8b",
 }
 MIN_PAGES = 16
 CLOSE = 0.04  # relative, of weights' bytes

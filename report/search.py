@@ -10,7 +10,6 @@ import numpy as np
 from ..results.metrics import LATENCIES, METRICS, Metric, led_by, path
 from .chart import COLOURS, INK, LINES, Chart, colour, logarithmic
 from .page import (
-    Block,
     Code,
     Figure,
     Number,
@@ -74,6 +73,7 @@ def tune_page(tuned: "Tuned") -> Page:
         f"{tuned.objective} of each setting, in the colour of its policy: ● meets every SLO with a statistic, ✕ misses "
         "one. The line shows the best so far that meets them."
     )
+    launch = [Words(("Start a replica of it:",)), Code(tuned.launch)] * bool(tuned.launch)
     return Page(
         name=f"dsim tune: {setup.trace}",
         question="Which settings serve this traffic best?",
@@ -82,17 +82,11 @@ def tune_page(tuned: "Tuned") -> Page:
         numbers=_numbers_of(tuned, tuned.recommended),
         chart=Figure("history", "Trials", about, _history(tuned)),
         facts=facts_of(facts),
-        sections=(Section("Confirmed", (roles, _confirmed(tuned), Words((f"Run it: {tuned.run}",)), *_launch(tuned))),),
+        sections=(Section("Confirmed", (roles, _confirmed(tuned), Words((f"Run it: {tuned.run}",)), *launch)),),
         notes=tuned.notes,
         command=setup.command,
         version=setup.dsim,
     )
-
-
-def _launch(tuned: "Tuned") -> list[Block]:
-    if not tuned.launch:
-        return []
-    return [Words(("Start a replica of it:",)), Code(tuned.launch)]
 
 
 def _found(tuned: "Tuned") -> str:

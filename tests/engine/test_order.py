@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from dsim.engine.allowed_code import allowed
 from dsim.engine.engine import Engine, Limits
-from dsim.engine.errors import PolicyError
 from dsim.engine.journal import RequestTable
 from dsim.engine.part import Discipline, Policy
 from dsim.engine.policies.lmdeploy_2025 import Continuous
@@ -86,23 +84,3 @@ def test_priorities_and_deadlines_of_a_trace_reach_the_scheduler_and_its_journal
         assert np.argsort(result.table["scheduled"], kind="stable").tolist() == order
         engine = Engine(policy, result.limits, RequestTable(5), latency=profile.latency)
         assert list(replay(engine, 0, result.table.columns, journal.steps, journal.lists)) == []
-
-
-@pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        ([0], "order returned int64 [1], expected whole numbers [2]"),
-        ([0.0, 1.0], "order returned float64 [2], expected whole numbers [2]"),
-        ([1, 1], "order returned [1, 1], expected 0 to 1, each once"),
-        ([[0], [0, 1]], "order returned object [], expected whole numbers [2]"),
-        ([0, 2], "order returned [0, 2], expected 0 to 1, each once"),
-    ],
-)
-def test_an_order_that_is_none_is_one_line_with_both(answer: list[Any], says: str) -> None:
-    ANSWER[0] = lambda waiting, now: answer
-    engine = Engine(Policy("asked", Continuous(num_loops=1), discipline=Asked()), ONE, RequestTable(2))
-    for i in range(2):
-        engine.submit(Request(i, 0.0, 8, 8))
-    with pytest.raises(PolicyError) as caught:
-        engine.schedule(0.0)
-    assert str(caught.value) == f"policy asked: Asked.{says}"
