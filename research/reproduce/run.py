@@ -5,6 +5,7 @@ import math
 import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, fields, replace
 from datetime import date
 from pathlib import Path
@@ -156,10 +157,12 @@ def reproduce(
             points[point.key], names[point.key] = point, f"{e.name}: {series.name} at {point.run.at}"
     with StoreFolder(out, FOLDER, force=force) as folder, Pool(jobs, ray) as pool:
         folder.begin()
-        outcomes, interrupted = folder.finish(
-            pool, _values, points, question=_question,
-            progress=lambda ended, of, key: progress and progress(ended, of, names.get(key, "")),
-        )  # fmt: skip
+        outcomes: dict[str, Outcome[Any]] = {}
+        with suppress(KeyboardInterrupt), closing(folder.memo.run(pool, _values, points, _question)) as running:
+            for outcome in running:
+                outcomes[outcome.key] = outcome
+                if progress is not None:
+                    progress(len(outcomes), len(points), names[outcome.key])
         done = {key: _entry(outcome) for key, outcome in outcomes.items()}
         num_reused = sum(outcome.is_stored for outcome in outcomes.values())
         rows = tuple(_rows(experiments, done, published or {}))
@@ -169,7 +172,7 @@ def reproduce(
             len(done) - num_reused,
             num_reused,
             len(points),
-            interrupted,
+            len(outcomes) < len(points),
             date.today().isoformat(),
             commit(),
         )

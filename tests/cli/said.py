@@ -12,6 +12,7 @@ MAIN = typer.main.get_command(app)
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 ADVICE = re.compile(r"`dsim ([^`]*)`|\bdsim ((?:[a-z][a-z-]*)(?: [^\s`'\",;:)]+)*)")
 OF_OTHER_TOOLS = {"--no-dllm-fdfo", "--save-result", "--save-detailed"}  # SGLang's, and vLLM's benchmark's
+LAUNCH = re.compile(r"^ *(?:vllm|lmdeploy) serve .*|^ *(?:env .* )?python3 -m sglang.*", re.MULTILINE)  # of an engine
 OF_REPLAY = {"trace info"}  # it speaks of what replay can do
 
 
@@ -52,7 +53,7 @@ def check_options(called: str, text: str) -> None:
         if command is not None:
             unknown = set(OPTION.findall(found[0])) - own_options(command)
             assert not unknown, f"{called} advises `{found[0]}`, and dsim {path} has no {unknown}"
-    here = ADVICE.sub(lambda found: "" if named(found[1] or found[2])[1] else found[0], text)
+    here = ADVICE.sub(lambda found: "" if named(found[1] or found[2])[1] else found[0], LAUNCH.sub("", text))
     known = own_options(own) | (own_options(named("replay")[1]) if called in OF_REPLAY else set()) | OF_OTHER_TOOLS
     unknown = set(OPTION.findall(here)) - known
     assert not unknown, f"{called} names {unknown}, which it does not have: {here}"
