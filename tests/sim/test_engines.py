@@ -353,7 +353,8 @@ def test_an_engine_keeps_its_accounts_at_every_step(
         fits &= [have_room(d.engine._fixed, *d.engine.most_pages(trace.request(i))) for i in range(len(trace))]
     some = check_accounts(d, fits)
     assert d.engine._counters["num_free"] == len(d.engine._arrays.sequences)
-    if policy.rows.commits == "masks":
+    # A budget may cut vLLM's canvases, which then commit a part: that the answer is whole says check_accounts.
+    if policy.rows.commits == "masks" and not (spec.startswith("vllm") and tokens < 2 * rows * block):
         before = 0 if policy.granularity.on_a_grid else trace.input_length
         ends = before + -(-(trace.input_length + trace.output_length - before) // block) * block
         for i in np.flatnonzero(some):
