@@ -128,6 +128,8 @@ ENGINES = {
             "vllm-ar-blocks-0.33",
             "vllm-diffusion-0.33",
             "vllm-ar-disciplines-0.33",
+            "vllm-ar-drafts-disciplines-0.33",
+            "vllm-ar-blocks-disciplines-0.33",
             "vllm-diffusion-disciplines-0.33",
         ),
         vllm_without_cpu_build,

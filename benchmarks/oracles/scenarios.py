@@ -170,7 +170,7 @@ DISCIPLINES = ("SHORTEST", "FITTING", "SINGLY", "PROMPTS", "REST", "ALL")
 
 
 def vllm_disciplines(family: str, seed: int) -> Scenario:
-    """The scenario of `vllm-ar`, also with drafts, or `vllm-diffusion`, without windows, under a discipline and with expected lengths."""
+    """The scenario of the family without `disciplines`, under one, with expected lengths and no windows."""
     r, preset = Random(f"{family}-{seed}"), family.removesuffix("-disciplines-0.33")
     scenario, name = vllm(preset, seed), r.choice(DISCIPLINES)
     how = scenario["variation"].rsplit(",", 1)[0]
