@@ -5,10 +5,12 @@ A scenario (one JSON object):
     policy                            the preset and its fields, as `dsim replay --policy` takes them
     settings                          what the engine's oracle builds its scheduler from
     limits                            fields of dsim.engine.engine.Limits
+    discipline                        of disciplines.py, by name; none: first come, first served
     eos                               requests end at an EOS, which no scheduler foresees
     page_size, caching                prefix caching, by pages of so many tokens
     requests                          [{arrival, prompt, output, max_tokens, ...}]: arrival in steps, `prompt` the token
                                       ids, `output` tokens of the answer, `max_tokens` its limit; and, by the model:
+        estimate                      expected tokens of the answer, which a discipline sees
         steps                         [canvases] denoising steps of each canvas or block
         accepted                      [tokens] drafts accepted behind each token
         unmasked                      [blocks] masks that a step of each block unmasks, from the left
@@ -27,10 +29,13 @@ Every step takes 1. Order of rows matters unless the recording has "any_order": 
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from dsim.benchmarks.oracles import disciplines
+from dsim.engine.discipline import EMPTY_STEP
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import RequestTable
 from dsim.engine.policy import parse
@@ -100,9 +105,10 @@ def play(scenario: dict[str, Any]) -> dict[str, Any]:
     asked = scenario["requests"]
     table = RequestTable(len(asked))
     named = prefixes(scenario) if scenario["caching"] else None
-    engine = Engine(
-        parse(scenario["policy"]), Limits(**scenario["limits"]), table, eos=scenario["eos"], prefixes=named
-    )  # fmt: skip
+    policy = parse(scenario["policy"])
+    if "discipline" in scenario:
+        policy = replace(policy, discipline=getattr(disciplines, scenario["discipline"]))
+    engine = Engine(policy, Limits(**scenario["limits"]), table, eos=scenario["eos"], prefixes=named)
     device, now, submitted, steps, tokens = Device(asked), 0.0, 0, [], []
     had = np.zeros(len(asked), np.int64)
     for _ in range(MOST_STEPS):
@@ -111,7 +117,7 @@ def play(scenario: dict[str, Any]) -> dict[str, Any]:
             accepted = engine.submit(
                 Request(
                     submitted, request["arrival"], len(request["prompt"]), request["output"],
-                    max_tokens=request["max_tokens"],
+                    max_tokens=request["max_tokens"], estimate=request.get("estimate", 0),
                 )
             )  # fmt: skip
             if not accepted:
@@ -119,6 +125,9 @@ def play(scenario: dict[str, Any]) -> dict[str, Any]:
             submitted += 1
         plan = engine.schedule(now)
         if plan is None:
+            if engine.withheld:
+                now += EMPTY_STEP
+                continue
             if submitted == len(asked):
                 return {"steps": steps, "tokens": tokens}
             now = max(now, asked[submitted]["arrival"])

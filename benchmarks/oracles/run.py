@@ -84,7 +84,12 @@ def vllm_without_cpu_build(folder: Path, release: str) -> tuple[Path, dict[str, 
         text = (metadata / "METADATA").read_text()
         (metadata / "METADATA").write_text(text.replace(f"\nVersion: {release}\n", f"\nVersion: {release}+cpu\n"))
         metadata.rename(renamed)
-    return python, {"PYTHONPATH": str(source)}
+    shown = folder / "policies"  # dsim by its name, and the hook that puts its policies on the scheduler
+    shown.mkdir(exist_ok=True)
+    for name, found in (("dsim", HERE.parents[1]), ("dsim_hooks", HERE.parents[1] / "hooks" / "dsim_hooks")):
+        (shown / name).unlink(missing_ok=True)
+        (shown / name).symlink_to(found)
+    return python, {"PYTHONPATH": f"{source}{os.pathsep}{shown}"}
 
 
 def unpack(package: str, release: str, folder: Path, wanted: Callable[[str], bool] = lambda name: True) -> None:
@@ -117,7 +122,16 @@ ENGINES = {
     "vllm": EngineUnderTest(VLLM_BUILT, ("vllm-ar", "vllm-diffusion"), vllm_environment, "vllm.py"),
     "vllm-0.33": EngineUnderTest(
         "0.33.0",
-        ("vllm-ar-0.33", "vllm-ar-drafts-0.33", "vllm-ar-blocks-0.33", "vllm-diffusion-0.33"),
+        (
+            "vllm-ar-0.33",
+            "vllm-ar-drafts-0.33",
+            "vllm-ar-blocks-0.33",
+            "vllm-diffusion-0.33",
+            "vllm-ar-disciplines-0.33",
+            "vllm-ar-drafts-disciplines-0.33",
+            "vllm-ar-blocks-disciplines-0.33",
+            "vllm-diffusion-disciplines-0.33",
+        ),
         vllm_without_cpu_build,
         "vllm.py",
     ),

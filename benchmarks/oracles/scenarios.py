@@ -166,6 +166,23 @@ def vllm_033(family: str, seed: int) -> Scenario:
     return vllm(family.removesuffix("-0.33"), seed) | {"family": family}
 
 
+DISCIPLINES = ("SHORTEST", "FITTING", "SINGLY", "PROMPTS", "REST", "ALL")
+
+
+def vllm_disciplines(family: str, seed: int) -> Scenario:
+    """The scenario of the family without `disciplines`, under one, with expected lengths and no windows."""
+    r, preset = Random(f"{family}-{seed}"), family.removesuffix("-disciplines-0.33")
+    scenario, name = vllm(preset, seed), r.choice(DISCIPLINES)
+    how = scenario["variation"].rsplit(",", 1)[0]
+    scenario |= {"family": family, "discipline": name, "variation": f"{how}, {name}"}
+    for request in scenario["requests"]:
+        request["estimate"] = max(1, round(request["output"] * r.uniform(0.5, 2)))
+    for window in ("window", "window_bytes", "kv_bytes"):
+        scenario["limits"].pop(window, None)
+    scenario["limits"]["num_pages"] = pages_for(scenario, r)
+    return scenario
+
+
 # ---- LMDeploy ------------------------------------------------------------------------------------------------------
 
 
@@ -316,6 +333,8 @@ def sglang_published(family: str, seed: int) -> Scenario:
 
 FAMILIES: dict[str, Callable[[str, int], Scenario]] = {
     "vllm-ar": vllm, "vllm-diffusion": vllm, "vllm-ar-0.33": vllm_033,
+    "vllm-ar-disciplines-0.33": vllm_disciplines, "vllm-diffusion-disciplines-0.33": vllm_disciplines,
+    "vllm-ar-drafts-disciplines-0.33": vllm_disciplines, "vllm-ar-blocks-disciplines-0.33": vllm_disciplines,
     "vllm-ar-drafts-0.33": vllm_033, "vllm-ar-blocks-0.33": vllm_033, "vllm-diffusion-0.33": vllm_033,
     "lmdeploy-0.18": lmdeploy,
     "sglang-fdfo": sglang, "sglang-sync": sglang, "sglang-joint": sglang, "sglang-gemma": sglang,

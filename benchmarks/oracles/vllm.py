@@ -3,8 +3,9 @@
     VLLM_PYTHON -P benchmarks/oracles/vllm.py SCENARIOS RECORDINGS
 
 JSON lines (fields: compare.py); -P: files here are called as the engines are. Scheduler, AsyncScheduler,
-DiffusionScheduler and DiffusionAsyncScheduler are driven as by `EngineCore.step` and `step_with_batch_queue`. The model
-answers as the scenario says; every step takes 1.
+DiffusionScheduler and DiffusionAsyncScheduler are driven as by `EngineCore.step` and `step_with_batch_queue`, under a
+scenario's discipline by hooks/dsim_hooks/vllm_policy.py, which PYTHONPATH then needs, as dsim. The model answers as the
+scenario says; every step takes 1.
 """
 
 import json
@@ -42,6 +43,7 @@ MODEL = {
 }  # fmt: skip
 EOS, OUTPUT = 0, 10**9  # answers' token ids begin at OUTPUT, as compare.py's
 MOST_STEPS = 20_000
+EMPTY_STEP = 1e-3  # that EngineCore sleeps where nothing could run
 BLOCKS = ("dflash", "dspark")  # drafters of whole blocks, since 0.33 as here
 
 
@@ -82,7 +84,11 @@ def scheduler_of(scenario, folder):
             config._set_max_num_scheduled_tokens()  # with its cap of rows
     if canvas:
         object.__setattr__(config, "diffusion_config", SimpleNamespace(canvas_length=canvas))
-        object.__setattr__(config, "model_config", Patched(model, is_diffusion=True))
+        object.__setattr__(
+            config,
+            "model_config",
+            Patched(model, is_diffusion=True, hf_config=Patched(model.hf_config, canvas_length=canvas)),
+        )
     shape = {"block_size": page, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float16}
     groups = []  # by layer: models with windows begin with one
     for i in range(limits.get("window_bytes", 0) // limits.get("kv_bytes", 1)):
@@ -100,11 +106,22 @@ def scheduler_of(scenario, folder):
     blocks = KVCacheConfig(
         num_blocks, [], groups, prefix_cache_retention_interval=settings["prefix_cache_retention_interval"]
     )
+    if "discipline" in scenario:
+        file = os.path.join(os.path.dirname(os.path.abspath(__file__)), "disciplines.py")
+        spec = f"vllm-{'diffusion' if canvas else 'ar'},discipline={file}:{scenario['discipline']}"
+        object.__setattr__(config, "additional_config", {"dsim_policy": spec})
+        kind = vllm_policy().scheduler_of
     scheduler = kind(
         vllm_config=config, kv_cache_config=blocks, structured_output_manager=grammar, block_size=page, log_stats=False,
     )  # fmt: skip
     scheduler.can_skip_drafts = settings.get("drafter") in BLOCKS  # as on a GPU, with the second model runner
     return scheduler
+
+
+def vllm_policy():
+    from dsim_hooks import vllm_policy
+
+    return vllm_policy
 
 
 def config_of_drafts(count, method):
@@ -182,6 +199,9 @@ class Model:
 def record(scenario, folder):
     scheduler = scheduler_of(scenario, folder)
     model, asked, page = Model(scenario, scheduler), scenario["requests"], scenario["page_size"]
+    disciplined = "discipline" in scenario
+    if disciplined:
+        vllm_policy().time = SimpleNamespace(time=lambda: now)
     pool, num_pages = scheduler.kv_cache_manager.block_pool, scenario["limits"]["num_pages"]
     ahead = getattr(scheduler, "num_hash_lookahead_tokens", 0)  # since 0.33
     hasher = get_request_block_hasher(page, sha256, *[ahead] * (ahead > 0)) if scenario["caching"] else None
@@ -205,10 +225,13 @@ def record(scenario, folder):
             if submitted == len(asked):
                 for step in steps:
                     step["held"], step["preempted"] = held[step["start"]], left.get(step["start"], [])
+                if disciplined and scheduler.dsim.num_errors:
+                    raise RuntimeError("the discipline failed")
                 return {"steps": steps, "tokens": tokens}
             now = max(now, asked[submitted]["arrival"])
             continue
         held[now] = num_pages - pool.get_num_free_blocks()
+        executed = False
         if scheduler.has_requests():
             preempted.clear()
             output = scheduler.schedule()
@@ -229,7 +252,8 @@ def record(scenario, folder):
             if looks_ahead and len(queue) < 2 and (executed or scheduler.has_requests()):
                 if executed:
                     continue
-                if not any(o.total_num_scheduled_tokens for o, _, _ in queue) and submitted < len(asked):
+                idles = not disciplined and not any(o.total_num_scheduled_tokens for o, _, _ in queue)
+                if idles and submitted < len(asked):
                     now = max(now, asked[submitted]["arrival"])  # an empty step returns at once
         output, chunks, end = queue.pop()
         now = max(now, end)
@@ -239,11 +263,17 @@ def record(scenario, folder):
         ]
         if not looks_ahead:
             model.propose(output, chunks)
+        in_flight = (
+            executed or output.total_num_scheduled_tokens or any(o.total_num_scheduled_tokens for o, *_ in queue)
+        )
+        if disciplined and not in_flight and scheduler.has_requests():
+            now += EMPTY_STEP
     raise RuntimeError(f"more than {MOST_STEPS} steps")
 
 
 def request_of(index, asked, hasher):
-    sampling = SamplingParams(max_tokens=asked["max_tokens"])
+    stated = {"estimated_length": asked["estimate"]} if "estimate" in asked else None
+    sampling = SamplingParams(max_tokens=asked["max_tokens"], extra_args=stated)
     sampling._eos_token_id = EOS
     return Request(
         request_id=str(index), prompt_token_ids=list(asked["prompt"]), sampling_params=sampling, pooling_params=None,

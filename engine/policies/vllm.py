@@ -277,7 +277,8 @@ def decide_budget(replica: Replica, policy: BudgetState) -> int:
 def _fill(replica: Replica, policy: BudgetState, target: int) -> int:
     """Choose a step's rows and tokens within the budget: running requests, then waiting ones."""
     counters, fixed, fields, allowance = replica.counters, replica.fixed, policy.fields, policy.record
-    budget = min(int(fields.max_num_batched_tokens), _allowed(replica, policy)) - int(fields.slots)
+    most = int(fields.max_num_batched_tokens)
+    budget, inputs = min(most, _allowed(replica, policy)), most - int(fields.slots)  # a row's slots are no tokens
     most_running = min(int(fixed.max_batch), int(counters.num_running + allowance.most_admitted))
     limit = int(fields.long_prefill_token_threshold)  # of a row
     if limit == 0 or counters.num_running + counters.num_waiting == 1:
@@ -296,7 +297,7 @@ def _fill(replica: Replica, policy: BudgetState, target: int) -> int:
             continue
         of_prompt = prefills(columns, policy.fields)
         before = int(columns.computed) + int(columns.unsure)
-        n = min(next_tokens(replica, policy, slot), limit, budget, fixed.context_limit - before - sampled)
+        n = min(next_tokens(replica, policy, slot), limit, budget, inputs, fixed.context_limit - before - sampled)
         if n <= 0:
             continue
         end = before + n
@@ -321,7 +322,7 @@ def _fill(replica: Replica, policy: BudgetState, target: int) -> int:
         columns.drafts = max(0, n - (int(columns.goal) - int(columns.computed)))  # none of a prompt
         some_prefill = some_prefill or of_prompt
         decodes += not of_prompt
-        budget -= n + fields.slots
+        budget, inputs = budget - n, inputs - n - int(fields.slots)
         replica.lists[target, num] = slot
         num += 1
     num_ran = num
@@ -341,10 +342,10 @@ def _fill(replica: Replica, policy: BudgetState, target: int) -> int:
         fits = cached + padded < fixed.context_limit
         if fields.drafts > 0 and tokens == 1 and not some_prefill and num_ran + cached > 0 and fits:
             tokens = padded
-            if tokens > budget:
+            if tokens > min(budget, inputs):
                 break
-        n = min(tokens, limit, budget)
-        if n < tokens and not fields.enable_chunked_prefill:
+        n = min(tokens, limit, budget, inputs)
+        if n <= 0 or (n < tokens and not fields.enable_chunked_prefill):
             break
         free = fixed.num_pages - counters.pages_held + shared_pages
         pages = _pages_to(fixed, fields, cached + n)
@@ -368,7 +369,7 @@ def _fill(replica: Replica, policy: BudgetState, target: int) -> int:
         columns.wanted = n
         columns.drafts = 0
         columns.rests = False
-        budget -= n + fields.slots
+        budget, inputs = budget - n, inputs - n - int(fields.slots)
         replica.lists[target, num] = slot
         num += 1
     count_rows(replica, target, num)
@@ -383,9 +384,7 @@ def _fill(replica: Replica, policy: BudgetState, target: int) -> int:
 def _allowed(replica: Replica, policy: BudgetState) -> int:
     """Tokens of a step by its discipline."""
     fields, tokens = policy.fields, int(policy.record.most_prompt_tokens)
-    row = 1 + int(fields.drafts)
-    if fields.canvases:
-        row = int(replica.fixed.block)
+    row = int(replica.fixed.block) + int(fields.drafts)  # a canvas, or a token and its drafts
     if tokens < UNLIMITED:
         for slot in running_slots(replica):
             columns = policy.columns[slot]
