@@ -10,6 +10,7 @@ import numpy as np
 from ..results.metrics import LATENCIES, METRICS, Metric, led_by, path
 from .chart import COLOURS, INK, LINES, Chart, colour, logarithmic
 from .page import (
+    Block,
     Code,
     Figure,
     Number,
@@ -73,7 +74,7 @@ def tune_page(tuned: "Tuned") -> Page:
         f"{tuned.objective} of each setting, in the colour of its policy: ● meets every SLO with a statistic, ✕ misses "
         "one. The line shows the best so far that meets them."
     )
-    launch = [Words(("Start a replica of it:",)), Code(tuned.launch)] * bool(tuned.launch)
+    launch: list[Block] = [Words(("Start a replica of it:",)), Code(tuned.launch)] * bool(tuned.launch)
     return Page(
         name=f"dsim tune: {setup.trace}",
         question="Which settings serve this traffic best?",
