@@ -679,7 +679,7 @@ def count_steps(loaded: LoadedCanvas, prompts: Prompts, budget: float, seed: int
 Keep = Callable[[Profile, Samples], object]
 
 STEPS_SHARE = 0.5  # of the budget; commit logs get the rest
-EVICTION_SHARE = 0.05  # of the budget on a GPU; a CPU evicts nearly for free
+EVICTION_SHARE = 0.05  # of the budget on a GPU; of a CPU, which evicts nearly for free, it is not measured
 OVERHEAD_SHARE = 0.25  # of the budget, for full-sequence models
 
 
@@ -820,7 +820,7 @@ def profile_model(
         elif both_ways:
             overhead = measure_cache_overhead(loaded, latency, for_overhead, progress)
             profile = replace(profile, latency=replace(latency, cache_overhead=overhead))
-        else:
+        elif for_eviction > 0:
             eviction = digits(measure_eviction(loaded, latency, for_eviction), 3)
             profile = replace(profile, latency=replace(latency, eviction=eviction))
         pairs = [(workload, threshold) for workload in workloads for threshold in thresholds]
