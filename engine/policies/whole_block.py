@@ -65,13 +65,15 @@ def settle_block_pass(
     begin = 0
     final = True
     while final and begin + block <= len(status):
+        states, marks = status[begin : begin + block], window[begin : begin + block]  # from 0: vectorises
         computed = False
         masks = False
-        for k in range(begin, begin + block):
-            computed |= window[k]
-            masks |= status[k] == MASKED
+        for k in range(block):
+            computed |= marks[k]
+            masks |= states[k] == MASKED
         final = computed and not masks
-        for k in range(begin, begin + block):
-            if final and window[k]:
-                status[k] = CACHED
+        if final:
+            for k in range(block):
+                if marks[k]:
+                    states[k] = CACHED
         begin += block

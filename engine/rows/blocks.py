@@ -101,10 +101,11 @@ def visible_keys(status: Status, window: Marks, block: int, listed: bool) -> tup
     qk_pairs = 0
     visible = 0  # up to the block's end
     for begin in range(0, len(status), block):
+        states, marks = status[begin : begin + block], window[begin : begin + block]
         queries = 0
-        for p in range(begin, begin + block):
-            queries += window[p]
-            visible += window[p] | (status[p] == CACHED)
+        for p in range(block):
+            queries += marks[p]
+            visible += marks[p] | (states[p] == CACHED)
         num += queries
         qk_pairs += queries * visible
         # Only queries of a block or of later ones read its cached positions.
