@@ -202,8 +202,7 @@ def let_in(replica: Replica, slot: int) -> None:
     counters.num_running += 1
 
 
-# When pages run out: `preempt` sends a sequence to the end of the queue (LMDeploy of 2025), vLLM calls `unseat` and
-# `push_front`, LMDeploy 0.18 `suspend` alone: its pages are reclaimed only when somebody needs them.
+# When pages run out LMDeploy of 2025 calls `preempt`, vLLM `unseat` and `push_front`, LMDeploy 0.18 `suspend` alone.
 
 
 @rule

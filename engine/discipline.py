@@ -90,8 +90,8 @@ class Caps:
     def apply(self, draws: Draws) -> None:
         """Limit the draws of requests that wait, and of the step that begins."""
         for request, steps in (*self._admitted, *self._step):
-            most = draws.requests["most"]
-            most[request] = min(self._limits.setdefault(request, int(most[request])), steps)
+            limits = draws.requests["most"]
+            limits[request] = min(self._limits.setdefault(request, int(limits[request])), steps)
         self._admitted = []
 
 

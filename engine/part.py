@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .view import RequestView, View
 
 MAX_BLOCK = 64  # of published checkpoints
+UNLIMITED = 2**31 - 1
 
 
 class Wrapping(NamedTuple):
@@ -162,7 +163,7 @@ class Scheduler(Part):
 
 @dataclass(frozen=True)
 class Discipline(Part):
-    """What a scheduler leaves open: first come, first served, unless a subclass has some of these methods.
+    """What a scheduler leaves open: first come, first served, unless a subclass overrides some of these methods.
 
     Each is plain Python and asked before each decision that it may change, which a scheduler that hides its host makes
     a step ahead. All answers of a decision refer to the same view, whose `num_rows` is 0: no row is chosen yet.
@@ -170,35 +171,35 @@ class Discipline(Part):
 
     def order(self, view: "View") -> npt.NDArray[np.int64]:
         """Order in which to consider waiting requests, as places in `view.waiting()`."""
-        raise NotImplementedError  # see `questions`
+        return np.arange(view.num_waiting)
 
     def holds(self, view: "View") -> npt.NDArray[np.bool_]:
         """Which waiting requests may not be admitted yet, [waiting]; those behind them may."""
-        raise NotImplementedError
+        return np.zeros(view.num_waiting, np.bool_)
 
     def most_admitted(self, view: "View") -> int:
         """Most requests that this decision admits: for at most n at once `max(0, n - view.num_running)`."""
-        raise NotImplementedError
+        return UNLIMITED
 
     def most_prompt_tokens(self, view: "View") -> int:
         """Most tokens of the step besides those that running requests with whole prompts may want."""
-        raise NotImplementedError
+        return UNLIMITED
 
     def rests(self, view: "View") -> npt.NDArray[np.bool_]:
         """Which running requests the step leaves out, [running]; they keep their pages."""
-        raise NotImplementedError
+        return np.zeros(view.num_running, np.bool_)
 
     def steps(self, view: "View") -> npt.NDArray[np.int64]:
         """Most denoising steps of each canvas of a waiting request, [waiting]; its last answer before it runs holds."""
-        raise NotImplementedError
+        return np.full(view.num_waiting, UNLIMITED)
 
     def steps_now(self, view: "View") -> npt.NDArray[np.int64]:
         """The same of running requests, [running], for this step: a canvas that has had as many ends with it."""
-        raise NotImplementedError
+        return np.full(view.num_running, UNLIMITED)
 
     @property
     def questions(self) -> frozenset[str]:
-        """Names of the methods that answer."""
+        """Names of the overridden methods; no other is asked."""
         return frozenset(name for name in QUESTIONS if getattr(type(self), name) is not getattr(Discipline, name))
 
     def check(self, policy: "Policy") -> None:

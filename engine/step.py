@@ -65,8 +65,7 @@ class StepPlan:
     running: int
     pages: int  # KV pages held
     submitted: int  # requests so far
-    # Requests sent back to the queue by the decision made with it: the next step's, if that is decided ahead.
-    preempted: tuple[int, ...] = ()
+    preempted: tuple[int, ...] = ()  # requests sent back to the queue by the decision made with it
     freed: tuple[int, ...] = ()  # requests that freed pages since the last plan, preempted ones among them
     evicting: Evicting | None = None  # None: all positions go through all layers
     first: Features | None = None  # the first layer's; None: as the others

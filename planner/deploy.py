@@ -26,8 +26,7 @@ UNROUTED = "random"  # router of the written files: a Kubernetes Service draws a
 DRAFTS = "--speculative-config"
 DRAFT_MODEL = "DRAFT_MODEL"
 LAUNCH_FILES = ("launch.sh", "kubernetes.yaml")
-# Of a clone of dsim, into the engine's environment or image.
-PIP = "pip install . ./hooks"
+PIP = "pip install . ./hooks"  # in a clone of dsim, into the engine's environment or image
 # Published checkpoints, by model and weights (precisions-and-cards.md 1.2).
 QUANTISED = {
     ("DiffusionGemma-26B-A4B", "fp8"): "RedHatAI/diffusiongemma-26B-A4B-it-FP8-dynamic",

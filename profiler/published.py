@@ -22,11 +22,11 @@ def editing_laws(model: str) -> tuple[CanvasLaw, ...]:
     LLaDA2.2's report has none: its models borrow those of LLaDA2.1's report, with SGLang's cap, which is one higher.
     """
     editing, near = _PUBLISHED["editing"], model.replace("LLaDA2.2", "LLaDA2.1")
-    own = tuple(read_as(CanvasLaw, FILE.name, "", row) for row in editing.get(model, ()))
+    published = tuple(read_as(CanvasLaw, FILE.name, "", row) for row in editing.get(model, ()))
     if near == model:
-        return own
+        return published
     borrowed = (read_as(CanvasLaw, FILE.name, "", row) for row in editing.get(near, ()))
-    return own + tuple(
+    return published + tuple(
         replace(law, most=law.most + 1, source=f"borrowed from {near}: {law.source}") for law in borrowed
     )
 

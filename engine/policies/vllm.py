@@ -39,7 +39,7 @@ from ..hooks import (
     step_over,
 )
 from ..jit import rule
-from ..part import QUESTIONS, Answers, Choice, OnDevice, Policy, Preset, Range, Scheduler
+from ..part import QUESTIONS, UNLIMITED, Answers, Choice, OnDevice, Policy, Preset, Range, Scheduler
 from ..prefix import PrefixMemory
 from ..records import I8, Record, columns_of
 from ..rows.chunked import CHUNKED, ChunkColumns, draft_tokens, leap_chunked, prefills
@@ -74,7 +74,6 @@ class Allowance(Record):
 
 
 BudgetState = PolicyState[Any, ChunkColumns, Allowance]
-UNLIMITED = 2**31
 
 
 DRAFTERS = ("none", "ngram", "eagle", "draft_model", "dflash", "dspark")
@@ -277,8 +276,8 @@ def decide_budget(replica: Replica, policy: BudgetState) -> int:
 def _fill(replica: Replica, policy: BudgetState, target: int) -> int:
     """Choose a step's rows and tokens within the budget: running requests, then waiting ones."""
     counters, fixed, fields, allowance = replica.counters, replica.fixed, policy.fields, policy.record
-    most = int(fields.max_num_batched_tokens)
-    budget, inputs = min(most, _allowed(replica, policy)), most - int(fields.slots)  # a row's slots are no tokens
+    budget = _allowed(replica, policy)
+    inputs = int(fields.max_num_batched_tokens) - int(fields.slots)  # a row's slots are no tokens
     most_running = min(int(fixed.max_batch), int(counters.num_running + allowance.most_admitted))
     limit = int(fields.long_prefill_token_threshold)  # of a row
     if limit == 0 or counters.num_running + counters.num_waiting == 1:
@@ -382,7 +381,7 @@ def _fill(replica: Replica, policy: BudgetState, target: int) -> int:
 
 @rule
 def _allowed(replica: Replica, policy: BudgetState) -> int:
-    """Tokens of a step by its discipline."""
+    """Most tokens of a step, by its budget and its discipline."""
     fields, tokens = policy.fields, int(policy.record.most_prompt_tokens)
     row = int(replica.fixed.block) + int(fields.drafts)  # a canvas, or a token and its drafts
     if tokens < UNLIMITED:
@@ -390,7 +389,7 @@ def _allowed(replica: Replica, policy: BudgetState) -> int:
             columns = policy.columns[slot]
             if not columns.rests and not prefills(columns, fields):
                 tokens += row
-    return tokens
+    return min(int(fields.max_num_batched_tokens), tokens)
 
 
 @rule

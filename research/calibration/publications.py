@@ -49,10 +49,10 @@ def editing_laws(model: str) -> tuple[CanvasLaw, ...]:
     """Laws of forwards per block edited until no token changes; empty for other models."""
     report = f"LLaDA2.1's report, {model}, speed mode: {{:g}} tokens a forward, which is {{:.2f}} forwards a block of "
     report += f"{BLOCK_LENGTH}; spreads between requests and blocks are assumed"
-    most = BLOCK_LENGTH + 17 + model.startswith("LLaDA2.2")
+    cap = BLOCK_LENGTH + 17 + model.startswith("LLaDA2.2")
     return tuple(
         CanvasLaw(
-            workload, BLOCK_LENGTH, median, *EDITING_SPREADS, most=most, engine="SGLang" * ("SGLang" in "".join(other)),
+            workload, BLOCK_LENGTH, median, *EDITING_SPREADS, most=cap, engine="SGLang" * ("SGLang" in "".join(other)),
             source=other[0] if other else report.format(tokens, BLOCK_LENGTH / tokens),
         )
         for workload, (tokens, median, *other) in EDITING.get(model, {}).items()
