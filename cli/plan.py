@@ -165,7 +165,7 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
         gpus = ",".join(self.gpu)
         if gpus and self.profiles:
             raise DsimError(f"--gpu is {gpus} and --profile is {q.name_of(self.profiles[0])}, expected one of them")
-        names = different([name.strip() for text in self.gpu for name in text.split(",")])
+        names = different([name.strip() for text in self.gpu for name in text.split(",")], "GPU")
         model = self.model or "SDAR-8B"
         sheets = from_sheets(names, model, self.tp, self.commits, weights=self.weights, kv=self.kv)
         if any(profile.family == "block-diffusion" and not profile.commits for profile in sheets):
@@ -176,7 +176,7 @@ class PlanQuestion(q.InTwin, q.Somewhere, q.Priced, q.Forced, Question["Planned"
         if name_their_profiles(specs) and (gpus or self.profiles):
             every = ", ".join(specs)
             raise DsimError(f"every policy names its own profile, expected none of --profile and --gpu: {every}")
-        different([q.name_of(profile) for profile in self.profiles])
+        different([q.name_of(profile) for profile in self.profiles], "profile")
         return sheets, sheets or list(map(loaded, self.profiles)) or None
 
 

@@ -443,11 +443,11 @@ def workload_of(policy: Policy, profile: Profile, name: str | None) -> str | Non
     return name or next((model.workload for model in models), None) or next(iter(profile.workloads), None)
 
 
-def different(names: list[str]) -> list[str]:
+def different(names: list[str], what: str = "policy") -> list[str]:
     """PolicyError if a name is given twice."""
     for name in names:
         if names.count(name) > 1:
-            raise PolicyError(f"policy {name} is given {names.count(name)} times, expected once")
+            raise PolicyError(f"{what} {name} is given {names.count(name)} times, expected once")
     return names
 
 

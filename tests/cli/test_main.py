@@ -92,6 +92,7 @@ def test_a_refusal_with_json_is_an_object_and_the_same_line(words: str, kind: st
     "words line",
     ("serve --twin a100-sdar-8b --graphs", "--graphs is given without --model or --random-weights, expected both"),
     ("replay azure-conv --currency EUR", "--currency is given without --gpu-hour, expected both"),
+    ("plan azure-conv --slo ttft=9s --gpu H100,H100", "GPU H100 is given 2 times, expected once"),
 )
 def test_an_option_without_effect_is_refused(words: str, line: str) -> None:
     assert dsim(words).refusal.startswith(line)

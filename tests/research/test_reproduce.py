@@ -1,6 +1,8 @@
 """Experiments: what a file may say, what a value is worth, what is kept, and what a reader may fill in."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -86,9 +88,10 @@ def test_seeds_give_an_interval_and_a_summary_counts_each_kind(small: Path) -> N
     found = reproduce([read(str(small))], jobs=1, seeds=2)
     assert all(row.half is not None for row in found.rows)
     assert found.commit
-    told = summary(found.rows)
+    command = [sys.executable, "-m", "dsim.research.reproduce", "small.toml", "--jobs", "1", "--seeds", "2", "--json"]
+    told = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["summary"]
     assert {status: s["num"] for status, s in told.items()} == {PREDICTED: 2, UNPUBLISHED: 2, CALIBRATED: 2}
-    assert json.loads(json.dumps(found.to_json()))["summary"] == told
+    assert found.to_json()["summary"] == told
 
 
 @cases(
