@@ -1,7 +1,7 @@
 """A replayed decode step, kernel by kernel: `python benchmarks/breakdown.py [--model sdar-8b] [--json FILE]`
 
 Steps of whole blocks of 1, 16, 64 and 256 sequences, from captured graphs, under PyTorch's profiler. A kernel is ours
-if kernels/*/kernel.py defines it; "gaps" is the time without a kernel. On a CPU, operators replace kernels: only a
+if kernels/*/*_kernel.py defines it; "gaps" is the time without a kernel. On a CPU, operators replace kernels: only a
 trial of the script.
 """
 
@@ -19,7 +19,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from dsim.benchmarks.step import Watch, evicting_step, floor, rates
+from dsim.benchmarks.step_floors import Watch, evicting_step, floor, rates
 from dsim.benchmarks.step_shapes import Shape, pages_of
 from dsim.live.cache import PagedCache
 from dsim.live.config import named
@@ -41,7 +41,7 @@ COPIES = re.compile(r"^Mem(cpy|set)|copy", re.IGNORECASE)
 
 def ours() -> frozenset[str]:
     """This project's kernels."""
-    files = sorted((ROOT / "kernels").glob("*/kernel.py"))
+    files = sorted((ROOT / "kernels").glob("*/*_kernel.py"))
     return frozenset(name for file in files for name in re.findall(r"^def (\w+)\(", file.read_text(), re.MULTILINE))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dsim.engine.errors import DsimError
-from dsim.engine.policy import parse, settings_of
+from dsim.engine.spec import parse, settings_of
 from dsim.following.outlook import advice, capacity, what_ifs
 from dsim.planner.backend import Pool
 from dsim.planner.candidate import beyond_tested, plain_spec, spelt

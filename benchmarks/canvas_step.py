@@ -20,10 +20,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from dsim.benchmarks.breakdown import PRODUCTS, events_of
-from dsim.benchmarks.step import Watch, longer, rates
+from dsim.benchmarks.step_floors import Watch, longer, rates
 from dsim.kernels.grouped_experts import grouped_experts
 from dsim.kernels.ragged_paged_attention import WHOLE, Sequences
-from dsim.live.canvas import CanvasCache, Turn
+from dsim.live.canvas_forward import CanvasCache, Turn
 from dsim.live.canvas_graphs import GraphCanvasCache
 from dsim.live.canvas_model import CanvasConfig, CanvasModel, num_params, random_canvas_model
 from dsim.live.config import Settings
@@ -157,9 +157,9 @@ def ways(model: CanvasModel, canvases: int) -> Iterator[tuple[str, str, Callable
         yield f"signal, {rows} rows", f"{num} products", lambda num=num: split(num)
     if not cuda:
         return
-    from dsim.benchmarks.kernels import ways
-    from dsim.kernels.grouped_experts import kernel as experts
-    from dsim.kernels.ragged_paged_attention import kernel
+    from dsim.benchmarks.kernel_ceilings import ways
+    from dsim.kernels.grouped_experts import grouped_experts_kernel as experts
+    from dsim.kernels.ragged_paged_attention import ragged_paged_attention_kernel as kernel
 
     for tile in [experts.TILES[tall] for tall in (32, 64, 128)]:
         yield f"experts, {rows} rows", f"ours, {tuple(tile)}", lambda tile=tile: experts.grouped_experts(

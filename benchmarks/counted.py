@@ -22,13 +22,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dsim.benchmarks.vllm_cpu_table import put
 from dsim.engine.engine import Limits
 from dsim.engine.journal import RequestTable
-from dsim.engine.policy import parse
 from dsim.engine.request import Request
+from dsim.engine.spec import parse
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.kernels import Path, operation
 from dsim.live.canvas_model import random_canvas_model
 from dsim.live.config import ConfigJson
-from dsim.live.loop import serve
+from dsim.live.driver import serve
 from dsim.live.prompts import random_prompts
 from dsim.live.session import Serving
 from dsim.live.shipped_configs import CONFIGS

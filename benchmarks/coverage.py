@@ -36,8 +36,8 @@ from dsim.profiler.calibrate import mean_yield
 from dsim.profiler.canvas_law import mean_forwards
 from dsim.profiler.profile import load
 from dsim.research.reproduce.experiment import AT_LEAST, CALIBRATED, PREDICTED, read, shipped
-from dsim.research.reproduce.measure import OVER, of_run
-from dsim.research.reproduce.run import SeededRun
+from dsim.research.reproduce.measures import OVER, of_run
+from dsim.research.reproduce.points import SeededRun
 from dsim.results.spread import Spread
 from dsim.results.world import World
 from dsim.sim.setting import Setting

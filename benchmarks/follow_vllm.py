@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dsim.benchmarks.vllm_diffusion.trace import BURST, lines_of
+from dsim.benchmarks.vllm_diffusion.tiny_trace import BURST, lines_of
 from dsim.following.follower import Followed, Follower
 from dsim.following.sources.engines import sample_of
 from dsim.following.windows import Scrape

@@ -42,7 +42,7 @@ diffusion)
     vllm+=(TRITON_INTERPRET=1)
     serve+=(--max-num-batched-tokens 1024 --max-model-len 4096 --limit-mm-per-prompt '{"image": 0, "video": 0}')
     usual=(--max-num-seqs 8) other=(--max-num-seqs 1) set=max_num_scheduled_tokens,64
-    model=("$mine/model.py" "$out/model" --canvas 64 --steps 12)
+    model=("$mine/tiny_gemma.py" "$out/model" --canvas 64 --steps 12)
     ;;
 *) echo "kind is $kind, expected autoregressive or diffusion" >&2 && exit 2 ;;
 esac

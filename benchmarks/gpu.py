@@ -254,8 +254,8 @@ def kernels(at: Place) -> list[Part]:
     tune = words(os.environ.get("TUNE", ""))
     small = either([], ["--smoke", "--only", "elementwise"])
     return [
-        at.timed("kernels", script("kernels.py", *tune, *small), 180),
-        at.timed("steps", script("step.py", *at.model), 90),
+        at.timed("kernels", script("kernel_ceilings.py", *tune, *small), 180),
+        at.timed("steps", script("step_floors.py", *at.model), 90),
     ]
 
 
@@ -292,7 +292,7 @@ def canvases(at: Place) -> list[Part]:
     mini = either(["--random-weights", "llada2-mini"], [])
     return [
         at.timed("canvas", script("canvas_step.py"), 110),
-        at.timed("llada2-mini", script("step.py", *mini), 80),
+        at.timed("llada2-mini", script("step_floors.py", *mini), 80),
         at.timed("mini-breakdown", script("breakdown.py", *mini), 60),
     ]
 

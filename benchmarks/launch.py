@@ -15,7 +15,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from dsim.engine.policy import PRESETS
+from dsim.engine.spec import PRESETS
 from dsim.planner.deploy import ENGINES, deployment_of
 from dsim.planner.settings import settings_to_try
 from dsim.profiler.profile import load

@@ -21,7 +21,7 @@ from dsim.benchmarks.gpu import STAGES
 from dsim.benchmarks.vllm_cpu_table import put
 from dsim.engine.errors import DsimError
 from dsim.profiler.profile import Profile, load, save
-from dsim.report.profile import Profiled
+from dsim.report.profile_page import Profiled
 
 ROOT = Path(__file__).resolve().parents[1]
 METRICS = ("e2el", "tpot", "ttft")

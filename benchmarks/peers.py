@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dsim.engine.policy import parse
+from dsim.engine.spec import parse
 from dsim.profiler.profile import DEFAULT, load
 from dsim.results.metrics import Summary, summarize
 from dsim.sim.setting import Setting

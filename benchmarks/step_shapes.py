@@ -15,12 +15,12 @@ from dsim.engine.policies.ar import Autoregressive
 from dsim.engine.policies.chunk import FixedChunk
 from dsim.engine.policies.delayed_cache import DelayedCache
 from dsim.engine.policies.whole_block import FixedBlock
-from dsim.engine.policy import Policy, every_step
 from dsim.engine.request import Request
+from dsim.engine.spec import Policy, every_step
 from dsim.engine.step import StepOutcome, StepPlan
+from dsim.live.driver import serve
 from dsim.live.executor import ModelExecutor
 from dsim.live.forward import Forward
-from dsim.live.loop import serve
 from dsim.live.prompts import Prompts, random_prompts
 from dsim.live.session import made_ready
 

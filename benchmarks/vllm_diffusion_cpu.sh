@@ -84,12 +84,12 @@ record() { # record CASE: serve, and send each load's traffic twice, with the ca
     mkdir "$folder"
     local model=$out/model-$canvas-$train # the training takes minutes
     if [ ! -d "$model" ]; then
-        "${vllm[@]}" "$mine/model.py" "$model.part" --canvas "$canvas" --steps "$limit" --train "$train" >"$model.log" 2>&1
+        "${vllm[@]}" "$mine/tiny_gemma.py" "$model.part" --canvas "$canvas" --steps "$limit" --train "$train" >"$model.log" 2>&1
         mv "$model.part" "$model"
     fi
     ln -s "$model" "$folder/model"
     local runs
-    runs=$("$python" -m dsim.benchmarks.vllm_diffusion.trace "$folder" --rates "${rates// /,}" --count "$count" \
+    runs=$("$python" -m dsim.benchmarks.vllm_diffusion.tiny_trace "$folder" --rates "${rates// /,}" --count "$count" \
         --lengths "$lengths" "${steps[@]}" "${shared[@]}")
     serve+=(--served-model-name tiny --enforce-eager --max-num-seqs 8 --dtype bfloat16)
     serve+=(--limit-mm-per-prompt '{"image": 0, "video": 0}')
@@ -128,4 +128,4 @@ for name in ${*:-$cases}; do
     if [ ! -d "$out/$name" ]; then record "$name"; fi
     analyse "$name"
 done
-"$python" -m dsim.benchmarks.vllm_diffusion.table "$out" "$docs" "$clock" "${rates// /,}" ${*:-$cases}
+"$python" -m dsim.benchmarks.vllm_diffusion.canvases_table "$out" "$docs" "$clock" "${rates// /,}" ${*:-$cases}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dsim.engine.policy import parse
+from dsim.engine.spec import parse
 from dsim.profiler.steplog import profile_of_log, read_log
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate

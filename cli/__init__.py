@@ -18,24 +18,22 @@ from ..engine.errors import DsimError, MachineError
 from ..engine.outside import fault_in_code
 from ..files.interrupt import INTERRUPTED, as_ctrl_c, end_interrupted
 from ..files.read import cut, cut_words, fault, printable
-from . import (
-    capacity,
-    compare,
-    follow,
-    importing,
-    lists,
-    live,
-    plan,
-    profile,
-    replay,
-    screen,
-    serve,
-    sweep,
-    trace,
-    tune,
-    validate,
-)
+from . import screen
+from .capacity_question import CapacityQuestion
+from .compare_question import CompareQuestion
 from .declared import Command, Question, about, command
+from .follow_question import FollowQuestion
+from .import_question import ImportQuestion
+from .lists import PoliciesQuestion, ProfilesQuestion
+from .live_question import LiveQuestion
+from .plan_question import PlanQuestion
+from .profile_question import ProfileQuestion
+from .replay_question import ReplayQuestion
+from .serve_question import ServeQuestion
+from .sweep_question import SweepQuestion
+from .trace_question import ConvertQuestion, InfoQuestion, SynthQuestion
+from .tune_question import TuneQuestion
+from .validate_question import ValidateQuestion
 
 # Base of Typer's usage errors; its module depends on the release.
 UsageError: Any = typer.BadParameter.__mro__[1]
@@ -78,25 +76,25 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 QUESTIONS: dict[str, type[Question[Any]]] = {
-    "replay": replay.ReplayQuestion,
-    "live": live.LiveQuestion,
-    "serve": serve.ServeQuestion,
-    "sweep": sweep.SweepQuestion,
-    "plan": plan.PlanQuestion,
-    "capacity": capacity.CapacityQuestion,
-    "tune": tune.TuneQuestion,
-    "compare": compare.CompareQuestion,
-    "follow": follow.FollowQuestion,
-    "import": importing.ImportQuestion,
-    "validate": validate.ValidateQuestion,
-    "profile": profile.ProfileQuestion,
-    "policies": lists.PoliciesQuestion,
-    "profiles": lists.ProfilesQuestion,
+    "replay": ReplayQuestion,
+    "live": LiveQuestion,
+    "serve": ServeQuestion,
+    "sweep": SweepQuestion,
+    "plan": PlanQuestion,
+    "capacity": CapacityQuestion,
+    "tune": TuneQuestion,
+    "compare": CompareQuestion,
+    "follow": FollowQuestion,
+    "import": ImportQuestion,
+    "validate": ValidateQuestion,
+    "profile": ProfileQuestion,
+    "policies": PoliciesQuestion,
+    "profiles": ProfilesQuestion,
 }
 TRACES: dict[str, type[Question[Any]]] = {
-    "info": trace.InfoQuestion,
-    "convert": trace.ConvertQuestion,
-    "synth": trace.SynthQuestion,
+    "info": InfoQuestion,
+    "convert": ConvertQuestion,
+    "synth": SynthQuestion,
 }
 traces = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 for _app, _questions in ((app, QUESTIONS), (traces, TRACES)):

@@ -9,7 +9,7 @@ from ..files.read import printable
 
 if TYPE_CHECKING:
     from .declared import Watch
-    from .replay import ReplayQuestion
+    from .replay_question import ReplayQuestion
 
 # They would change the logged traffic.
 OTHER = ("arrival", "rate", "lengths", "concurrency", "num_requests")

@@ -27,7 +27,7 @@ class PoliciesQuestion(q.Coded, Question[None]):
     def answer(self, watch: Watch) -> Answer[None]:
         if self.spec is not None:
             return _fields(self.spec, self.allow_code)
-        from ..engine.policy import PRESETS, describe, settings_of
+        from ..engine.spec import PRESETS, describe, settings_of
 
         summaries = {f"{name}[:{preset.main}]": preset.summary for name, preset in PRESETS.items()}
         width = max(map(len, summaries))
@@ -41,7 +41,7 @@ class PoliciesQuestion(q.Coded, Question[None]):
 def _fields(spec: str, allow_code: Sequence[Any]) -> Answer[None]:
     """By axis, with values and the paper or file that the policy follows."""
     from ..engine.part import AXES, fields_of
-    from ..engine.policy import name_of, parse, preset_of
+    from ..engine.spec import name_of, parse, preset_of
     from ..planner.candidate import spelt
     from ..results.world import named_code
 

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from ..engine.errors import DsimError, PolicyError
-from ..engine.policy import Policy, parse
+from ..engine.spec import Policy, parse
 from ..files.read import quoted
 from ..files.write import write_whole
 from ..profiler.profile import Profile, to_json

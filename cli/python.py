@@ -5,24 +5,24 @@ from functools import partial
 from pathlib import Path
 
 from ..engine.allowed_code import allowed
-from ..engine.policy import Policy, parse
+from ..engine.spec import Policy, parse
 from ..profiler.profile import load as read_profile
-from ..report.run import RunResult
+from ..report.run_page import RunResult
 from ..results.run import read_run
 from ..results.world import named_code
 from ..traces import load as read_trace
-from .capacity import CapacityQuestion
-from .compare import CompareQuestion
+from .capacity_question import CapacityQuestion
+from .compare_question import CompareQuestion
 from .declared import asks, suggesting
-from .follow import FollowQuestion
-from .importing import ImportQuestion
-from .live import LiveQuestion
-from .plan import PlanQuestion
-from .profile import ProfileQuestion
-from .replay import ReplayQuestion
-from .sweep import SweepQuestion
-from .tune import TuneQuestion
-from .validate import ValidateQuestion
+from .follow_question import FollowQuestion
+from .import_question import ImportQuestion
+from .live_question import LiveQuestion
+from .plan_question import PlanQuestion
+from .profile_question import ProfileQuestion
+from .replay_question import ReplayQuestion
+from .sweep_question import SweepQuestion
+from .tune_question import TuneQuestion
+from .validate_question import ValidateQuestion
 
 capacity = asks(CapacityQuestion, "capacity")
 compare = asks(CompareQuestion, "compare")

@@ -17,9 +17,9 @@ from ..report.table import value
 from ..results.metrics import LATENCIES, METRICS, STATS, path
 from ..results.run import Run
 from .bounds import DISTRIBUTIONS, Bound, Judged
-from .errors import Errors, errors, relative_error
+from .deviation import Errors, errors, relative_error
+from .error_parts import Parts, parts
 from .pairs import Pair, PolicyRuns, Side, check_pair
-from .parts import Parts, parts
 from .steps import Journal, Steps, compare_steps
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Comparison(Result):
     notes: tuple[str, ...]
 
     def page(self) -> Page:
-        from .page import comparison_page
+        from .comparison_page import comparison_page
 
         return comparison_page(self)
 

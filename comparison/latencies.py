@@ -9,7 +9,7 @@ import numpy as np
 
 from ..engine import cache_overhead
 from ..engine.latency import Features, LatencyModel
-from ..engine.policy import Policy
+from ..engine.spec import Policy
 from ..engine.step import StepPlan
 from ..profiler.samples import step_features
 from .steps import Ints, Journal, prices

@@ -9,7 +9,7 @@ from ..engine.errors import DsimError, PolicyError
 from ..files.read import cut
 from ..results.metrics import CANCELLED, COMPLETED, Floats
 from ..results.run import Columns, Run
-from .parts import per_request
+from .error_parts import per_request
 from .steps import Ints
 
 UNKNOWN = "unknown"

@@ -10,18 +10,18 @@ from ..engine.engine import Engine, Limits
 from ..engine.errors import DsimError
 from ..engine.journal import RequestTable
 from ..engine.loop import serve
-from ..engine.policy import Policy
 from ..engine.prefix import caches_prefixes
 from ..engine.replay import Ends, replay
 from ..engine.request import requests_of
+from ..engine.spec import Policy
 from ..engine.step import StepOutcome, StepPlan
 from ..profiler.profile import Profile
 from ..profiler.samples import Bools
 from ..results.metrics import rows_of
 from ..results.run import Columns, Run
 from ..sim.setting import Setting
-from .commits import Commits
 from .latencies import Prices
+from .recorded_commits import Commits
 from .steps import Journal
 
 CommitsOf = Callable[[StepPlan], Bools]  # committed positions, [rows, width]

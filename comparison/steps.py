@@ -8,13 +8,13 @@ import numpy as np
 
 from ..engine import cache_overhead
 from ..engine.latency import Features, LatencyModel, step_times
-from ..engine.policy import Policy
 from ..engine.rows.passes import first_layers
+from ..engine.spec import Policy
 from ..profiler.samples import Ints as Ints
 from ..profiler.samples import step_features
 from ..results.metrics import Floats, rows_of
 from ..results.run import Array, Columns, Run, counters_of
-from .errors import Errors, errors
+from .deviation import Errors, errors
 
 Lists = Mapping[str, tuple[Array, Array]]  # (values, offsets)
 

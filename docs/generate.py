@@ -10,7 +10,7 @@ from dsim.cli import QUESTIONS, TRACES, declared
 from dsim.cli.declared import Option, options_of
 from dsim.engine import part
 from dsim.engine.part import AXES, Discipline, fields_of
-from dsim.engine.policy import PRESETS, settings_of
+from dsim.engine.spec import PRESETS, settings_of
 from dsim.engine.view import RequestView, View
 from dsim.planner.candidate import spelt
 from dsim.profiler.hardware import GPUS

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
-from dsim.report.run import run_page
+from dsim.report.run_page import run_page
 from dsim.results.run import read_run
 
 ROOT = Path(__file__).parents[1]

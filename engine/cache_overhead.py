@@ -8,7 +8,7 @@ import numpy.typing as npt
 from .errors import PolicyError
 from .jit import is_ours
 from .latency import Features, LatencyModel
-from .policy import PRESETS, Policy
+from .spec import PRESETS, Policy
 from .step import Phase, StepPlan
 
 Floats = npt.NDArray[np.float64]

@@ -54,7 +54,7 @@ from .state import (
 from .step import StepOutcome, StepPlan
 from .unmasking import EOS, array_of, unmask_drawn
 from .view import View, class_of, requests_at, view_in_python
-from .windows import have_room, in_sight, most_in_sight
+from .window_pages import have_room, in_sight, most_in_sight
 
 EMIT = ("block", "step", "end")
 STEPS_A_CALL = 4096  # compiled; between calls a run can be stopped
@@ -75,7 +75,7 @@ class Limits:
     max_batch: int  # running sequences
     max_prefill_tokens: int | None = None  # of one prefill; None: the policy's
     state_tokens: int = 1  # a token's attention and feed-forward outputs, in tokens of KV
-    window: int = 0  # tokens that keep pages in layers with a window (windows.py); 0: none
+    window: int = 0  # tokens that keep pages in layers with a window (window_pages.py); 0: none
     window_bytes: int = 0  # a token's KV in those layers
     kv_bytes: int = 1  # ... and in all others
 

@@ -40,7 +40,7 @@ class Sequence(Record):
     start: I4  # first position of the current block; all before have KV
     block: I4  # positions; fewer in a cut pass that commits a canvas
     pages: I4  # KV pages held
-    window_pages: I4  # ... of layers with a window (windows.py)
+    window_pages: I4  # ... of layers with a window (window_pages.py)
     emitted: I4  # tokens returned
     expected: I4  # estimated answer tokens
     steps: I4  # of a full-sequence model: steps taken

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dsim.engine.journal import unpack
-from dsim.engine.policy import parse
+from dsim.engine.spec import parse
 from dsim.engine.step import Phase
 from dsim.profiler.calibrate import ALIKE, REACH, pass_table
 from dsim.profiler.profile import Profile, load

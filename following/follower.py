@@ -19,7 +19,7 @@ from ..profiler.profile import save
 from ..results.slo import Slo
 from ..results.world import World
 from ..traces import Trace
-from ..traces.write import write
+from ..traces.canonical import write
 from . import refit
 from .alarms import MEMORY, Alarm, Alarms, learnt_band
 from .lines import Lines

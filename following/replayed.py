@@ -10,7 +10,7 @@ from ..engine.journal import STATUSES
 from ..engine.step import Phase
 from ..results.engine_metrics import WITH_HANDLES
 from ..results.world import World
-from ..sim.fleet import Fleet, Pool
+from ..sim.pools import Fleet, Pool
 from ..sim.setting import Setting
 from ..sim.twin import RunRecords, simulate
 from ..traces import Trace

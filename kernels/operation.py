@@ -45,7 +45,9 @@ def run(specification: Callable[..., R], arguments: dict[str, Any], path: Path) 
     name = specification.__name__
     taken[name, path] += 1
     if path == "triton":
-        specification = getattr(import_module(f"{specification.__module__}.kernel"), name)
+        specification = getattr(
+            import_module(f"{specification.__module__}.{specification.__module__.rpartition('.')[2]}_kernel"), name
+        )
     return specification(**arguments)
 
 

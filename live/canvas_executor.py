@@ -12,10 +12,10 @@ import torch
 
 from ..engine.commits import LawDraws
 from ..engine.policies.canvas import Canvas as CanvasGranularity
-from ..engine.policy import Policy
+from ..engine.spec import Policy
 from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
-from .canvas import Canvas, CanvasCache, KeyedChance, Turn
+from .canvas_forward import Canvas, CanvasCache, KeyedChance, Turn
 from .canvas_model import CanvasConfig
 from .executor import out_of_memory
 from .forward import DeviceClock

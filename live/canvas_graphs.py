@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from .canvas import Arrays, CanvasCache, Floats
+from .canvas_forward import Arrays, CanvasCache, Floats
 from .canvas_model import CanvasModel
 from .graphs import Captured, Graphs, Recorder
 

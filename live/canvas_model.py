@@ -27,7 +27,7 @@ from .config import AS_IT_SAYS, ConfigJson, Experts, Settings, check_plain, conf
 from .families import CANVAS
 from .model import route
 from .random_weights import drawn_experts, fill, of_rows
-from .stored import stored_tensors
+from .tensors import stored_tensors
 
 ARCHITECTURE = CANVAS
 DECODER, ENCODER = "model.decoder.", "model.encoder.language_model."

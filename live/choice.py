@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from ..engine.policy import Policy
+from ..engine.spec import Policy
 from ..engine.unmasking import dreams_share, unmask
 
 Bools = npt.NDArray[np.bool_]

@@ -14,8 +14,8 @@ from ..engine.commits import CommitDraws
 from ..engine.errors import ModelError
 from ..engine.part import numbers_of
 from ..engine.policies.multi_block import Buffer
-from ..engine.policy import Policy
 from ..engine.rows.blocks import visible
+from ..engine.spec import Policy
 from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
 from .choice import choose

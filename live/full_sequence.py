@@ -21,9 +21,9 @@ from ..engine.policies.fast_dllm import FastCache
 from ..engine.policies.llada import NoCache
 from ..engine.policies.maskkv import MaskKV
 from ..engine.policies.sparse_dllm import SparseCache
-from ..engine.policy import Policy
 from ..engine.request import Request
 from ..engine.rows.passes import RowPosition
+from ..engine.spec import Policy
 from ..engine.state import MASKED
 from ..engine.step import Phase, StepOutcome, StepPlan
 from ..kernels.pooled_topk_pack import Choice, pooled_topk_pack

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..engine.policies.focus import Focus
-from ..engine.policy import Policy
+from ..engine.spec import Policy
 from . import evicting
 from .cache import PagedCache
 from .evicting import Evict, Floats, Half, Inputs, Retained

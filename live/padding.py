@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..engine.latency import bucket
-from ..engine.policy import Policy
+from ..engine.spec import Policy
 from .evicting import Evict, Retained
 from .forward import Batch
 

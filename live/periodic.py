@@ -18,8 +18,8 @@ from torch.nn.functional import cosine_similarity, scaled_dot_product_attention
 from ..engine.commits import CommitDraws, ScheduledCommits
 from ..engine.policies.dllm_cache import RUN
 from ..engine.policies.maskkv import head_budgets, layer_budgets
-from ..engine.policy import Policy
 from ..engine.rows.passes import RowPosition
+from ..engine.spec import Policy
 from ..engine.step import Phase, StepOutcome, StepPlan
 from ..kernels.qk_norm_rope import Turns
 from ..kernels.ragged_paged_attention import WHOLE, Sequences, ragged_paged_attention

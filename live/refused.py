@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from ..engine.errors import PolicyError
 from ..engine.policies.focus import Focus
-from ..engine.policies.sglang import Rounds
-from ..engine.policy import Policy
+from ..engine.policies.sglang_0_5 import Rounds
 from ..engine.prefix import caches_prefixes
+from ..engine.spec import Policy
 
 
 def refuse(policy: Policy, reasons: Mapping[str, bool]) -> None:

@@ -12,21 +12,21 @@ from ..engine.commits import CanvasLaw, Commits, LawDraws, ScheduledCommits, Tok
 from ..engine.engine import Engine, Limits
 from ..engine.journal import Append, RequestTable, StepRecorder, StepTotals
 from ..engine.latency import LatencyModel
-from ..engine.policy import Policy
 from ..engine.rehearsal import rehearse
 from ..engine.request import Request
+from ..engine.spec import Policy
 from ..files.interrupt import asked_to_stop
 from ..kernels.device import num_compilations
 from .cache import PagedCache
-from .canvas import CanvasCache
 from .canvas_executor import CanvasExecutor
+from .canvas_forward import CanvasCache
 from .canvas_graphs import GraphCanvasCache
 from .canvas_model import CanvasModel
+from .driver import serve
 from .executor import ModelExecutor
 from .forward import Forward
 from .full_sequence import FullSequenceExecutor, FullSequenceForward, pages_of_use
 from .graphs import GraphForward
-from .loop import serve
 from .model import Decoder
 from .periodic import PeriodicExecutor, PeriodicForward
 from .prompts import Prompts

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ..engine.policy import Policy
+from ..engine.spec import Policy
 from ..engine.step import Phase, StepPlan, reached
 from .prompts import Prompts
 

@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-from ..engine.policy import Policy
+from ..engine.spec import Policy
 from ..kernels.confidence import confidence_of_hidden
 from ..kernels.grouped_experts import grouped_experts
 from ..kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 from .forward import Forward
 from .model import MixedFeedForward
 
-# An expert's mean rows at which tiles change: kernels/grouped_experts/kernel.py.
+# An expert's mean rows at which tiles change: kernels/grouped_experts/grouped_experts_kernel.py.
 EXPERT_ROWS = (32 / 3, 64 / 3, 128 / 3)
 
 

@@ -16,7 +16,7 @@ from .families import CANVAS, FAMILIES
 from .model import Decoder, Layer, frequencies
 from .random_weights import drawn_experts, fill
 from .shipped_configs import CONFIGS
-from .stored import WEIGHTS, stored_tensors
+from .tensors import WEIGHTS, stored_tensors
 
 NOWHERE = "meta"  # shapes without numbers
 COMPUTED = ("rotary_emb.inv_freq",)  # stored in some checkpoints; computed here

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.errors import DsimError, PolicyError
-from ..engine.policy import name_of, parse, preset_of, settings_of, to_toml
+from ..engine.spec import name_of, parse, preset_of, settings_of, to_toml
 from ..files.read import cut
 from ..results.world import World
 

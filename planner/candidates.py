@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..engine.errors import DsimError, PolicyError
-from ..engine.policy import PRESETS, name_of, parse, preset_of
+from ..engine.spec import PRESETS, name_of, parse, preset_of
 from ..files.read import FilePath, cut, float_of
 from ..profiler import hardware, models
 from ..profiler.placed import placed

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..engine.errors import DsimError
 from ..files.read import quoted
-from ..report.capacity import CURVE_NEAR, CURVE_REPLICATIONS
+from ..report.capacity_page import CURVE_NEAR, CURVE_REPLICATIONS
 from ..report.page import Page
 from ..report.result import Result, frame_of
 from ..results.metrics import STATS, Columns, latencies, statistic
@@ -136,7 +136,7 @@ class Capacity(Result):
     notes: tuple[str, ...] = ()
 
     def page(self) -> Page:
-        from ..report.capacity import capacity_page
+        from ..report.capacity_page import capacity_page
 
         return capacity_page(self)
 

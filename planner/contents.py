@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..engine.policy import files_of
+from ..engine.spec import files_of
 from ..profiler.placed import placed
 from ..profiler.profile import located
 from ..results.world import World

@@ -10,8 +10,8 @@ from typing import Any
 
 from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.part import Preset
-from ..engine.policies.sglang import JointThresholdInDel
-from ..engine.policy import files_of, name_of, named_fields, parse, preset_of, settings_of, with_files
+from ..engine.policies.sglang_0_5 import JointThresholdInDel
+from ..engine.spec import files_of, name_of, named_fields, parse, preset_of, settings_of, with_files
 from ..files.read import read_text, read_toml
 from ..profiler.hardware import product_of
 from ..profiler.models import CHECKPOINTS

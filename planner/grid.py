@@ -13,7 +13,7 @@ from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.engine import EMIT
 from ..engine.errors import DsimError
 from ..engine.plain import plain
-from ..engine.policy import settings_of, with_files
+from ..engine.spec import settings_of, with_files
 from ..files.read import FilePath, cut, did_you_mean, quoted, read_toml
 from ..files.schema import FileObject
 from ..profiler.placed import placed

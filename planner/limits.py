@@ -10,7 +10,7 @@ from ..engine.latency import LatencyModel, step_times
 from ..profiler.samples import KINDS_OF_STEPS, kinds_of
 from ..results.metrics import Columns, Floats
 from ..results.run import counters_of
-from ..sim.fleet import Fleet
+from ..sim.pools import Fleet
 from ..sim.setting import Setting
 
 COMPUTE, KV_MEMORY, ACTIVATION, HOST = "compute", "KV memory", "activation budget", "host overhead"

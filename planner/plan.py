@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import betaincinv
 
 from ..engine.errors import DsimError
-from ..engine.policy import parse
+from ..engine.spec import parse
 from ..files.read import cut
 from ..profiler.canvas_law import mean_forwards
 from ..profiler.profile import Profile

@@ -230,7 +230,7 @@ class Planned(Result):
         return missed
 
     def page(self) -> Page:
-        from ..report.plan import plan_page
+        from ..report.plan_page import plan_page
 
         return plan_page(self)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..engine.errors import DsimError
 from ..results.world import World
-from ..sim.fleet import PoolSpec
+from ..sim.pools import PoolSpec
 from .backend import Pool
 from .capacity import MAX_REPLICAS_TRIED, PILOT, Capacity, Run, at_rate, check_rate
 from .memo import Memo

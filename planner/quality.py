@@ -13,7 +13,7 @@ from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.errors import CodeError, DsimError, PolicyError
 from ..engine.hooks import decide, holds_back, pages_to_admit, placed, preempted, rows_updated, step_over
 from ..engine.jit import is_ours
-from ..engine.policy import AXES, PRESETS, Policy, name_of, parse, settings_of
+from ..engine.spec import AXES, PRESETS, Policy, name_of, parse, settings_of
 from ..files.read import FilePath, cut, float_of, quoted, read_csv, share_of
 from .candidate import with_fields
 

@@ -13,7 +13,7 @@ import numpy as np
 from ..engine.errors import DsimError, cut
 from ..engine.journal import CACHED_COLUMNS, CHOICE_COLUMNS, MOVE_COLUMNS, SENT_COLUMNS
 from ..engine.prefix import caches_prefixes
-from ..report.run import RunResult, run_html
+from ..report.run_page import RunResult, run_html
 from ..results import provenance
 from ..results.metrics import Summary
 from ..results.run import read_run

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.errors import DsimError
-from ..engine.policy import Policy, name_of, named_fields, parse, preset_of, settings_of
+from ..engine.spec import Policy, name_of, named_fields, parse, preset_of, settings_of
 from ..profiler.profile import Profile
 from .candidate import changed_fields, grid, plain_spec, refusal, spelt, with_fields
 from .capacity import PILOT, CapacitySearch

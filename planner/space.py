@@ -9,7 +9,7 @@ from ..engine.errors import DsimError, PolicyError
 from ..engine.outside import is_file
 from ..engine.part import FITTED
 from ..engine.policies import BASELINES
-from ..engine.policy import PRESETS, Policy, parse, preset_of, settings_of
+from ..engine.spec import PRESETS, Policy, parse, preset_of, settings_of
 from ..files.read import FilePath, did_you_mean, quoted, read_toml
 from ..profiler.profile import Profile
 from ..results.world import World

@@ -63,7 +63,7 @@ class Sweep(Result):
         return sum(row.get("stable") is False for row in self.results)
 
     def page(self) -> Page:
-        from ..report.search import sweep_page
+        from ..report.search_page import sweep_page
 
         return sweep_page(self)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..engine.errors import DsimError
 from ..engine.policies import BASELINES
-from ..engine.policy import parse
+from ..engine.spec import parse
 from ..files.read import FilePath, cut
 from ..files.write import csv_of
 from ..profiler.placed import placed
@@ -90,7 +90,7 @@ class Tuned(Result):
         return (self.default, self.winner)[self.confirmed]
 
     def page(self) -> Page:
-        from ..report.search import tune_page
+        from ..report.search_page import tune_page
 
         return tune_page(self)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from ..engine.commits import CanvasLaw, CommitModel
 from ..engine.errors import ProfileError
-from ..engine.policy import Policy
+from ..engine.spec import Policy
+from ..files.metrics_text import read_samples
 from ..files.read import cut, quoted, read_csv
-from ..files.samples import read_samples
 from .calibrate import calibrate_commits, per_denoise_step
 from .canvas_law import with_mean
 from .fit_commits import fit_commits

@@ -24,8 +24,8 @@ from ..engine.policies.ar import Autoregressive
 from ..engine.policies.chunk import FixedChunk
 from ..engine.policies.delayed_cache import DelayedCache
 from ..engine.policies.whole_block import FixedBlock
-from ..engine.policy import PRESETS, Policy, every_step, evicting_preset, parse
 from ..engine.request import Request
+from ..engine.spec import PRESETS, Policy, every_step, evicting_preset, parse
 from ..engine.step import Phase
 from ..files.read import cut, cut_words
 from ..files.write import tell

@@ -14,7 +14,7 @@ from ..engine.commits import CanvasLaw, CommitModel, ImportanceDeltas, choose
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
 from ..engine.plain import Choice, Positive, Range, Share
-from ..engine.policy import Policy
+from ..engine.spec import Policy
 from ..files.read import cut, cut_words, did_you_mean, parsed_json, read_text, shown
 from ..files.schema import read_as, stored
 from ..files.write import check_file, json_text, write_whole

@@ -14,7 +14,7 @@ from ..engine.latency import Features
 from ..engine.part import fields_of, numbers_of
 from ..engine.plain import Positive, Range, Share
 from ..engine.policies.canvas import MAX_CANVAS
-from ..engine.policy import PRESETS, parse
+from ..engine.spec import PRESETS, parse
 from ..files.read import cut, json_of, parsing, read_lines, shown
 from ..files.schema import read_as, stored
 from .commit_log import CommitLog

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from .. import __version__
 from ..engine.commits import CanvasLaw, CommitModel
-from ..engine.policy import Policy
+from ..engine.spec import Policy
 from ..engine.state import COMPLETED
 from ..profiler.known import unknown_host, unpriced
 from ..profiler.profile import COSTS_OF, Profile
@@ -14,8 +14,8 @@ from ..sim.setting import Setting
 from ..sim.twin import RunRecords
 from ..traces import Trace
 from .metrics import Summary, finite
-from .parts import parts
 from .run_info import CommitInfo, FleetInfo, FleetRun, ProfileInfo, RunInfo, TraceInfo
+from .split_times import parts
 from .world import World
 
 AR_EMITS = "an autoregressive policy token by token"

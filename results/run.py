@@ -20,7 +20,7 @@ from ..engine.journal import (
     STEP_LISTS,
 )
 from ..engine.latency import Features
-from ..engine.policy import Policy, parse
+from ..engine.spec import Policy, parse
 from ..files.read import LARGEST, FilePath, cut, parsing, quoted, read_json
 from ..profiler.placed import placed
 from .run_info import FILES, RunInfo

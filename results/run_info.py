@@ -57,7 +57,7 @@ class FleetRun:
 
     policy: str
     replica_hours: float | None = None  # paid; None: constant count
-    parts: dict[str, float] = field(default_factory=dict)  # mean s of a finished request (parts.py), with links
+    parts: dict[str, float] = field(default_factory=dict)  # mean s of a finished request (split_times.py), with links
     moved: int = 0  # requests prefilled in a prefill pool
     sent: float | None = None  # share of their tokens sent over the link, if a decoding pool has a prefix cache
     changes: tuple[tuple[float, str, int, int], ...] = ()  # s, pool, serving replicas, paid replicas

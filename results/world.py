@@ -17,17 +17,17 @@ from .. import __version__
 from ..engine.allowed_code import NO_CODE, AllowedCode, allowed
 from ..engine.commits import CanvasLaw, CommitModel
 from ..engine.errors import DsimError, PolicyError
-from ..engine.policy import Policy, named_files, parse, with_files
 from ..engine.prefix import caches_prefixes
+from ..engine.spec import Policy, named_files, parse, with_files
 from ..files.read import FilePath, cut, quoted, read_toml
 from ..profiler.placed import placed, yield_files
 from ..profiler.profile import DEFAULT, Profile, as_run_by, located, with_file_of
 from ..profiler.profile import load as load_profile
 from ..sim.deciders import least_uncached
-from ..sim.fleet import MAX_REPLICAS as MAX_REPLICAS
-from ..sim.fleet import Fleet, Pool, PoolSpec
 from ..sim.link import Link
 from ..sim.memory import check_fits, longest
+from ..sim.pools import MAX_REPLICAS as MAX_REPLICAS
+from ..sim.pools import Fleet, Pool, PoolSpec
 from ..sim.routers import Routing, routing
 from ..sim.scalers import FIXED, scaling
 from ..sim.setting import Setting

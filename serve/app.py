@@ -20,8 +20,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from ..engine.errors import SHOWN, cut
-from .fleet import Emission, Fleet, RefusedError, Stream
 from .metrics_page import MetricsPage
+from .served import Emission, Fleet, RefusedError, Stream
 from .words import Pieces, Words
 
 DEFAULT_MAX_TOKENS = {"text_completion": 16, "chat.completion": 256}

@@ -9,9 +9,9 @@ from prometheus_client.utils import floatToGoString
 
 from ..results import engine_metrics
 from ..results.engine_metrics import QUANTITIES, RELEASES, Quantity
-from .fleet import Fleet
-from .replica import Replica
-from .watch import Watch
+from .counts import Watch
+from .replica_thread import Replica
+from .served import Fleet
 
 # Quantities that the engine counts; the watch counts all others.
 OF_ENGINE: dict[str, Callable[[Replica], float]] = {

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import __version__
-from ..device.on_device import LiveSetting
 from ..engine.commits import CommitDraws
 from ..engine.engine import Limits
 from ..engine.errors import DsimError
@@ -21,6 +20,7 @@ from ..engine.request import Request
 from ..engine.step import StepOutcome, StepPlan
 from ..profiler.profile import Profile
 from ..results.metrics import Columns, Summary, summarize
+from ..results.on_device import LiveSetting
 from ..results.provenance import commit_infos, profile_info
 from ..results.run_info import LiveInfo, RunInfo, TraceInfo
 from ..results.slo import Slo
@@ -29,8 +29,8 @@ from ..sim.routers import routing
 from ..sim.setting import Setting
 from ..sim.step_model import StepModel
 from ..traces import Trace
-from .clock import Clock
-from .fleet import Fleet, Text
+from .real_time import Clock
+from .served import Fleet, Text
 from .words import Bytes, Filler, Tokenized, Words
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ from ..engine.errors import DsimError
 from ..engine.journal import Append
 from ..files.interrupt import handled
 from ..files.read import FilePath
-from ..report.run import RunResult, run_html
+from ..report.run_page import RunResult, run_html
 from ..results.run_folder import RunWriter
 from ..results.slo import Slo
 from .app import Settings, application
-from .fleet import STOPPING, AccessLog, Fleet
 from .open import Behind
+from .served import STOPPING, AccessLog, Fleet
 
 LAST_BYTES = 1.0  # s for clients to receive the ends of aborted replies
 MAX_CONNECTIONS = 1000  # further clients get 503

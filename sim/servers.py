@@ -13,12 +13,12 @@ from ..engine.engine import Engine
 from ..engine.errors import PolicyError
 from ..engine.journal import RequestTable, StepRecorder, StepTotals
 from ..engine.request import Request
-from .arrivals import OpenLoop, Source
 from .clock import Clock
-from .fleet import Fleet, Pool
 from .group import Group, Member
+from .pools import Fleet, Pool
 from .replica import Replica, Timeline
 from .routers.router import Router
+from .sources import OpenLoop, Source
 from .step_model import StepModel
 
 AnyReplica = Replica | Member

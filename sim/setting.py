@@ -11,8 +11,8 @@ from ..engine.engine import Engine, Limits
 from ..engine.errors import PolicyError, ProfileError, cut
 from ..engine.journal import RequestTable
 from ..engine.latency import LatencyModel
-from ..engine.policy import Policy
 from ..engine.prefix import Prefixes
+from ..engine.spec import Policy
 from ..profiler.hardware import default_max_batch
 from ..profiler.profile import CLOSE, Device, MemoryModel, Profile, of_family, weights_of
 from ..traces import Trace

@@ -18,11 +18,11 @@ import numpy.typing as npt
 
 from ..engine.engine import Engine
 from ..engine.journal import MOVE_COLUMNS, SENT_COLUMNS, RequestTable
-from ..engine.policy import Policy
 from ..engine.request import Request
+from ..engine.spec import Policy
 from ..engine.state import COMPLETED
-from .fleet import Fleet, Pool
 from .link import Wire
+from .pools import Fleet, Pool
 from .replica import Replica, Timeline
 from .routers.router import RequestView, Router
 from .servers import AnyReplica, Receiver

@@ -13,22 +13,22 @@ from ..engine.engine import Engine, Limits
 from ..engine.errors import PolicyError, TraceError, cut
 from ..engine.journal import RequestTable, StepRecorder, StepTotals
 from ..engine.latency import LatencyModel
-from ..engine.policy import Policy
 from ..engine.prefix import caches_prefixes
 from ..engine.rehearsal import rehearse
+from ..engine.spec import Policy
 from ..engine.state import Asked
 from ..files.interrupt import asked_to_stop
 from ..traces import Trace
 from ..traces.prefixes import prefixes_of
 from ..traces.trace import Bools, Floats, Ints
-from .arrivals import ClosedLoop, OpenLoop, Sessions, Source
 from .autoscaler import Autoscaler, Change, Fixed
 from .clock import Clock
-from .fleet import Fleet, Pool
 from .pool_watch import PoolWatch
+from .pools import Fleet, Pool
 from .routers import routing
 from .servers import Members, Receiver, Routed, Servers
 from .setting import Setting
+from .sources import ClosedLoop, OpenLoop, Sessions, Source
 from .split import Moves, Split
 
 Append = Callable[[Mapping[str, Any], Mapping[str, Any]], None]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dsim.engine.journal import RequestTable
-from dsim.engine.policy import parse
+from dsim.engine.spec import parse
 from dsim.engine.step import Phase
 from dsim.profiler.profile import Profile
 from dsim.sim.setting import Setting

@@ -8,7 +8,7 @@ from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import RequestTable
 from dsim.engine.latency import LatencyModel
 from dsim.engine.policies.dllm_serve import PhaseMultiplexed
-from dsim.engine.policy import Policy, parse
+from dsim.engine.spec import Policy, parse
 from dsim.engine.step import Phase, StepOutcome, StepPlan
 from dsim.profiler.profile import Profile, load
 from dsim.sim.step_model import StepModel

@@ -25,14 +25,13 @@ kernels    -
 profiler   engine files
 sim        engine files profiler traces
 live       engine files kernels
-results    engine files profiler sim traces
+results    engine files live profiler sim traces
 report     engine files profiler results
 comparison engine files profiler report results sim traces
 planner    comparison engine files profiler report results sim traces
-device     comparison engine files live planner profiler report results sim traces
-api        comparison device engine files following live planner profiler report results sim traces
+api        comparison engine files following live planner profiler report results sim traces
 following  engine files planner profiler report results sim traces
-serve      device engine files live planner profiler report results sim traces
+serve      engine files live planner profiler report results sim traces
 """
 MAY_IMPORT = {folder: {*others} - {"-"} for folder, *others in map(str.split, ALLOWED.strip().splitlines())}
 MAY_IMPORT["cli"] = {*MAY_IMPORT}
@@ -148,7 +147,7 @@ def test_the_engine_has_no_clock_no_device_and_no_hidden_randomness_and_needs_on
 @cases(
     "imported never",
     ("dsim.serve.app, dsim.serve.open", ["torch", "triton", "plotly"]),
-    ("dsim.live.loop", ["simpy", "dsim.sim", "pandas"]),
+    ("dsim.live.driver", ["simpy", "dsim.sim", "pandas"]),
     ("dsim.engine.engine", ["simpy", "pandas", "scipy.stats", "dsim.traces", "dsim.profiler"]),
     (
         "dsim.sim.twin, dsim.planner.record",

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 
 MISSPELT = """
-from dsim.engine.policies.sglang import RoundState
+from dsim.engine.policies.sglang_0_5 import RoundState
 from dsim.engine.state import Replica
 from dsim.policy import View, rule
 

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from dsim.engine.policies import SHIPPED
-from dsim.engine.policy import PRESETS, settings_of
+from dsim.engine.spec import PRESETS, settings_of
 from dsim.planner.candidate import spelt
 from dsim.sim.routers import longest_prefix as router
 
@@ -86,9 +86,9 @@ def test_calibrated_profiles_give_the_runs_that_they_are_calibrated_to_and_fdfo_
 
 def test_every_table_that_a_script_prints_has_a_section_with_its_command(engines: ModuleType) -> None:
     for name in engines.ANSWERS:
-        assert f"`python benchmarks/engines.py {name}`" in ANSWERS
+        assert f"`python benchmarks/published_engines.py {name}`" in ANSWERS
     for name in script("prefix").ANSWERS:
-        assert f"`python benchmarks/prefix.py {name}`" in PREFIXES
+        assert f"`python benchmarks/prefix_gain.py {name}`" in PREFIXES
 
 
 @cases("name", "lmdeploy-0.18", "vllm-diffusion")

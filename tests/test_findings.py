@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dsim.comparison.clients.read import read_client
-from dsim.comparison.errors import errors, relative_error
+from dsim.comparison.clients.client_file import read_client
+from dsim.comparison.deviation import errors, relative_error
 from dsim.engine.errors import ModelError
 from dsim.live.weights import config_of
 from dsim.planner.quality import load_table

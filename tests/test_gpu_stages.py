@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from dsim.benchmarks import gpu
-from dsim.benchmarks.step import Watch, floors
+from dsim.benchmarks.step_floors import Watch, floors
 from dsim.benchmarks.step_shapes import Shape
 from dsim.live.config import Settings
 from dsim.live.weights import config_of

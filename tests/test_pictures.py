@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dsim.benchmarks import answer, ranking
+from dsim.benchmarks import ranking, readme_answers
 from dsim.docs import pictures
 
 from .checks import cases
@@ -40,6 +40,6 @@ def test_the_photographed_command_gives_the_same_numbers_today() -> None:
 
 def test_a_script_makes_every_picture_and_a_page_shows_it() -> None:
     engines = {f"engine-{name}.svg" for name in script("engine_pictures").WORLDS}
-    made = {*engines, *(f"{name}.svg" for name in pictures.SVGS), answer.PICTURE.name, pictures.PHOTO.name}
+    made = {*engines, *(f"{name}.svg" for name in pictures.SVGS), readme_answers.PICTURE.name, pictures.PHOTO.name}
     assert {path.name for path in pictures.FOLDER.iterdir()} == made | {pictures.KEPT.name}
     assert {Path(name).name for text in TEXT.values() for name in re.findall(r"!\[.*?\]\((.*?)\)", text)} == made

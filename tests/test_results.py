@@ -11,7 +11,7 @@ import dsim
 from dsim.planner.capacity import Point
 from dsim.profiler.profile import DEFAULT, load
 from dsim.report.html import result_files, to_html
-from dsim.report.profile import Profiled
+from dsim.report.profile_page import Profiled
 from dsim.report.result import Result
 
 from .checks import refused

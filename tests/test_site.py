@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dsim.engine.part import AXES, fields_of
-from dsim.engine.policy import PRESETS
+from dsim.engine.spec import PRESETS
 from dsim.profiler.hardware import GPUS
 from dsim.traces.formats import FORMATS
 

@@ -14,10 +14,10 @@ from dsim.engine.commits import CanvasLaw, CommitDraws, CommitModel, Commits, Im
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import REQUEST_COLUMNS, STEP_COLUMNS, STEP_LISTS, RequestTable
 from dsim.engine.latency import LatencyModel
-from dsim.engine.policy import PRESETS, Policy, parse
 from dsim.engine.prefix import Prefixes
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
+from dsim.engine.spec import PRESETS, Policy, parse
 from dsim.engine.step import Phase, StepOutcome, StepPlan
 from dsim.profiler.profile import KindError, Profile, load, save
 from dsim.sim.setting import Setting

@@ -1,4 +1,4 @@
-"""Draw scenarios: small random worlds for an engine's scheduler and dsim's preset (fields: compare.py).
+"""Draw scenarios: small random worlds for an engine's scheduler and dsim's preset (fields: differences.py).
 
     python benchmarks/oracles/scenarios.py FAMILY COUNT [SEED] > scenarios.jsonl
 
@@ -15,8 +15,8 @@ from typing import Any
 
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import RequestTable
-from dsim.engine.policy import parse
 from dsim.engine.request import Request
+from dsim.engine.spec import parse
 
 Scenario = dict[str, Any]
 # From this seed on memory is nearly full and the longest request fills the context; half of vLLM's budgets hold one

@@ -11,7 +11,7 @@ import time
 import types
 from collections import deque
 
-from dsim.benchmarks.policy_in_vllm.record import POLICIES, spec_of
+from dsim.benchmarks.policy_in_vllm.record_policies import POLICIES, spec_of
 
 Bag = types.SimpleNamespace
 NUM = 64

@@ -23,7 +23,7 @@ vllm=(
 )
 serve=(--served-model-name tiny --enforce-eager --no-enable-prefix-caching --dtype bfloat16 --max-num-seqs 4)
 [ -d "$out/ar" ] || "${vllm[@]}" "$venv/bin/python" -P "$here/random_qwen3.py" "$out/ar" 2048 64 2 2 1
-[ -d "$out/dg" ] || "${vllm[@]}" "$venv/bin/python" -P "$here/vllm_diffusion/model.py" "$out/dg" --canvas 64 --steps 12 --train 0
+[ -d "$out/dg" ] || "${vllm[@]}" "$venv/bin/python" -P "$here/vllm_diffusion/tiny_gemma.py" "$out/dg" --canvas 64 --steps 12 --train 0
 
 folders=()
 for engine in ${*:-ar-sync ar-async dg-sync dg-async}; do
@@ -41,9 +41,9 @@ for engine in ${*:-ar-sync ar-async dg-sync dg-async}; do
             ;;
     esac
     mkdir "$out/out-$engine"
-    "${vllm[@]}" "${runner[@]}" "$venv/bin/python" -P "$mine/record.py" "$out/out-$engine" "$rates" 14 -- \
+    "${vllm[@]}" "${runner[@]}" "$venv/bin/python" -P "$mine/record_policies.py" "$out/out-$engine" "$rates" 14 -- \
         --model "$out/${engine%-*}" "${serve[@]}" "${more[@]}"
     "$python" "$here/vllm_log_split.py" "$out/out-$engine"
     folders+=("$out/out-$engine=$engine")
 done
-"$python" -m dsim.benchmarks.policy_in_vllm.table "${folders[@]}"
+"$python" -m dsim.benchmarks.policy_in_vllm.policies_table "${folders[@]}"

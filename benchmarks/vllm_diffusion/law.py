@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dsim.benchmarks.vllm_diffusion.table import HIGH, LOW, Measured
+from dsim.benchmarks.vllm_diffusion.canvases_table import HIGH, LOW, Measured
 from dsim.engine.step import Phase
 from dsim.profiler.profile import Profile
 from dsim.profiler.profile import load as load_profile

@@ -16,8 +16,8 @@ import numpy as np
 
 from dsim.engine.engine import Engine
 from dsim.engine.journal import RequestTable
-from dsim.engine.policy import parse
 from dsim.engine.request import Request
+from dsim.engine.spec import parse
 from dsim.engine.step import Phase, StepOutcome, StepPlan, reached
 from dsim.profiler.steplog import policy_of, profile_of_log, read_log
 from dsim.sim.setting import Setting

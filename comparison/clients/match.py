@@ -8,7 +8,7 @@ import numpy as np
 from ...engine.errors import DsimError
 from ...profiler.samples import Floats, Ints
 from ...traces import Trace
-from .read import ClientLog
+from .client_file import ClientLog
 
 NEIGHBOURS = 0.05  # s: closer requests may be sent in another order
 

@@ -13,7 +13,7 @@ from ...engine.errors import DsimError
 from ...engine.journal import REQUEST_COLUMNS, StepTotals
 from ...profiler.samples import Ints
 from ...profiler.steplog import StepLog, of_random_tokens
-from ...report.run import run_html
+from ...report.run_page import run_html
 from ...report.table import number
 from ...results.metrics import CANCELLED, COMPLETED, REJECTED, UNFINISHED, rows_of, stable, summarize
 from ...results.run import Columns
@@ -21,10 +21,10 @@ from ...results.run_folder import RunWriter
 from ...results.run_info import ClientInfo, Lateness, RunInfo, TraceInfo
 from ...results.slo import Slo
 from ...traces import Trace
-from ..parts import ENGINE_TIMES
-from .engine import Lists, journal_of
+from ..error_parts import ENGINE_TIMES
+from .client_file import ClientLog
+from .engine_log import Lists, journal_of
 from .match import Requested, match, places
-from .read import ClientLog
 
 CLIENT_COLUMNS = ("lateness", *(f"engine_{name}" for name in ENGINE_TIMES))
 # Entries of a summary that are unknown, even with an engine's log; and those that are without one.

@@ -1,8 +1,8 @@
 """One file per system: fields, ranges, rules and presets, in the order of `dsim policies`."""
 
 SHIPPED = (
-    "ar", "lmdeploy_2025", "lmdeploy_0_18", "sglang", "chunk", "optimus", "multi_block", "delayed_cache", "focus",
-    "llada", "fast_dllm", "dllm_cache", "sparse_dllm", "maskkv", "dllm_serve", "vllm",
+    "ar", "lmdeploy_2025", "lmdeploy_0_18", "sglang_0_5", "chunk", "optimus", "multi_block", "delayed_cache", "focus",
+    "llada", "fast_dllm", "dllm_cache", "sparse_dllm", "maskkv", "dllm_serve", "vllm_0_33",
 )  # fmt: skip
 
 # Default parts: file and name.

@@ -11,7 +11,7 @@ from typing import Annotated
 from ..errors import PolicyError
 from ..hooks import leap
 from ..part import Answers, Granularity, Policy, Range
-from ..rows.canvas import CANVAS
+from ..rows.canvases import CANVAS
 from ..rows.leap import leap_canvases
 from ..unmasking import Unmasking
 

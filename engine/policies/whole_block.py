@@ -58,7 +58,7 @@ def settle_block_pass(
 ) -> None:
     """KV of computed positions is final once no mask is left up to their block's end (block-diffusion.md 1.5).
 
-    Only the pass over a decoded canvas may be cut and continued (sglang.py).
+    Only the pass over a decoded canvas may be cut and continued (sglang_0_5.py).
     """
     for k in range(len(status)):  # branch-free: vectorises
         evaluations[k] += window[k] & (status[k] == MASKED)

@@ -40,8 +40,8 @@ from ..state import (
     Status,
     step_slots,
 )
+from .features import add_row, no_rows, note_row, set_features
 from .kind import Kind
-from .step import add_row, no_rows, note_row, set_features
 
 HEADS = ("all", "masks")  # computed rows that go through the LM head
 MASKS = HEADS.index("masks")

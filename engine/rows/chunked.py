@@ -10,9 +10,9 @@ from ..jit import rule
 from ..latency import Cost
 from ..records import I4, Bool, Record
 from ..state import DENOISE, EMIT_END, IDLE, NEXT, PREFILL, ROWS, RUNNING, AnyPolicy, PolicyState, Replica, step_slots
+from .features import add_row, no_rows, note_row, set_features
 from .kind import Kind
 from .leap import take_tokens
-from .step import add_row, no_rows, note_row, set_features
 
 
 class ChunkColumns(Record):

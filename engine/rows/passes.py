@@ -41,8 +41,8 @@ from ..state import (
 )
 from ..view import engine_form
 from .blocks import next_block
+from .features import add_row, no_rows, note_row, set_features
 from .kind import Kind
-from .step import add_row, no_rows, note_row, set_features
 
 Ints = npt.NDArray[np.int64]
 LOGITS = ("block", "all")

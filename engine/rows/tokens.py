@@ -8,9 +8,9 @@ from ..hooks import commit_rows, draw_rows, hold, leap, paged_ahead, plan_prompt
 from ..jit import rule
 from ..state import DENOISE, EMIT_END, PREFILL_STEP, AnyPolicy, Replica, step_slots
 from .blocks import plan_prefill
+from .features import add_row, no_rows, note_row, set_features
 from .kind import Kind
 from .leap import leap_tokens
-from .step import add_row, no_rows, note_row, set_features
 
 
 @rule

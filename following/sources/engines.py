@@ -5,8 +5,8 @@ from collections import defaultdict
 
 from ...engine.errors import DsimError
 from ...engine.plain import Range, plain
+from ...files.metrics_text import Page, page_of
 from ...files.read import cut, parsing
-from ...files.samples import Page, page_of
 from ...results.engine_metrics import (
     BY_NAME,
     CACHE_SETTINGS,

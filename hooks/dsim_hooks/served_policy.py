@@ -11,8 +11,8 @@ from dsim.engine.discipline import ask_from
 from dsim.engine.engine import record_of
 from dsim.engine.errors import PolicyError
 from dsim.engine.part import Policy, numbers_of
-from dsim.engine.policy import AXES, PRESETS, named_fields, named_files, parse, settings_of
 from dsim.engine.records import table
+from dsim.engine.spec import AXES, PRESETS, named_fields, named_files, parse, settings_of
 from dsim.engine.view import RequestView, Snapshot, class_of
 
 WHOLE = ("index", "slo_class", "priority", "prompt", "estimate")  # a request's numbers after arrival and deadline

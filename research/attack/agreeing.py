@@ -12,7 +12,7 @@ from random import Random
 from unittest import mock
 
 from dsim.engine.errors import DsimError
-from dsim.engine.policy import PRESETS, parse, settings_of
+from dsim.engine.spec import PRESETS, parse, settings_of
 from dsim.planner.space import searchable
 from dsim.profiler.profile import load
 

@@ -13,13 +13,13 @@ from unittest import mock
 
 from dsim.engine.errors import MachineError
 from dsim.engine.journal import RequestTable, StepRecorder
-from dsim.engine.policy import parse
-from dsim.live.loop import serve
+from dsim.engine.spec import parse
+from dsim.live.driver import serve
 from dsim.results.run import read_run
 from dsim.results.run_folder import RunWriter
 from dsim.results.world import World
-from dsim.serve.fleet import RefusedError
 from dsim.serve.open import open_twin
+from dsim.serve.served import RefusedError
 from dsim.sim.setting import Setting
 from dsim.traces import Trace
 
@@ -148,7 +148,7 @@ def served(chance: Random, folder: Path) -> None:
     def run(executor_fails: int, journal_fails: int) -> tuple[int, FailsAt, list[str]]:
         kept: list[int] = []
         sink = FailsAt(journal_fails, lambda columns, lists: kept.extend(columns["step"].tolist()), _full())
-        with mock.patch("dsim.serve.fleet.StepRecorder", lambda append, width, batch: StepRecorder(append, width, 1)):
+        with mock.patch("dsim.serve.served.StepRecorder", lambda append, width, batch: StepRecorder(append, width, 1)):
             behind = open_twin(world, speed=1e6, append=sink)
             steps = [
                 FailsAt(executor_fails, each.step, MachineError("the device is lost")) for each in behind.executors

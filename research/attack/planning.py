@@ -205,12 +205,12 @@ class _Busy:
     """A fleet that takes no request: what was understood of one is what is tried here."""
 
     def __init__(self) -> None:
-        from dsim.serve.clock import Clock
+        from dsim.serve.real_time import Clock
 
         self.clock = Clock()
 
     def submit(self, _prompt: list[int], _most: int) -> None:
-        from dsim.serve.fleet import RefusedError
+        from dsim.serve.served import RefusedError
 
         raise RefusedError(503, "the queue is full")
 

@@ -19,13 +19,13 @@ import pyarrow.parquet as pq
 import dsim
 from dsim.cli.python import import_run
 from dsim.comparison.bounds import Bound
+from dsim.comparison.clients.client_file import read_client
 from dsim.comparison.clients.measured import MeasuredRun, measured_run, write_measured
-from dsim.comparison.clients.read import read_client
 from dsim.comparison.comparison import compare_runs
 from dsim.engine.errors import DsimError
-from dsim.engine.policy import PRESETS, parse
+from dsim.engine.spec import PRESETS, parse
 from dsim.files.duration import seconds_of
-from dsim.files.samples import read_samples
+from dsim.files.metrics_text import read_samples
 from dsim.planner import grid, quality, space
 from dsim.planner.record import in_twin, record
 from dsim.profiler import profile, steplog
@@ -37,10 +37,10 @@ from dsim.traces.lengths import parse_lengths
 from dsim.traces.prefixes import prefixes_of
 from dsim.traces.trace import Trace
 
-from . import agreeing, clients, commands, failing, mutate, planning, worlds
+from . import agreeing, commands, failing, hostile_clients, mutate, planning, worlds
 
 # Modules whose names the package gives to their functions.
-sweep, validate = import_module("dsim.planner.sweep"), import_module("dsim.device.validate")
+sweep, validate = import_module("dsim.planner.sweep"), import_module("dsim.planner.validation")
 ROOT = Path(dsim.__file__).parent
 
 
@@ -77,7 +77,7 @@ def targets(work: Path) -> list[Target]:
         Target("SLO, bound, duration, lengths", _words, 4, of_a_file=False),
         *(Target(name, attack, weight) for name, (attack, weight) in planning.of_files().items()),
         *(Target(name, attack, of_a_file=False) for name, attack in planning.of_clients(work).items()),
-        Target("hostile clients", partial(clients.hostile, work), 0, of_a_file=False),
+        Target("hostile clients", partial(hostile_clients.hostile, work), 0, of_a_file=False),
         Target("command line", partial(commands.command_line, work), of_a_file=False),
         Target(
             "command's files", partial(commands.with_files, work, _files(work), partial(_a_run, work)), of_a_file=False
@@ -92,10 +92,10 @@ def _models(work: Path) -> list[Target]:
     """A model's directory; none where PyTorch is not installed."""
     if find_spec("torch") is None:
         return []
-    from . import models
+    from . import model_folders
 
-    found = [Target(name, attack, weight) for name, (attack, weight) in models.ALL.items()]
-    return [*found, Target("safetensors", partial(models.weights, work))]
+    found = [Target(name, attack, weight) for name, (attack, weight) in model_folders.ALL.items()]
+    return [*found, Target("safetensors", partial(model_folders.weights, work))]
 
 
 # ---- traces ---------------------------------------------------------------------------------------------------

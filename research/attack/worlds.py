@@ -24,9 +24,9 @@ from dsim.engine.engine import Engine
 from dsim.engine.errors import DsimError
 from dsim.engine.journal import REQUEST_COLUMNS, RequestTable
 from dsim.engine.part import Choice, Policy, Range
-from dsim.engine.policy import PRESETS, parse
 from dsim.engine.prefix import caches_prefixes
 from dsim.engine.replay import replay
+from dsim.engine.spec import PRESETS, parse
 from dsim.engine.state import Asked
 from dsim.profiler.profile import SHIPPED, Profile, load
 from dsim.results.metrics import summarize

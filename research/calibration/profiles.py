@@ -22,8 +22,8 @@ from .calibrated import (
     Line,
     calibrated,
 )
-from .engines import engine_profiles, of_the_report
-from .measured import h100
+from .engine_profiles import engine_profiles, of_the_report
+from .refit_h100 import h100
 
 DATE = "2026-11-21"
 

@@ -12,7 +12,7 @@ from ...cli.answer import Answer
 from ...cli.declared import Question, Watch, command
 from ...cli.screen import run
 from ...engine.errors import DsimError
-from .run import Reproduced
+from .points import Reproduced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +44,8 @@ class ReproduceQuestion(q.Somewhere, q.Coded, q.Forced, Question[Reproduced]):
         from ...report.html import to_html
         from ...results.world import different
         from .experiment import MAX_SEEDS, read, shipped
-        from .page import reproduce_page
-        from .run import FILES, check_published, read_published, reproduce
+        from .points import FILES, check_published, read_published, reproduce
+        from .reproduce_page import reproduce_page
 
         if self.list:
             every = {name: read(name) for name in shipped()}

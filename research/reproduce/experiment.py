@@ -15,8 +15,8 @@ from ...files.schema import FileObject
 from ...planner.grid import check_values, value_of, world_of
 from ...results.world import World
 from .machine import Machine, OnMachine
-from .measure import known_measure
-from .memory import RUNS
+from .measures import known_measure
+from .peak_memory import RUNS
 
 SHIPPED = Path(__file__).parent / "experiments"
 TEXTS = ("title", "system", "citation", "conditions", "axis")

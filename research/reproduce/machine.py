@@ -6,7 +6,7 @@ from typing import Any, get_type_hints
 
 from ...engine.errors import DsimError
 from ...engine.latency import LatencyModel
-from ...engine.policy import Policy
+from ...engine.spec import Policy
 from ...files.schema import FileObject
 from ...profiler.hardware import gpu
 from ...profiler.models import model

@@ -20,8 +20,8 @@ from ...files.write import csv_of, write_whole
 from ...planner.ensemble import drawn, interval, known_causes, moved
 from .experiment import CALIBRATED, read
 from .machine import OnMachine
-from .measure import OVER, of_run, unit_of
-from .run import PLACE, RECORDED
+from .measures import OVER, of_run, unit_of
+from .points import PLACE, RECORDED
 
 PAIRS = Path(__file__).parent / "ratios.csv"
 ROOT = Path(__file__).parents[2]

@@ -10,13 +10,13 @@ from train import held_out_loss
 
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import RequestTable
-from dsim.engine.policy import parse
 from dsim.engine.request import Request
+from dsim.engine.spec import parse
 from dsim.engine.step import Phase
 from dsim.live.cache import PagedCache
+from dsim.live.driver import serve
 from dsim.live.executor import ModelExecutor
 from dsim.live.forward import Forward
-from dsim.live.loop import serve
 from dsim.live.model import Decoder
 from dsim.live.prompts import WORKLOADS, prompts_from, read_tokens
 from dsim.live.session import Serving, run

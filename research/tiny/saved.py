@@ -11,7 +11,7 @@ from dsim.files.model_config import KEYS
 from dsim.live.config import SCALINGS, ModelConfig
 from dsim.live.families import FAMILIES
 from dsim.live.model import Decoder
-from dsim.live.stored import WEIGHTS
+from dsim.live.tensors import WEIGHTS
 from dsim.live.weights import stored_parts
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from dsim.report.run import RunResult
+from dsim.report.run_page import RunResult
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
 SMALL = ("NUM_REQUESTS = 5000", "NUM_REQUESTS = 60")

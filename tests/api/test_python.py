@@ -13,15 +13,15 @@ import pytest
 import dsim
 from dsim.cli.declared import words_of
 from dsim.cli.objects import profile_name, spec_of, trace_name
-from dsim.cli.replay import ReplayQuestion
-from dsim.cli.tune import TuneQuestion
-from dsim.device.on_device import LiveSetting
+from dsim.cli.replay_question import ReplayQuestion
+from dsim.cli.tune_question import TuneQuestion
 from dsim.engine.errors import DsimError
 from dsim.planner.candidates import PlanCandidate
 from dsim.report.chart import script_json
 from dsim.report.page import Figure
 from dsim.report.result import Result
-from dsim.report.run import RunResult, run_page
+from dsim.report.run_page import RunResult, run_page
+from dsim.results.on_device import LiveSetting
 from dsim.results.world import World
 from dsim.traces import load
 
@@ -254,7 +254,7 @@ def test_a_validation_takes_frames_and_objects_by_name(requests: pd.DataFrame, m
         asked.update(how, base=base, profile=live.profile)
         raise DsimError("enough")
 
-    monkeypatch.setattr("dsim.device.validate.validate", noted)
+    monkeypatch.setattr("dsim.planner.validation.validate", noted)
     profile = replace(dsim.load_profile("a100-sdar-8b"), name="mine")
     with refused("enough"):
         dsim.validate(Path("out"), trace=requests, profile=profile, policies=dsim.parse_policy("ar"), seconds=1.0)

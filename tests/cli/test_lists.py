@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dsim.cli.screen import print_json
-from dsim.engine.policy import PRESETS
+from dsim.engine.spec import PRESETS
 from dsim.profiler.profile import load, shipped
 
 from .command import dsim

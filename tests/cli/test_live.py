@@ -13,8 +13,8 @@ import torch
 from dsim.engine.engine import Engine
 from dsim.engine.journal import RequestTable
 from dsim.engine.latency import LatencyModel
-from dsim.engine.policy import parse
 from dsim.engine.replay import replay
+from dsim.engine.spec import parse
 from dsim.live.forward import Batch, Forward, Sampled
 from dsim.live.weights import random_model
 from dsim.research.tiny.saved import save_model

@@ -91,7 +91,7 @@ def test_validate_serves_with_the_options_of_the_checkpoint(monkeypatch: pytest.
         assert (live.loaded.model.config.block_length, live.tokenizer) == (4, ".")
         raise StoppedError
 
-    monkeypatch.setattr("dsim.device.validate.validate", listen)
+    monkeypatch.setattr("dsim.planner.validation.validate", listen)
     options = "--seconds 1 --profile a100-sdar-8b --block-length 4 --mask-token-id 95 --tokenizer ."
     with pytest.raises(StoppedError):
         dsim("validate", MODEL, options)

@@ -77,7 +77,7 @@ def test_the_fields_of_a_policy_are_listed_with_what_each_may_be_and_means() -> 
         "axis": "granularity", "name": "chunk", "default": 16, "bounds": "2 to 64",
         "meaning": "positions computed per sequence and step, at most the block",
     }  # fmt: skip
-    from dsim.engine.policy import PRESETS
+    from dsim.engine.spec import PRESETS
 
     for name, preset in PRESETS.items():
         ran = dsim("policies", name)

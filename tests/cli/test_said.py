@@ -6,8 +6,8 @@ import statistics
 
 import pytest
 
-from dsim.benchmarks import answer
-from dsim.research.reproduce.page import _percent
+from dsim.benchmarks import readme_answers
+from dsim.research.reproduce.reproduce_page import _percent
 from dsim.traces import load, write
 
 from ..checks import cases
@@ -82,7 +82,7 @@ SHARES = {
     "a third": 1 / 3, "half": 1 / 2, "a quarter": 1 / 4, "two thirds": 2 / 3, "three quarters": 3 / 4,
     "three eighths": 3 / 8,
 }  # fmt: skip
-AGAIN = "run `python benchmarks/answer.py`"
+AGAIN = "run `python benchmarks/readme_answers.py`"
 
 
 def numbers(text: str) -> set[float]:
@@ -92,15 +92,15 @@ def numbers(text: str) -> set[float]:
 
 
 @pytest.mark.slow
-@cases("name", *answer.COMMANDS)
+@cases("name", *readme_answers.COMMANDS)
 def test_the_readmes_answers_are_those_of_its_commands(name: str) -> None:
-    kept, command = answer.kept()[name], answer.COMMANDS[name]()
+    kept, command = readme_answers.kept()[name], readme_answers.COMMANDS[name]()
     assert kept["command"].split()[1:] == command, f"another command stands there now: {AGAIN}"
-    assert kept["digest"] == answer.digest(command, kept["plan"]), f"the rules have changed: {AGAIN}"
+    assert kept["digest"] == readme_answers.digest(command, kept["plan"]), f"the rules have changed: {AGAIN}"
 
 
 def test_what_the_readme_says_of_a_new_scheduler_is_what_the_second_command_found() -> None:
-    plan = answer.kept()["second"]["plan"]
+    plan = readme_answers.kept()["second"]["plan"]
     best, other = plan["ranking"]
     readme = (pages.ROOT / "README.md").read_text()
     words = " ".join(readme.partition("And what would a new scheduler be worth?")[2].partition("\n\n")[0].split())
@@ -118,10 +118,10 @@ def test_what_the_readme_says_of_a_new_scheduler_is_what_the_second_command_foun
 
 
 def test_the_readmes_figures_are_those_that_its_first_command_printed() -> None:
-    kept, readme = answer.kept()["first"], (pages.ROOT / "README.md").read_text()
+    kept, readme = readme_answers.kept()["first"], (pages.ROOT / "README.md").read_text()
     plan, printed = kept["plan"], " ".join(" ".join(kept["printed"]).split())
-    assert answer.PICTURE.read_text() == answer.svg(plan), AGAIN
-    assert f"![{answer.title(plan)}](docs/images/answer.svg)" in readme, AGAIN
+    assert readme_answers.PICTURE.read_text() == readme_answers.svg(plan), AGAIN
+    assert f"![{readme_answers.title(plan)}](docs/images/answer.svg)" in readme, AGAIN
     words = " ".join(
         readme.partition("](docs/images/answer.svg)")[2].partition("And what would a new scheduler")[0].split()
     )

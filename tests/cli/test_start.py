@@ -9,10 +9,10 @@ import pytest
 
 from dsim import __version__
 from dsim.cli import QUESTIONS, choices
-from dsim.device.validate import LOADS, POLICIES
 from dsim.engine.engine import EMIT
 from dsim.planner.deploy import UNROUTED
 from dsim.planner.objective import OBJECTIVES
+from dsim.planner.validation import LOADS, POLICIES
 from dsim.profiler.precision import BITS
 from dsim.profiler.profile import DEFAULT
 from dsim.results.world import World

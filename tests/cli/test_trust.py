@@ -23,7 +23,7 @@ from .command import dsim, rows, succeed
 SPEC = "theirs.py:POLICY"
 CODE = """
 from pathlib import Path
-from dsim.engine.policy import parse
+from dsim.engine.spec import parse
 Path(__file__).with_name("ran").touch()
 POLICY = parse("chunk:8")
 """

@@ -2,11 +2,11 @@
 
 from dsim.comparison.bounds import DISTRIBUTIONS, Judged
 from dsim.comparison.comparison import Comparison, MetricErrors, PolicyErrors, Total
-from dsim.comparison.errors import Errors
+from dsim.comparison.deviation import Errors
+from dsim.comparison.error_parts import MetricParts, Parts
 from dsim.comparison.pairs import Pair, Side
-from dsim.comparison.parts import MetricParts, Parts
 from dsim.comparison.steps import Steps
-from dsim.device.validate import Cell, Validated
+from dsim.planner.validation import Cell, Validated
 from dsim.results.metrics import STATS
 
 ERRORS = Errors(num=40, num_missing=0, num_zero=0, mape=0.03, median=0.02, p95=0.08, bias=-0.01)

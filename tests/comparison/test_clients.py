@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dsim.comparison.clients.client_file import read_client
 from dsim.comparison.clients.match import Requested
 from dsim.comparison.clients.measured import MeasuredRun, measured_run, write_measured
-from dsim.comparison.clients.read import read_client
 from dsim.engine.journal import STATUSES
 from dsim.results.run import read_run
 from dsim.traces import load

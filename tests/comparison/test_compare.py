@@ -15,17 +15,17 @@ import pytest
 
 from dsim.comparison.bounds import Bound
 from dsim.comparison.comparison import COMPARISON, Comparison, PolicyErrors, compare_runs
+from dsim.comparison.error_parts import MetricParts
 from dsim.comparison.pairs import PolicyRuns
-from dsim.comparison.parts import MetricParts
 from dsim.comparison.rerun import recording_of
 from dsim.engine.commits import CommitDraws
 from dsim.engine.engine import Limits
 from dsim.engine.journal import RequestTable, StepRecorder, StepTotals
 from dsim.engine.latency import CacheOverhead, LatencyModel
-from dsim.engine.policy import parse
+from dsim.engine.spec import parse
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.files.place import write_folder
-from dsim.live.loop import serve
+from dsim.live.driver import serve
 from dsim.profiler.profile import Profile
 from dsim.report.html import result_files
 from dsim.results.metrics import CANCELLED, summarize

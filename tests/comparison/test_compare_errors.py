@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dsim.comparison.bounds import Bound
-from dsim.comparison.errors import errors
-from dsim.comparison.page import share
+from dsim.comparison.comparison_page import share
+from dsim.comparison.deviation import errors
 
 from ..checks import cases, refused
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dsim.comparison.commits import Commits
 from dsim.comparison.latencies import Latencies
+from dsim.comparison.recorded_commits import Commits
 from dsim.comparison.steps import Journal, Lists, prices
 from dsim.engine.journal import STEP_COLUMNS
 from dsim.engine.latency import CacheOverhead, Features, LatencyModel
-from dsim.engine.policy import parse
+from dsim.engine.spec import parse
 from dsim.engine.step import Phase, StepOutcome, StepPlan
 from dsim.profiler.profile import load
 from dsim.results.run import Columns

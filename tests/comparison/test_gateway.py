@@ -4,8 +4,8 @@ import pytest
 
 import dsim
 from dsim.cli.python import import_run
-from dsim.comparison.clients.read import read_client
-from dsim.engine.policy import parse
+from dsim.comparison.clients.client_file import read_client
+from dsim.engine.spec import parse
 from dsim.planner.candidates import candidates_of
 from dsim.profiler.profile import load
 from dsim.results.world import World

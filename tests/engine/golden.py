@@ -20,7 +20,7 @@ import pytest
 from dsim.engine.commits import CanvasLaw, CommitModel
 from dsim.engine.core import answers_of
 from dsim.engine.latency import CacheOverhead
-from dsim.engine.policy import PRESETS, Policy, parse
+from dsim.engine.spec import PRESETS, Policy, parse
 from dsim.profiler.calibrate import pass_table
 from dsim.profiler.profile import Profile, load
 from dsim.sim.setting import Setting

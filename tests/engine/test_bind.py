@@ -11,8 +11,8 @@ import pytest
 from dsim.engine.core import _RULES, PLACEHOLDERS, answers_of
 from dsim.engine.errors import PolicyError
 from dsim.engine.jit import JIT, bind, called_by, is_rule, rule
-from dsim.engine.policy import PRESETS, parse
 from dsim.engine.rows.kind import Kind
+from dsim.engine.spec import PRESETS, parse
 
 compiled = pytest.mark.skipif(not JIT, reason="rules run as plain Python: nothing is compiled")
 

@@ -20,8 +20,8 @@ from dsim.engine.policies.fast_dllm import FastCache
 from dsim.engine.policies.llada import NoCache
 from dsim.engine.policies.maskkv import MaskKV, divided, head_budgets, layer_budgets
 from dsim.engine.policies.sparse_dllm import SparseCache
-from dsim.engine.policy import parse
 from dsim.engine.rows.passes import RowPosition
+from dsim.engine.spec import parse
 from dsim.engine.step import Phase
 
 from ..reference.pooled_topk import kept, merged, num_kept

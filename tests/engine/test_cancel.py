@@ -7,8 +7,8 @@ import pytest
 
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import RequestTable, StepRecorder
-from dsim.engine.policy import parse
 from dsim.engine.replay import replay
+from dsim.engine.spec import parse
 from dsim.engine.state import CANCELLED, COMPLETED, FREE, REJECTED, UNFINISHED
 
 from ..serving import Loop

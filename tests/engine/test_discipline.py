@@ -14,8 +14,8 @@ from dsim.engine.errors import PolicyError
 from dsim.engine.journal import RequestTable
 from dsim.engine.part import Discipline, Policy
 from dsim.engine.policies.lmdeploy_2025 import Continuous
-from dsim.engine.policy import parse
 from dsim.engine.request import Request
+from dsim.engine.spec import parse
 from dsim.engine.view import View
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate

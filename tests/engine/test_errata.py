@@ -9,8 +9,8 @@ from dsim.engine.errors import ProfileError
 from dsim.engine.journal import RequestTable
 from dsim.engine.latency import LatencyModel
 from dsim.engine.part import numbers_of
-from dsim.engine.policy import parse
 from dsim.engine.request import Request
+from dsim.engine.spec import parse
 from dsim.engine.step import Phase
 from dsim.engine.unmasking import unmask
 from dsim.sim.step_model import StepModel

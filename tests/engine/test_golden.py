@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dsim.engine.jit import JIT
-from dsim.engine.policy import PRESETS
+from dsim.engine.spec import PRESETS
 
 from . import golden
 

@@ -1,7 +1,7 @@
 """The presets decide as the engines' own schedulers did: in recorded scenarios, and in recorded step logs.
 
-oracles/ is of benchmarks/oracles/run.py. recorded/ holds parts of what benchmarks/vllm_diffusion_cpu.sh recorded of
-vLLM 0.32's own engine on a CPU on 2026-11-24 to 26, named by their cases (benchmarks/validation.md): a tiny
+oracles/ is of benchmarks/oracles/run_oracles.py. recorded/ holds parts of what benchmarks/vllm_diffusion_cpu.sh
+recorded of vLLM 0.32's own engine on a CPU on 2026-11-24 to 26, named by their cases (benchmarks/validation.md): a tiny
 DiffusionGemma with canvases of 64 tokens, its requests limited to 2 to 12 denoising steps a canvas. `eos` is of a
 trained model, whose answers end early.
 """
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from dsim.benchmarks.oracles.compare import difference, play
-from dsim.benchmarks.oracles.run import UnavailableError, command
+from dsim.benchmarks.oracles.differences import difference, play
+from dsim.benchmarks.oracles.run_oracles import UnavailableError, command
 from dsim.benchmarks.vllm_diffusion.plans import Log, differences
 from dsim.traces import load
 

@@ -11,9 +11,9 @@ from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import RequestTable
 from dsim.engine.part import Discipline, Policy
 from dsim.engine.policies.lmdeploy_2025 import Continuous
-from dsim.engine.policy import parse
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
+from dsim.engine.spec import parse
 from dsim.engine.view import View, class_of
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate

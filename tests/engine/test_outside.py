@@ -21,9 +21,9 @@ from dsim.engine.part import Policy, Rows
 from dsim.engine.policies.chunk import FixedChunk
 from dsim.engine.policies.delayed_cache import DelayedCache
 from dsim.engine.policies.lmdeploy_2025 import EVERY_STEP
-from dsim.engine.policy import files_of, name_of, named_files, preset_of, settings_of, to_toml
-from dsim.engine.policy import parse as parse_given
 from dsim.engine.request import Request
+from dsim.engine.spec import files_of, name_of, named_files, preset_of, settings_of, to_toml
+from dsim.engine.spec import parse as parse_given
 from dsim.engine.state import CACHED, REUSE
 from dsim.engine.view import View
 from dsim.profiler.profile import load

@@ -13,7 +13,7 @@ from dsim.engine.part import Choice, Part, Range, numbers_of
 from dsim.engine.policies.ar import Autoregressive
 from dsim.engine.policies.chunk import FixedChunk
 from dsim.engine.policies.delayed_cache import DelayedCache
-from dsim.engine.policy import PRESETS, Policy, describe, parse, settings_of, to_toml
+from dsim.engine.spec import PRESETS, Policy, describe, parse, settings_of, to_toml
 
 from ..worlds import refusal
 

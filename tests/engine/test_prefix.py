@@ -9,10 +9,10 @@ import pytest
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import PolicyError
 from dsim.engine.journal import RequestTable, StepRecorder
-from dsim.engine.policy import PRESETS, parse
 from dsim.engine.prefix import Prefixes, PrefixMemory
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
+from dsim.engine.spec import PRESETS, parse
 from dsim.engine.step import StepOutcome
 from dsim.profiler.profile import load as load_profile
 from dsim.sim.setting import Setting

@@ -19,8 +19,8 @@ from dsim.engine.policies.chunk import FixedChunk
 from dsim.engine.policies.delayed_cache import NeighbourCache
 from dsim.engine.policies.lmdeploy_2025 import EVERY_STEP, Continuous, admit, group_step_over
 from dsim.engine.policies.whole_block import FixedBlock, NoEviction, select_pending_first
-from dsim.engine.policy import PRESETS
 from dsim.engine.request import Request
+from dsim.engine.spec import PRESETS
 from dsim.engine.state import NOTHING, PREFILL_STEP, ROWS, RUNNING
 from dsim.engine.step import StepOutcome
 from dsim.engine.view import View

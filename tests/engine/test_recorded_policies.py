@@ -1,7 +1,7 @@
 """The twin decides as vLLM 0.32's own engine did under the same disciplines, in step logs recorded on a CPU.
 
-recorded/policy-ENGINE-POLICY-RATE.jsonl.xz is what benchmarks/policy_in_vllm/record.py recorded on 2026-11-30: `ar` a
-tiny Qwen3, `dg` a tiny DiffusionGemma with canvases of 64 tokens, both with asynchronous scheduling.
+recorded/policy-ENGINE-POLICY-RATE.jsonl.xz is what benchmarks/policy_in_vllm/record_policies.py recorded on 2026-11-30:
+`ar` a tiny Qwen3, `dg` a tiny DiffusionGemma with canvases of 64 tokens, both with asynchronous scheduling.
 The requests of `dg-steps-8` are called deadline-8: while the engine ran, that name stood for the caps of steps.
 """
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dsim.benchmarks.policy_in_vllm.record import spec_of
-from dsim.benchmarks.policy_in_vllm.table import replayed
+from dsim.benchmarks.policy_in_vllm.policies_table import replayed
+from dsim.benchmarks.policy_in_vllm.record_policies import spec_of
 from dsim.benchmarks.vllm_diffusion.plans import Log
 
 from .test_oracles import unpacked

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pytest
 
 from dsim.engine.journal import RequestTable, pack, unpack
-from dsim.engine.policy import parse
 from dsim.engine.replay import replay
+from dsim.engine.spec import parse
 from dsim.sim.setting import Setting
 from dsim.sim.twin import RunRecords, simulate
 from dsim.traces import Trace

@@ -8,7 +8,7 @@ import pytest
 from dsim.engine import core
 from dsim.engine.jit import JIT
 from dsim.engine.journal import RequestTable, StepRecorder, StepTotals
-from dsim.engine.policy import parse
+from dsim.engine.spec import parse
 from dsim.profiler.profile import load
 from dsim.sim.setting import Setting
 from dsim.sim.twin import RunRecords, simulate

@@ -14,7 +14,7 @@ from dsim.engine.jit import rule
 from dsim.engine.part import Answers, Policy
 from dsim.engine.policies.lmdeploy_2025 import EVERY_STEP
 from dsim.engine.policies.multi_block import Buffer
-from dsim.engine.policy import parse
+from dsim.engine.spec import parse
 from dsim.engine.state import CACHED, MASKED
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate

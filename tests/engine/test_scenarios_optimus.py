@@ -14,7 +14,7 @@ from dsim.engine.latency import LatencyModel
 from dsim.engine.part import numbers_of
 from dsim.engine.policies import optimus
 from dsim.engine.policies.optimus import ElasticChunk
-from dsim.engine.policy import parse
+from dsim.engine.spec import parse
 
 from ..worlds import World, asked
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import RequestTable
-from dsim.engine.policy import parse
 from dsim.engine.request import Request
+from dsim.engine.spec import parse
 from dsim.engine.step import Phase, StepOutcome
 
 from ..serving import Loop, Served

@@ -18,9 +18,9 @@ from dsim.engine.jit import rule
 from dsim.engine.journal import RequestTable
 from dsim.engine.part import Answers, Policy
 from dsim.engine.policies.lmdeploy_2025 import EVERY_STEP
-from dsim.engine.policy import parse
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
+from dsim.engine.spec import parse
 from dsim.engine.unmasking import Unmasking
 from dsim.engine.view import View
 from dsim.profiler.profile import Profile, load

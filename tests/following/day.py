@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dsim.benchmarks.follow import SERVERS
+from dsim.benchmarks.follow_changes import SERVERS
 from dsim.following.alarms import Alarm
 from dsim.following.follower import Followed, Follower
 from dsim.following.outlook import Advice, WhatIf

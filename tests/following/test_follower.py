@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsim.benchmarks.follow import SERVERS, Server, joined, pages
+from dsim.benchmarks.follow_changes import SERVERS, Server, joined, pages
 from dsim.cli.objects import profile_name
 from dsim.following.follower import Followed, Follower
 from dsim.following.pages import page_of

@@ -10,7 +10,7 @@ import pytest
 
 from dsim.engine.allowed_code import allowed
 from dsim.engine.errors import PolicyError
-from dsim.engine.policy import parse
+from dsim.engine.spec import parse
 from dsim.engine.view import class_of
 
 pytest.importorskip("torch")

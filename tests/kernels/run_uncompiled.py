@@ -19,8 +19,8 @@ from triton.runtime.driver import driver
 from dsim.engine.commits import CanvasLaw, CommitDraws, CommitModel, ImportanceDeltas, LawDraws, ScheduledCommits
 from dsim.engine.engine import Limits
 from dsim.engine.latency import LatencyModel
-from dsim.engine.policy import Policy, parse
 from dsim.engine.request import Request
+from dsim.engine.spec import Policy, parse
 from dsim.kernels import device, use
 from dsim.live import session
 from dsim.live.canvas_model import CanvasModel, random_canvas_model

@@ -12,7 +12,7 @@ import pytest
 
 import dsim.kernels
 from dsim.benchmarks.compiled import README, table
-from dsim.kernels.ragged_paged_attention.kernel import SMALL_TILES, TILES
+from dsim.kernels.ragged_paged_attention.ragged_paged_attention_kernel import SMALL_TILES, TILES
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,7 @@ def every() -> list[dict[str, Any]]:
 
 
 def of(every: list[dict[str, Any]], capability: int, kernel: str, name: str) -> list[dict[str, Any]]:
-    wanted = capability, f"dsim.kernels.{kernel}.kernel.{name}"
+    wanted = capability, f"dsim.kernels.{kernel}.{kernel}_kernel.{name}"
     found = [fact for fact in every if (fact["capability"], fact["kernel"]) == wanted]
     assert found, wanted
     return found
@@ -42,7 +42,7 @@ def of(every: list[dict[str, Any]], capability: int, kernel: str, name: str) -> 
 def test_every_kernel_compiles_within_the_shared_memory_there_is_and_spills_nothing(
     every: list[dict[str, Any]],
 ) -> None:
-    kernels = {path.parent.name for path in Path(dsim.kernels.__file__).parent.glob("*/kernel.py")}
+    kernels = {path.parent.name for path in Path(dsim.kernels.__file__).parent.glob("*/*_kernel.py")}
     for capability in (HOPPER, BLACKWELL):
         assert {f["kernel"].split(".")[2] for f in every if f["capability"] == capability} == kernels
     assert [fact for fact in every if fact["spilled"]] == []

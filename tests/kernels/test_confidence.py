@@ -44,7 +44,7 @@ def test_ties_go_to_the_lowest_index(place: Place, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("place", KERNEL)
 @pytest.mark.parametrize("num_splits", [1, 2, 3, 99])
 def test_a_row_may_be_split_among_any_number_of_programs(place: Place, num_splits: int) -> None:
-    from dsim.kernels.confidence.kernel import confidence as launch
+    from dsim.kernels.confidence.confidence_kernel import confidence as launch
 
     logits = torch.randint(-6, 7, (3, 9000), generator=torch.Generator().manual_seed(2)).float()
     logits[1, :8192] = -torch.inf

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsim.kernels.grouped_experts import grouped_experts, kernel
+from dsim.kernels.grouped_experts import grouped_experts
+from dsim.kernels.grouped_experts import grouped_experts_kernel as kernel
 
 from .places import BF16, EVERYWHERE, FP16, FP32, KERNEL, Place, normal
 
@@ -84,7 +85,7 @@ def test_tiles_of_any_size_give_the_same(place: Place, rows: int) -> None:
     given[1][:70, 1] = torch.arange(70) % 3 + 1
     expected = sum_of_experts(given, "silu")
     on_device = [x.to(place.device) for x in given]
-    tile = kernel.TILES.get(rows, kernel.WIDE_TILE)  # benchmarks/kernels.py --tune checks others
+    tile = kernel.TILES.get(rows, kernel.WIDE_TILE)  # benchmarks/kernel_ceilings.py --tune checks others
     near(kernel.grouped_experts(*on_device, "silu", tile).cpu(), expected, given[0])
 
 

@@ -13,13 +13,13 @@ import torch
 from dsim.engine.commits import ScheduledCommits
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import RequestTable
-from dsim.engine.policy import parse
 from dsim.engine.request import Request
+from dsim.engine.spec import parse
 from dsim.engine.step import Phase
 from dsim.kernels import Path, taken, use
 from dsim.live import session
 from dsim.live.cache import PagedCache
-from dsim.live.canvas import CanvasCache, KeyedChance, Turn
+from dsim.live.canvas_forward import CanvasCache, KeyedChance, Turn
 from dsim.live.canvas_model import random_canvas_model
 from dsim.live.config import ConfigJson, ModelConfig, Settings
 from dsim.live.forward import Forward, Sampled

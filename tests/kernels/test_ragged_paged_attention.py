@@ -138,7 +138,7 @@ def test_blocks_heads_dtypes_and_pages_of_every_size_are_read(place: Place, batc
 @pytest.mark.parametrize("place", KERNEL)
 @pytest.mark.parametrize(("num_splits", "dtype"), [(2, FP32), (7, FP32), (7, BF16), (70, FP32)])  # a small device: 1
 def test_keys_may_be_split_among_any_number_of_programs(place: Place, num_splits: int, dtype: torch.dtype) -> None:
-    from dsim.kernels.ragged_paged_attention.kernel import ragged_paged_attention as launch
+    from dsim.kernels.ragged_paged_attention.ragged_paged_attention_kernel import ragged_paged_attention as launch
 
     sample = world(LONG, dtype=dtype, heads=(4, 1))
     found = launch(*moved(sample, place.device), num_splits=num_splits)
@@ -180,7 +180,7 @@ def test_a_window_hides_earlier_keys_of_text_and_of_canvases(
 @pytest.mark.parametrize("place", KERNEL)
 @pytest.mark.parametrize("num_splits", [2, 5])
 def test_a_window_is_split_among_programs(place: Place, num_splits: int) -> None:
-    from dsim.kernels.ragged_paged_attention.kernel import ragged_paged_attention as launch
+    from dsim.kernels.ragged_paged_attention.ragged_paged_attention_kernel import ragged_paged_attention as launch
 
     batch: Any = [(list(range(600, 606)), 600, list(range(6))), ([0, 1], 0, [0, 1])]
     sample = world(batch, width=6, window=500, block_length=WHOLE)
@@ -195,7 +195,7 @@ def test_a_window_is_split_among_programs(place: Place, num_splits: int) -> None
 def test_a_padded_step_is_launched_for_its_sequences_without_the_spare_one(
     n: int, window: int, rows: int, splits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dsim.kernels.ragged_paged_attention import kernel
+    from dsim.kernels.ragged_paged_attention import ragged_paged_attention_kernel as kernel
 
     attend, padded = MagicMock(), padded_shape(max(1, n * window - 1), n)
     monkeypatch.setattr(kernel, "_attend", attend)

@@ -12,7 +12,7 @@ from torch import Tensor
 from dsim.engine.part import numbers_of
 from dsim.engine.policies.dllm_cache import PeriodicCache
 from dsim.engine.policies.maskkv import MaskKV, head_budgets, layer_budgets
-from dsim.engine.policy import Policy
+from dsim.engine.spec import Policy
 from dsim.engine.unmasking import Unmasking
 from dsim.live.model import Decoder, Layer
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dsim.engine.engine import Limits
-from dsim.engine.policy import parse
+from dsim.engine.spec import parse
 from dsim.live.model import Decoder
 from dsim.live.prompts import read_tokens
 from dsim.live.weights import config_of, load

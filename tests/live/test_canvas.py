@@ -10,14 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsim.device.on_device import LiveSetting
 from dsim.engine.commits import CanvasLaw, LawDraws
 from dsim.engine.engine import Limits
 from dsim.engine.latency import Features
-from dsim.engine.policy import Policy, parse
+from dsim.engine.spec import Policy, parse
 from dsim.engine.step import Phase, StepOutcome, StepPlan
-from dsim.live import canvas as canvas_module
-from dsim.live.canvas import Canvas, CanvasCache, KeyedChance, accept
+from dsim.live import canvas_forward as canvas_module
+from dsim.live.canvas_forward import Canvas, CanvasCache, KeyedChance, accept
 from dsim.live.canvas_graphs import GraphCanvasCache, padded
 from dsim.live.canvas_model import CanvasModel, Renoise, canvas_config, read_canvas_model
 from dsim.live.weights import source_of
@@ -25,6 +24,7 @@ from dsim.profiler.measure import LoadedCanvas, open_any, profile_model
 from dsim.profiler.models import Windowed
 from dsim.profiler.profile import Profile, load, save
 from dsim.profiler.samples import Samples
+from dsim.results.on_device import LiveSetting
 from dsim.results.world import World
 from dsim.serve.open import open_live
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from dsim.engine.engine import Limits
 from dsim.engine.errors import ModelError
 from dsim.engine.latency import LatencyModel
-from dsim.engine.policy import Policy, parse
 from dsim.engine.request import Request
+from dsim.engine.spec import Policy, parse
 from dsim.engine.state import CACHED, MASKED
 from dsim.engine.step import Phase, StepOutcome, StepPlan
 from dsim.live.cache import PagedCache

@@ -14,8 +14,8 @@ from dsim.engine.commits import CommitDraws, CommitModel
 from dsim.engine.engine import Limits
 from dsim.engine.journal import pack
 from dsim.engine.latency import LatencyModel
-from dsim.engine.policy import Policy, parse
 from dsim.engine.request import Request
+from dsim.engine.spec import Policy, parse
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.live.cache import PagedCache
 from dsim.live.config import ModelConfig

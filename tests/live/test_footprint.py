@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dsim.engine.engine import Limits
-from dsim.engine.policy import parse
 from dsim.engine.request import Request
+from dsim.engine.spec import parse
 from dsim.live import session
 from dsim.live.config import ModelConfig
 from dsim.live.forward import Batch, Sampled

@@ -18,8 +18,8 @@ from dsim.engine.engine import Limits
 from dsim.engine.policies.fast_dllm import FastCache
 from dsim.engine.policies.llada import NoCache
 from dsim.engine.policies.sparse_dllm import SparseCache
-from dsim.engine.policy import Policy, parse
 from dsim.engine.request import Request
+from dsim.engine.spec import Policy, parse
 from dsim.engine.step import Phase, StepOutcome, StepPlan
 from dsim.live.full_sequence import pages_of_use
 from dsim.live.model import Decoder

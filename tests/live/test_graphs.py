@@ -10,8 +10,8 @@ import torch
 
 from dsim.engine.commits import CommitDraws, CommitModel
 from dsim.engine.engine import Limits
-from dsim.engine.policy import Policy, parse
 from dsim.engine.request import Request
+from dsim.engine.spec import Policy, parse
 from dsim.live import session
 from dsim.live.cache import PagedCache
 from dsim.live.forward import Batch, Forward

@@ -12,7 +12,7 @@ import torch
 from dsim.benchmarks.counted import Launches
 from dsim.live import forward as forward_module
 from dsim.live.cache import PagedCache
-from dsim.live.canvas import CanvasCache, Turn
+from dsim.live.canvas_forward import CanvasCache, Turn
 from dsim.live.canvas_model import random_canvas_model
 from dsim.live.config import ConfigJson, Experts, Settings
 from dsim.live.forward import Batch, Forward

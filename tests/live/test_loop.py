@@ -11,11 +11,11 @@ import pytest
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import REQUEST_COLUMNS, RequestTable, StepRecorder
 from dsim.engine.latency import LatencyModel
-from dsim.engine.policy import Policy, parse
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
+from dsim.engine.spec import Policy, parse
 from dsim.engine.step import StepOutcome, StepPlan
-from dsim.live.loop import serve
+from dsim.live.driver import serve
 from dsim.profiler.profile import Profile
 from dsim.sim.setting import Setting
 from dsim.sim.step_model import StepModel

@@ -14,8 +14,8 @@ from dsim.engine.policies.focus import Focus
 from dsim.engine.policies.llada import NoCache, script
 from dsim.engine.policies.lmdeploy_2025 import EVERY_STEP
 from dsim.engine.policies.sparse_dllm import SparseCache
-from dsim.engine.policy import Policy
 from dsim.engine.rows.passes import ApproximateCache
+from dsim.engine.spec import Policy
 from dsim.engine.state import FULL, PARTIAL, REUSE
 from dsim.engine.step import Phase
 from dsim.live.full_sequence import check_runs, passes_of

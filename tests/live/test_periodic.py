@@ -10,7 +10,7 @@ import torch
 
 from dsim.engine.policies.dllm_cache import RUN
 from dsim.engine.policies.maskkv import MaskKV
-from dsim.engine.policy import Policy, parse
+from dsim.engine.spec import Policy, parse
 from dsim.engine.step import StepPlan
 from dsim.live import periodic
 from dsim.live.config import ModelConfig

@@ -10,8 +10,8 @@ import torch
 from dsim.engine.commits import CommitDraws, Commits
 from dsim.engine.engine import Limits
 from dsim.engine.part import Policy
-from dsim.engine.policy import parse
 from dsim.engine.request import Request
+from dsim.engine.spec import parse
 from dsim.engine.unmasking import Unmasking
 from dsim.engine.view import View
 from dsim.live.model import Decoder

@@ -9,15 +9,15 @@ import torch
 
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import RequestTable, StepRecorder
-from dsim.engine.policy import Policy, parse
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
+from dsim.engine.spec import Policy, parse
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.live import session
 from dsim.live.cache import PagedCache
 from dsim.live.config import ModelConfig
+from dsim.live.driver import serve
 from dsim.live.full_sequence import FullSequenceExecutor
-from dsim.live.loop import serve
 from dsim.live.model import Decoder
 from dsim.live.prompts import Prompts, random_prompts
 from dsim.live.weights import random_model

@@ -19,7 +19,7 @@ from dsim.planner.ensemble import ensemble
 from dsim.planner.sweep import sweep
 from dsim.profiler.profile import load, save
 from dsim.research.reproduce.experiment import read
-from dsim.research.reproduce.run import reproduce
+from dsim.research.reproduce.points import reproduce
 from dsim.results.world import World
 from dsim.traces import synth, write
 

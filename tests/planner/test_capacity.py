@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from dsim.engine.policy import parse
+from dsim.engine.spec import parse
 from dsim.planner.capacity import AtBound, Capacity, CapacitySearch, _at_bound, capacity, fewest_replicas
 from dsim.planner.crossing import Crossing, Slope, common_slope, find
 from dsim.planner.limits import Limit, device_time, limited_by

@@ -12,7 +12,7 @@ import yaml
 
 from dsim.engine.allowed_code import allowed
 from dsim.engine.part import AXES
-from dsim.engine.policy import PRESETS, parse, preset_of, settings_of
+from dsim.engine.spec import PRESETS, parse, preset_of, settings_of
 from dsim.planner.candidates import candidates_of
 from dsim.planner.deploy import ENGINES, Deployment, deployment_of, not_served
 from dsim.profiler.hardware import gpu
@@ -37,7 +37,7 @@ def deployed(spec: str, profile: Any = SDAR, replicas: int = 1, **how: Any) -> D
 def test_a_policy_of_no_known_engine_has_no_command() -> None:
     assert deployment_of("optimus", SDAR) is None
     file = Path("mine.py")
-    file.write_text('from dsim.engine.policy import Policy, Preset\nPOLICY = Preset(Policy("mine"), engine="ours")\n')
+    file.write_text('from dsim.engine.spec import Policy, Preset\nPOLICY = Preset(Policy("mine"), engine="ours")\n')
     assert deployment_of(f"{file}:POLICY", SDAR, allow_code=allowed([str(file)])) is None
 
 

@@ -18,7 +18,7 @@ from dsim.profiler.canvas_law import mean_forwards
 from dsim.profiler.known import unknown_host
 from dsim.profiler.profile import Fit, Profile, load, shipped
 from dsim.profiler.uncertainty import causes, varied
-from dsim.report.ensemble import sentences, times
+from dsim.report.ensemble_page import sentences, times
 from dsim.results.spread import Effect, Spread, Uncertain
 from dsim.results.world import World
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 from dsim.engine.engine import Engine
 from dsim.engine.errors import ProfileError
 from dsim.engine.journal import RequestTable
-from dsim.engine.policy import parse
 from dsim.engine.request import Request
+from dsim.engine.spec import parse
 from dsim.profiler.profile import load
 from dsim.sim.setting import Setting
 

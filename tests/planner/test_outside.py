@@ -15,7 +15,7 @@ from dsim.engine.errors import PolicyError
 from dsim.engine.part import Scheduler
 from dsim.engine.policies.lmdeploy_2025 import Continuous
 from dsim.engine.policies.whole_block import FixedBlock
-from dsim.engine.policy import PRESETS, parse
+from dsim.engine.spec import PRESETS, parse
 from dsim.planner.candidate import Candidate
 from dsim.planner.quality import quality_of
 from dsim.planner.space import space_of

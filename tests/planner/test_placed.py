@@ -9,7 +9,7 @@ from dsim.planner.grid import world_of
 from dsim.planner.record import in_twin, record
 from dsim.profiler.placed import placed
 from dsim.profiler.profile import load
-from dsim.report.run import run_page
+from dsim.report.run_page import run_page
 from dsim.results.run import read_run
 from dsim.results.world import World
 

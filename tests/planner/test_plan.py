@@ -10,7 +10,7 @@ import pytest
 
 import dsim
 from dsim.engine.latency import CacheOverhead
-from dsim.engine.policy import PRESETS, name_of, parse
+from dsim.engine.spec import PRESETS, name_of, parse
 from dsim.planner.candidates import candidates_of
 from dsim.planner.capacity import search_of
 from dsim.planner.memo import Memo

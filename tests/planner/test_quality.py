@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dsim.engine.policy import parse
+from dsim.engine.spec import parse
 from dsim.planner.quality import load_table, parse_share, published, quality_of
 
 from ..checks import cases, refused

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dsim.engine.errors import PolicyError
-from dsim.engine.policy import parse
+from dsim.engine.spec import parse
 from dsim.planner.candidate import policy_toml
 from dsim.results.world import replicas_of
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dsim.engine.policy import PRESETS, parse
+from dsim.engine.spec import PRESETS, parse
 from dsim.planner.candidate import beyond_tested
 from dsim.planner.candidates import candidates_of
 from dsim.planner.settings import GAIN, halve, settings_to_try

@@ -14,7 +14,7 @@ from scipy.stats import norm
 
 from dsim.engine import chance
 from dsim.engine.policies import BASELINES
-from dsim.engine.policy import PRESETS, parse, settings_of
+from dsim.engine.spec import PRESETS, parse, settings_of
 from dsim.planner.candidate import Candidate
 from dsim.planner.candidates import candidates_of
 from dsim.planner.objective import Evaluator, Part, ReplayOutcome, split

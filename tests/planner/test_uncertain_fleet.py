@@ -11,7 +11,7 @@ from dsim.planner.quality import Quality
 from dsim.planner.uncertain_fleet import COST, REPLICAS, rivals, uncertain_fleets
 from dsim.profiler.profile import Fit, load
 from dsim.profiler.uncertainty import MEMORY
-from dsim.report.ensemble import decided
+from dsim.report.ensemble_page import decided
 from dsim.results.spread import Spread, Uncertain
 from dsim.results.world import World
 

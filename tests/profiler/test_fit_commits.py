@@ -11,8 +11,8 @@ from dsim.engine.draw import CELLS, CELLS_PER_STD
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import ProfileError
 from dsim.engine.journal import RequestTable, StepRecorder
-from dsim.engine.policy import parse
 from dsim.engine.request import Request
+from dsim.engine.spec import parse
 from dsim.engine.state import MASKED
 from dsim.engine.step import StepOutcome
 from dsim.profiler.canvas_law import mean_forwards

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dsim.engine.errors import DsimError, ProfileError
-from dsim.engine.policy import parse
+from dsim.engine.spec import parse
 from dsim.planner.contents import asked_of
 from dsim.profiler.calibrate import mean_yield
 from dsim.profiler.canvas_law import mean_forwards

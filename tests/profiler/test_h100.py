@@ -13,7 +13,7 @@ import numpy as np
 from dsim.profiler.fit import predict
 from dsim.profiler.profile import HeldOut, load, shipped
 from dsim.profiler.samples import FEATURES, points
-from dsim.research.calibration.measured import h100_steps
+from dsim.research.calibration.refit_h100 import h100_steps
 
 
 def test_half_of_the_served_steps_is_fitted_and_the_others_judge_by_kind() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dsim.engine.errors import ProfileError
-from dsim.engine.policy import parse
+from dsim.engine.spec import parse
 from dsim.planner.contents import asked_of
 from dsim.planner.record import profile_notes
 from dsim.profiler.hardware import gpu

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from dsim.device.on_device import LiveSetting
 from dsim.engine.cache_overhead import CACHES
 from dsim.engine.errors import ModelError, ProfileError
 from dsim.engine.latency import CacheOverhead, LatencyModel
@@ -24,6 +23,7 @@ from dsim.profiler.measure import Loaded, check_same_model, measure_cache_overhe
 from dsim.profiler.profile import Profile, from_json, load, to_json
 from dsim.profiler.samples import Samples, points
 from dsim.research.tiny.saved import save_model
+from dsim.results.on_device import LiveSetting
 
 from ..worlds import refusal
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dsim.engine.errors import ProfileError
-from dsim.engine.policy import PRESETS, parse
+from dsim.engine.spec import PRESETS, parse
 from dsim.live.shipped_configs import CONFIGS
 from dsim.planner.deploy import deployment_of, not_served
 from dsim.profiler.hardware import gpu

@@ -11,7 +11,7 @@ from dsim.engine.latency import CacheOverhead
 from dsim.profiler import measure
 from dsim.profiler.profile import Profile, load
 from dsim.profiler.samples import FEATURES, samples
-from dsim.report.profile import Profiled
+from dsim.report.profile_page import Profiled
 
 from ..cli.command import dsim, succeed
 

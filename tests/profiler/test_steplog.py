@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import dsim
+from dsim.comparison.clients.client_file import read_client
 from dsim.comparison.clients.measured import measured_run
-from dsim.comparison.clients.read import read_client
 from dsim.engine.errors import DsimError, ProfileError
 from dsim.engine.latency import Features
 from dsim.profiler.fit import predict

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from dsim.engine.policy import parse
+from dsim.engine.spec import parse
 from dsim.profiler.profile import DEFAULT, load
-from dsim.report.run import run_html
+from dsim.report.run_page import run_html
 from dsim.results.metrics import Summary, summarize
 from dsim.results.run_folder import RunWriter
 from dsim.results.run_info import CommitInfo, ProfileInfo, RunInfo, TraceInfo

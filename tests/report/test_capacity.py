@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from dsim.planner.capacity import AtBound, Capacity, Point
 from dsim.planner.replicate import Interval
-from dsim.report.capacity import _cliff, _verdict
+from dsim.report.capacity_page import _cliff, _verdict
 
 from ..checks import cases
 from .fabricate import setup

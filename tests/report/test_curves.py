@@ -1,7 +1,7 @@
 """A sweep's curves: one a setting, in the order of the load, without cells that failed."""
 
 from dsim.planner.sweep import Sweep
-from dsim.report.search import sweep_page
+from dsim.report.search_page import sweep_page
 
 ROWS = tuple(
     {"rate": rate, "policy": policy, "output_throughput": speed, "error": None, "stable": True}

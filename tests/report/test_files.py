@@ -14,7 +14,7 @@ import pytest
 
 from dsim.engine.journal import REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, STEP_LISTS
 from dsim.files.write import encoded
-from dsim.report.run import run_html
+from dsim.report.run_page import run_html
 from dsim.results.metrics import Summary
 from dsim.results.run import read_run
 from dsim.results.run_folder import RunWriter

@@ -12,7 +12,7 @@ import pytest
 
 from dsim.engine.journal import STATUSES, STEP_COLUMNS, StepTotals
 from dsim.report.chart import script_json
-from dsim.report.run import run_html
+from dsim.report.run_page import run_html
 from dsim.results import curves
 from dsim.results.metrics import summarize
 from dsim.results.run import read_run

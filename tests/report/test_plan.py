@@ -10,7 +10,7 @@ from dsim.planner.deploy import Deployment
 from dsim.planner.plan_result import Due, Fleet, Growth, Planned, Risk
 from dsim.planner.quality import Quality
 from dsim.planner.replicate import Interval
-from dsim.report.plan import answer, plan_page, runner_up
+from dsim.report.plan_page import answer, plan_page, runner_up
 from dsim.report.text import render
 from dsim.results.spread import Spread
 

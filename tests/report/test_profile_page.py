@@ -11,7 +11,7 @@ import dsim
 from dsim.profiler.profile import Profile
 from dsim.profiler.steplog import StepLog, profile_of_log, read_log
 from dsim.report.html import to_html
-from dsim.report.profile import Profiled
+from dsim.report.profile_page import Profiled
 
 EXAMPLE = Path(dsim.__file__).parent / "examples" / "steplog.jsonl"
 

@@ -10,10 +10,10 @@ from rich.console import Console
 
 import dsim
 from dsim.engine.journal import StepTotals
-from dsim.engine.policy import parse
+from dsim.engine.spec import parse
 from dsim.planner.record import profile_notes
 from dsim.profiler.profile import load
-from dsim.report.run import answer, run_page, run_words
+from dsim.report.run_page import answer, run_page, run_words
 from dsim.report.table import compare, number
 from dsim.report.text import render
 from dsim.results.metrics import Summary, summarize

@@ -8,7 +8,7 @@ from dsim.planner.replicate import Interval
 from dsim.planner.search import Trial
 from dsim.planner.tune import Finalist, Tuned
 from dsim.report.page import Table
-from dsim.report.search import gain_text, tune_page
+from dsim.report.search_page import gain_text, tune_page
 from dsim.results.world import World, setup_of
 
 GAIN = Interval(0.2, 0.19, 0.21)

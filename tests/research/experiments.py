@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from dsim.research.reproduce.experiment import Experiment, read
-from dsim.research.reproduce.run import ResultRow, reproduce
+from dsim.research.reproduce.points import ResultRow, reproduce
 
 
 def part(name: str, series: Collection[str], at: Collection[str]) -> Experiment:

@@ -9,8 +9,8 @@ import pytest
 
 from dsim.profiler.models import model
 from dsim.research.reproduce.experiment import AT_LEAST, CALIBRATED, PREDICTED, UNPUBLISHED, read, shipped
-from dsim.research.reproduce.memory import GIB, RUNS, Sizes, peak
-from dsim.research.reproduce.run import reproduce, summary, to_csv
+from dsim.research.reproduce.peak_memory import GIB, RUNS, Sizes, peak
+from dsim.research.reproduce.points import reproduce, summary, to_csv
 
 from ..checks import cases, refused
 from .experiments import part, rows

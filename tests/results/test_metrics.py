@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import dsim
 from dsim.engine.journal import StepTotals
-from dsim.engine.policy import parse
+from dsim.engine.spec import parse
 from dsim.results.metrics import METRICS, Summary, summarize
 from dsim.results.slo import Slo
 from dsim.sim.setting import Setting

@@ -19,7 +19,7 @@ import pytest
 from dsim.engine.state import UNFINISHED
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.results.run import read_run
-from dsim.serve.fleet import STOPPING, Fleet, RefusedError
+from dsim.serve.served import STOPPING, Fleet, RefusedError
 from dsim.sim.routers import Router
 
 from ..checks import cases, refused

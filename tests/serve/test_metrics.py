@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dsim.results.engine_metrics import EDGES, QUANTITIES, RELEASES, engine_of
-from dsim.serve.watch import Buckets
+from dsim.serve.counts import Buckets
 
 from ..checks import cases, refused
 from .serving import CHUNK, FAST, Running, Twin, serving, until

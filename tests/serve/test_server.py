@@ -17,18 +17,18 @@ from dsim.engine.allowed_code import allowed
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.journal import RequestTable, StepTotals
 from dsim.engine.latency import LatencyModel
-from dsim.engine.policy import parse
 from dsim.engine.replay import replay
 from dsim.engine.request import Request
+from dsim.engine.spec import parse
 from dsim.engine.state import CANCELLED, COMPLETED, MASKED, UNFINISHED
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.files.interrupt import as_ctrl_c
 from dsim.results.run import read_run
 from dsim.results.world import World
-from dsim.serve.clock import Clock
-from dsim.serve.fleet import AccessLog
 from dsim.serve.open import open_live, open_twin
-from dsim.serve.replica import Replica
+from dsim.serve.real_time import Clock
+from dsim.serve.replica_thread import Replica
+from dsim.serve.served import AccessLog
 from dsim.serve.server import Server, ServerOptions
 from dsim.traces import load
 
@@ -419,7 +419,7 @@ from dataclasses import dataclass
 import numpy as np
 from dsim.engine.part import Discipline, Policy
 from dsim.engine.policies.lmdeploy_2025 import Continuous
-from dsim.engine.policy import parse
+from dsim.engine.spec import parse
 from dsim.engine.view import class_of
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from dsim.engine.core import answers_of
 from dsim.engine.hooks import steady
 from dsim.engine.journal import StepTotals
 from dsim.engine.policies.lmdeploy_2025 import Continuous
-from dsim.engine.policy import PRESETS, parse
-from dsim.sim.fleet import Fleet, Pool
+from dsim.engine.spec import PRESETS, parse
+from dsim.sim.pools import Fleet, Pool
 from dsim.sim.routers import routing
 from dsim.sim.scalers import scaling
 from dsim.sim.setting import Setting

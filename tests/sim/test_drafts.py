@@ -12,7 +12,7 @@ from dsim.engine.commits import TokenDraws
 from dsim.engine.draw import Masks, accept_plan
 from dsim.engine.jit import plain
 from dsim.engine.latency import Features, LatencyModel
-from dsim.engine.policy import parse, to_toml
+from dsim.engine.spec import parse, to_toml
 from dsim.planner.candidate import plain_spec
 from dsim.planner.deploy import deployment_of
 from dsim.planner.settings import settings_to_try

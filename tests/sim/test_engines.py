@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dsim.engine.latency import LatencyModel
-from dsim.engine.policy import name_of, parse
+from dsim.engine.spec import name_of, parse
 from dsim.engine.step import Phase, StepOutcome, StepPlan
-from dsim.engine.windows import have_room
+from dsim.engine.window_pages import have_room
 from dsim.profiler.models import Windowed
 from dsim.sim.routers import ROUTERS
 from dsim.sim.setting import Setting

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dsim.engine.errors import TraceError
-from dsim.engine.policy import parse
+from dsim.engine.spec import parse
 from dsim.engine.state import COMPLETED
 from dsim.profiler.profile import Profile, load
 from dsim.sim.setting import Setting

@@ -11,10 +11,10 @@ import pytest
 from dsim.engine.allowed_code import allowed
 from dsim.engine.errors import CodeError, PolicyError
 from dsim.engine.latency import LatencyModel
-from dsim.engine.policy import parse
+from dsim.engine.spec import parse
 from dsim.profiler.profile import load
-from dsim.sim.fleet import Fleet, Pool, with_ends
 from dsim.sim.link import Link
+from dsim.sim.pools import Fleet, Pool, with_ends
 from dsim.sim.routers import routing
 from dsim.sim.scalers import PoolView, scaling
 from dsim.sim.setting import Setting

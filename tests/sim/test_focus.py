@@ -9,7 +9,7 @@ import pytest
 from dsim.engine.errors import ProfileError
 from dsim.engine.journal import unpack
 from dsim.engine.latency import Features, LatencyModel
-from dsim.engine.policy import parse
+from dsim.engine.spec import parse
 from dsim.sim.setting import Setting
 from dsim.sim.twin import RunRecords, simulate
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dsim.engine.errors import ProfileError
 from dsim.engine.latency import CacheOverhead
 from dsim.engine.policies.dllm_serve import PhaseMultiplexed
-from dsim.engine.policy import PRESETS, parse
+from dsim.engine.spec import PRESETS, parse
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.profiler.profile import load
 from dsim.sim.setting import Setting

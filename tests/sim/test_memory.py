@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dsim.engine.policy import parse
+from dsim.engine.spec import parse
 from dsim.profiler.footprint import of_forward
 from dsim.profiler.models import MODELS
 from dsim.profiler.profile import load

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from dsim.engine.latency import LatencyModel
-from dsim.engine.policy import parse
+from dsim.engine.spec import parse
 from dsim.profiler.profile import Profile, load
 from dsim.results.metrics import summarize
 from dsim.sim.setting import Setting

@@ -11,13 +11,13 @@ from dsim.engine.allowed_code import allowed
 from dsim.engine.engine import Engine, Limits
 from dsim.engine.errors import PolicyError
 from dsim.engine.journal import RequestTable
-from dsim.engine.policy import parse
 from dsim.engine.prefix import Prefixes
 from dsim.engine.request import Request
+from dsim.engine.spec import parse
 from dsim.engine.state import MASKED, Asked, Inbox
 from dsim.engine.step import StepOutcome
-from dsim.sim.fleet import Fleet, Pool
 from dsim.sim.link import Link
+from dsim.sim.pools import Fleet, Pool
 from dsim.sim.routers import Routing, routing
 from dsim.sim.routers.router import Router
 from dsim.sim.setting import Setting
@@ -209,7 +209,7 @@ def test_llm_d_adds_up_weighted_scores() -> None:
 
 @pytest.mark.slow
 def test_queued_forwards_counts_no_prompts() -> None:
-    route = example("queued_forwards.py:QueuedForwards")
+    route = example("fewest_forwards.py:QueuedForwards")
     assert route.route([Load(0, 900, 1, 0, queued_prompt_tokens=800), Load(1, 200, 0, 1)], ANY) == 0
     assert sent(route, 10, 0, (500, 9, 9), (500, 0, 0)) == 0
 
@@ -232,7 +232,7 @@ def test_a_router_with_a_delay_sees_replicas_as_they_were() -> None:
     "spec",
     [
         "llm_d.py:LlmD",
-        "queued_forwards.py:QueuedForwards", "several.py:Several,router=random", "stale.py:Stale",
+        "fewest_forwards.py:QueuedForwards", "several.py:Several,router=random", "stale.py:Stale",
     ],
 )  # fmt: skip
 def test_every_router_serves_a_fleet_and_gives_the_same_run_again(spec: str, links: tuple[Link, ...]) -> None:

@@ -7,9 +7,9 @@ from math import isnan, nan
 import numpy as np
 import pytest
 
-from dsim.engine.policy import parse
+from dsim.engine.spec import parse
 from dsim.profiler.profile import load
-from dsim.sim.fleet import Fleet, Pool
+from dsim.sim.pools import Fleet, Pool
 from dsim.sim.routers import routing
 from dsim.sim.scalers import Scaling, scaling
 from dsim.sim.scalers.hpa import Hpa

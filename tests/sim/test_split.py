@@ -11,13 +11,13 @@ import pytest
 from dsim.engine.errors import PolicyError
 from dsim.engine.journal import unpack
 from dsim.engine.latency import LatencyModel
-from dsim.engine.policy import parse
+from dsim.engine.spec import parse
 from dsim.profiler.profile import load
-from dsim.results.parts import PARTS, parts
+from dsim.results.split_times import PARTS, parts
 from dsim.sim.clock import Clock
 from dsim.sim.deciders import least_uncached
-from dsim.sim.fleet import Fleet, Pool
 from dsim.sim.link import Link, Wire
+from dsim.sim.pools import Fleet, Pool
 from dsim.sim.routers import routing
 from dsim.sim.scalers import scaling
 from dsim.sim.setting import Setting

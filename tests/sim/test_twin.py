@@ -14,7 +14,7 @@ from dsim.engine.commits import CanvasLaw, LawDraws
 from dsim.engine.errors import PolicyError, ProfileError, TraceError, cut
 from dsim.engine.journal import REQUEST_COLUMNS, STATUSES, RequestTable
 from dsim.engine.latency import LatencyModel
-from dsim.engine.policy import parse
+from dsim.engine.spec import parse
 from dsim.profiler import hardware, models
 from dsim.profiler.profile import load
 from dsim.profiler.roofline import roofline

@@ -8,8 +8,8 @@ import pytest
 from dsim.planner.replicate import replication
 from dsim.results.world import World
 from dsim.traces import Trace, load, synth
+from dsim.traces.canonical import write
 from dsim.traces.estimates import SPREAD, with_estimates
-from dsim.traces.write import write
 
 from ..checks import cases
 

@@ -10,7 +10,7 @@ from dsim.engine.errors import TraceError
 from dsim.planner.grid import key_of, world_of
 from dsim.results.world import World
 from dsim.traces import Trace, load, synth
-from dsim.traces.write import write
+from dsim.traces.canonical import write
 
 from ..checks import cases, refused
 from .files import save

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dsim.comparison.clients.read import read_client
-from dsim.files.samples import read_samples
+from dsim.comparison.clients.client_file import read_client
+from dsim.files.metrics_text import read_samples
 from dsim.following.sources.engines import sample_of
 from dsim.traces import describe, load
 

@@ -1,1 +1,0 @@
-"""Worlds on this machine's device: serve, measure, profile, validate."""
