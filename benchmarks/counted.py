@@ -28,7 +28,7 @@ from dsim.engine.step import StepOutcome, StepPlan
 from dsim.kernels import Path, operation
 from dsim.live.canvas_model import random_canvas_model
 from dsim.live.config import ConfigJson
-from dsim.live.driver import serve
+from dsim.live.device_loop import serve
 from dsim.live.prompts import random_prompts
 from dsim.live.session import Serving
 from dsim.live.shipped_configs import CONFIGS

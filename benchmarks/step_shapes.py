@@ -18,7 +18,7 @@ from dsim.engine.policies.whole_block import FixedBlock
 from dsim.engine.request import Request
 from dsim.engine.spec import Policy, every_step
 from dsim.engine.step import StepOutcome, StepPlan
-from dsim.live.driver import serve
+from dsim.live.device_loop import serve
 from dsim.live.executor import ModelExecutor
 from dsim.live.forward import Forward
 from dsim.live.prompts import Prompts, random_prompts

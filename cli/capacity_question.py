@@ -60,9 +60,10 @@ class CapacityQuestion(q.OnFleet, q.Somewhere, q.Forced, Question["Capacity"]):
         return world
 
     def answer(self, watch: Watch) -> "Answer[Capacity]":
-        from ..planner.capacity import CAPACITY, FILES, sized
+        from ..planner.capacity import CAPACITY, FILES
         from ..planner.contents import asked_of
         from ..planner.memo import StoreFolder
+        from ..planner.pool_counts import sized
         from ..planner.record import profile_notes
         from ..report.html import result_files
 

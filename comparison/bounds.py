@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from ..engine.errors import DsimError
 from ..files.read import cut, quoted
 from ..report.table import number
-from ..results.metrics import METRICS, STATS, led_by
+from ..results.metrics import LATENCIES, METRICS, STATS, led_by
 from ..results.slo import check_metric
 
 DISTRIBUTIONS = tuple(name for name in led_by("e2el", "norm_latency") if METRICS[name].unit == "ms")
+PER_REQUEST = tuple(name for name in DISTRIBUTIONS if name in LATENCIES)
 
 _SHAPE = re.compile(r"(?:(?P<stat>[^:=]*):)?(?P<metric>[^:=]*)=\s*(?P<percent>\d+\.?\d*|\.\d+)\s*%")
 

@@ -14,9 +14,9 @@ from ..profiler.profile import Profile
 from ..report.page import Page
 from ..report.result import Result, frame_of
 from ..report.table import value
-from ..results.metrics import LATENCIES, METRICS, STATS, path
+from ..results.metrics import METRICS, STATS, path
 from ..results.run import Run
-from .bounds import DISTRIBUTIONS, Bound, Judged
+from .bounds import DISTRIBUTIONS, PER_REQUEST, Bound, Judged
 from .deviation import Errors, errors, relative_error
 from .error_parts import Parts, parts
 from .pairs import Pair, PolicyRuns, Side, check_pair
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]  # policy, steps re-run, approximate total
 Profiles = Callable[[str], Profile]  # by the name in a run
 
-PER_REQUEST = tuple(name for name in DISTRIBUTIONS if name in LATENCIES)
 # Of a whole run; of batch and chunk the mean.
 TOTALS = {
     name: path(name, *metric.stats[:1])

@@ -1,22 +1,26 @@
 """The page of `dsim compare`: warnings, answer, policies."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..report.chart import Chart, colour
 from ..report.page import Block, Figure, Page, Section, Table, Words, numbers, table
 from ..report.table import number
 from ..results.metrics import STATS
-from .comparison import PER_REQUEST, Comparison, PolicyErrors
+from .bounds import PER_REQUEST
 from .deviation import DEFINITIONS
 from .error_parts import Parts
 from .pairs import Pair, Side
+
+if TYPE_CHECKING:
+    from .comparison import Comparison, PolicyErrors
 
 QUESTION = "How far is the twin from the device?"
 # A field of MetricParts, and its words.
 PARTS = {"latency": "latency model", "commits": "commit model", "scheduling": "scheduling", "frontend": "front end"}
 
 
-def comparison_page(comparison: Comparison) -> Page:
+def comparison_page(comparison: "Comparison") -> Page:
     facts = []
     for pair in comparison.pairs:
         for head, side in zip(heads(pair), (pair.predicted, pair.measured), strict=True):
@@ -37,7 +41,7 @@ def comparison_page(comparison: Comparison) -> Page:
     )
 
 
-def overview(cells: Sequence[PolicyErrors]) -> Figure:
+def overview(cells: Sequence["PolicyErrors"]) -> Figure:
     chart = Chart("", "error of the mean", legend=True)
     chart.layout["margin"]["t"] = 44
     chart.y["tickformat"] = ".1~%"
@@ -73,7 +77,7 @@ def about(side: Side) -> str:
     return f"{side.folder}: live, {machine}; {commits} decide the commits"
 
 
-def warnings(comparison: Comparison) -> list[str]:
+def warnings(comparison: "Comparison") -> list[str]:
     lines = []
     for pair in comparison.pairs:
         p, m = pair.predicted, pair.measured
@@ -94,7 +98,7 @@ def warnings(comparison: Comparison) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def answer(comparison: Comparison) -> str:
+def answer(comparison: "Comparison") -> str:
     paired, unpaired = {}, {}  # errors by cell
     for cell in comparison.cells:
         e2el = cell.metrics["e2el"]
@@ -115,7 +119,7 @@ def answer(comparison: Comparison) -> str:
     return " ".join((*sentences, *_choice(comparison)))
 
 
-def _choice(comparison: Comparison) -> list[str]:
+def _choice(comparison: "Comparison") -> list[str]:
     """Whether the first pair's policy of the smallest predicted mean e2el is the best one measured."""
     measured, predicted = {}, {}
     for cell in comparison.cells:
@@ -133,7 +137,7 @@ def _choice(comparison: Comparison) -> list[str]:
     return [text + "."]
 
 
-def _section(cell: PolicyErrors, pair: Pair) -> Section:
+def _section(cell: "PolicyErrors", pair: Pair) -> Section:
     names, blocks = heads(pair), list[Block]()
     blocks.append(error_table(cell, names))
     if not cell.unpaired:
@@ -148,7 +152,7 @@ def _section(cell: PolicyErrors, pair: Pair) -> Section:
     return Section(cell.name, tuple(blocks), spoken=True)
 
 
-def error_table(cell: PolicyErrors, names: tuple[str, str]) -> Table:
+def error_table(cell: "PolicyErrors", names: tuple[str, str]) -> Table:
     """Means and totals, and the error of every statistic."""
     rows = []
     for name, metric in cell.metrics.items():
@@ -164,7 +168,7 @@ def error_table(cell: PolicyErrors, names: tuple[str, str]) -> Table:
     return _table(head, rows, "Errors of the runs: means and totals")
 
 
-def request_table(cell: PolicyErrors) -> Table:
+def request_table(cell: "PolicyErrors") -> Table:
     rows = []
     for name, metric in cell.metrics.items():
         e = metric.requests
@@ -187,7 +191,7 @@ def parts_table(parts: Parts, names: tuple[str, str]) -> Table:
     return _table(["", "unit", "error", f"of {names[1]}", *PARTS.values(), "requests"], rows)
 
 
-def step_lines(cell: PolicyErrors, folder: str) -> list[str]:
+def step_lines(cell: "PolicyErrors", folder: str) -> list[str]:
     steps = cell.steps
     if steps is None:
         return ["One of the runs has no step journal: steps are not compared."]
@@ -209,7 +213,7 @@ def part_lines(parts: Parts) -> list[str]:
     ]
 
 
-def left_out_line(cell: PolicyErrors) -> str:
+def left_out_line(cell: "PolicyErrors") -> str:
     reasons = [f"{count:,} {reason}" for reason, count in cell.left_out.items() if count]
     line = f"{cell.num_both:,} requests completed in both runs; left out: {', '.join(reasons) or 'none'}."
     if cell.unpaired:

@@ -22,7 +22,7 @@ from .canvas_executor import CanvasExecutor
 from .canvas_forward import CanvasCache
 from .canvas_graphs import GraphCanvasCache
 from .canvas_model import CanvasModel
-from .driver import serve
+from .device_loop import serve
 from .executor import ModelExecutor
 from .forward import Forward
 from .full_sequence import FullSequenceExecutor, FullSequenceForward, pages_of_use
@@ -215,7 +215,7 @@ def run(
 ) -> LiveRun:
     """Serve requests (by arrival, s from the start) in real time on the model's device.
 
-    concurrency: of a closed loop, as in `live.loop.serve`.
+    concurrency: of a closed loop, as in `live.device_loop.serve`.
     append: receives the journal's steps in batches. stop: called between steps; true ends the run. sample: called once
     a decoder step, while the device works (profiler/clocks.py). Ctrl-C ends the run between steps, as does a failing
     step: the journal keeps earlier ones, and `failure` is the error. If `append` fails, only the journal ends.

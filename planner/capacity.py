@@ -16,7 +16,7 @@ from ..report.page import Page
 from ..report.result import Result, frame_of
 from ..results.metrics import STATS, Columns, latencies, statistic
 from ..results.slo import Slo
-from ..results.world import MAX_REPLICAS, Setup, World, classes, on_profiles, replicas_of, setup_of
+from ..results.world import MAX_REPLICAS, Setup, World, classes, on_profiles, setup_of
 from ..sim.scalers import FIXED
 from ..traces.trace import MAX_REQUESTS
 from ..traces.trace import check_rate as check_traffic
@@ -209,28 +209,6 @@ def search_of(world: World, precision: float, attainment: float, num_requests: i
     judged = replicate.judged(num_requests)
     block = -(-min(judged.stop - judged.start, len(source)) // PARTS)
     return CapacitySearch(world=world.located(), criteria=criteria, num_requests=num_requests, block=block)
-
-
-def sized(world: World, rate: float | None, replicas: int | None, max_replicas: int | None, **options: Any) -> Capacity:
-    """A fleet's capacity, or for a rate (req/s) the fewest replicas.
-
-    replicas: by default the policy file's, or 1. options: of Run.
-    """
-    if rate is None:
-        if max_replicas is not None:
-            raise DsimError(f"max replicas is {max_replicas}, expected a rate with it")
-        if not world.pools:
-            world = replace(world, replicas=replicas_of([world.policy], replicas))
-        return capacity(world, **options)
-    if replicas is not None:
-        raise DsimError(f"rate is {rate:g} and replicas is {replicas}, expected one: a rate asks for the replicas")
-    if max_replicas is None:
-        max_replicas = MAX_REPLICAS_TRIED
-    if world.pools:
-        from .pool_counts import fewest_of_each_pool  # it imports this module
-
-        return fewest_of_each_pool(world, rate, max_replicas=max_replicas, **options)
-    return fewest_replicas(world, rate, max_replicas=max_replicas, **options)
 
 
 def capacity(world: World, *, jobs: int | None = None, ray: str | None = None, **options: Any) -> Capacity:

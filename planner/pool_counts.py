@@ -1,4 +1,4 @@
-"""The fewest replicas of each pool: the fleet surely meets the SLOs at a rate, and would not with one replica less.
+"""A fleet's capacity or size; of pools, the fewest replicas of each: with one less it would not surely meet the SLOs.
 
 Short replays find each pool's fewest replicas while the others have plenty; searches of the capacity then decide.
 """
@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from ..engine.errors import DsimError
-from ..results.world import World
+from ..results.world import World, replicas_of
 from ..sim.pools import PoolSpec
 from .backend import Pool
-from .capacity import MAX_REPLICAS_TRIED, PILOT, Capacity, Run, at_rate, check_rate
+from .capacity import MAX_REPLICAS_TRIED, PILOT, Capacity, Run, at_rate, capacity, check_rate, fewest_replicas
 from .memo import Memo
 from .race import LIMIT
 from .replicate import Reading
@@ -23,6 +23,26 @@ PILOT_PER_REPLICA = 100  # requests of a short replay
 
 Counts = tuple[int, ...]  # replicas, by pool
 Test = Callable[[Counts], bool]  # whether a fleet is enough
+
+
+def sized(world: World, rate: float | None, replicas: int | None, max_replicas: int | None, **options: Any) -> Capacity:
+    """A fleet's capacity, or for a rate (req/s) the fewest replicas.
+
+    replicas: by default the policy file's, or 1. options: of Run.
+    """
+    if rate is None:
+        if max_replicas is not None:
+            raise DsimError(f"max replicas is {max_replicas}, expected a rate with it")
+        if not world.pools:
+            world = replace(world, replicas=replicas_of([world.policy], replicas))
+        return capacity(world, **options)
+    if replicas is not None:
+        raise DsimError(f"rate is {rate:g} and replicas is {replicas}, expected one: a rate asks for the replicas")
+    if max_replicas is None:
+        max_replicas = MAX_REPLICAS_TRIED
+    if world.pools:
+        return fewest_of_each_pool(world, rate, max_replicas=max_replicas, **options)
+    return fewest_replicas(world, rate, max_replicas=max_replicas, **options)
 
 
 def fewest_of_each_pool(

@@ -5,8 +5,10 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -107,7 +109,7 @@ def test_an_installation_has_every_package() -> None:
     listed = [name for name in listed if ROOT.joinpath(*name.split(".")[1:], "__init__.py").is_file()]
     assert sorted(listed) == sorted(".".join(("dsim", *folder.relative_to(ROOT).parts)) for folder in folders)
     assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "__main__.py", "fleet.py", "policy.py"}
-    assert {"engine.engine", "sim.twin", "live.loop", "cli.replay"} <= set(MODULES)
+    assert {"engine.engine", "sim.twin", "live.device_loop", "cli.replay_question"} <= set(MODULES)
 
 
 def test_imports_are_read_as_python_reads_them() -> None:
@@ -122,6 +124,18 @@ def test_a_folder_imports_only_what_the_table_allows(folder: str) -> None:
         if module.split(".")[0] == folder:
             extra = folders(module) - MAY_IMPORT[folder] - EXCEPTIONS.get(module, set())
             assert not extra, f"{module} imports {', '.join(extra)}"
+
+
+def test_no_files_import_each_other_in_a_circle_and_a_name_stands_once() -> None:
+    TopologicalSorter({name: _files(name) for name in MODULES}).prepare()
+    names = Counter(path.name for path in MODULES.values() if path.name != "__init__.py")
+    assert [name for name, num in names.items() if num > 1] == []
+
+
+def _files(module: str) -> set[str]:
+    """The files that a module imports."""
+    places = {name.removeprefix("dsim.") for name in imports(module)}
+    return {place if place in MODULES else place.rpartition(".")[0] for place in places} & set(MODULES) - {module}
 
 
 def test_devices_simulation_and_screens_stay_in_their_folders() -> None:
@@ -147,7 +161,7 @@ def test_the_engine_has_no_clock_no_device_and_no_hidden_randomness_and_needs_on
 @cases(
     "imported never",
     ("dsim.serve.app, dsim.serve.open", ["torch", "triton", "plotly"]),
-    ("dsim.live.driver", ["simpy", "dsim.sim", "pandas"]),
+    ("dsim.live.device_loop", ["simpy", "dsim.sim", "pandas"]),
     ("dsim.engine.engine", ["simpy", "pandas", "scipy.stats", "dsim.traces", "dsim.profiler"]),
     (
         "dsim.sim.twin, dsim.planner.record",
@@ -189,7 +203,7 @@ def test_a_system_is_named_in_its_own_policy_file_alone(path: Path) -> None:
 # Who reads files without files/read.py, and why each may.
 READ_BY_THEMSELVES = {
     "engine.jit": "our own sources",
-    "engine.policy": "the engine imports nothing; it asks for a file first",
+    "engine.spec": "the engine imports nothing; it asks for a file first",
     "report.html": "our own templates",
 }
 
@@ -210,7 +224,7 @@ RUN_TEXT = {"eval", "exec", "__import__"}
 LOAD_CODE = {
     "engine.part": "our own policies",
     "engine.outside": "the one place that runs a file of the user's: policies, routers, scalers",
-    "engine.policy": "our own policies",
+    "engine.spec": "our own policies",
     "kernels.operation": "our own kernels",
     "planner.backend": "an installed package",
 }

@@ -159,8 +159,8 @@ def _stop(*_: Any, **__: Any) -> NoReturn:
 
 # Where work begins that takes minutes, many processes, or lasts until it is stopped: module, and what of it.
 WORK = (
-    ("live.session", "run"), ("live.session", "open_executor"), ("device.validate", "validate"),
-    ("device.validate", "plan_cells"), ("profiler.measure", "profile_model"), ("serve.server", "Server.run"),
+    ("live.session", "run"), ("live.session", "open_executor"), ("planner.validation", "validate"),
+    ("planner.validation", "plan_cells"), ("profiler.measure", "profile_model"), ("serve.server", "Server.run"),
     ("planner.backend", "Pool.__enter__"),
 )  # fmt: skip
 

@@ -14,7 +14,7 @@ from unittest import mock
 from dsim.engine.errors import MachineError
 from dsim.engine.journal import RequestTable, StepRecorder
 from dsim.engine.spec import parse
-from dsim.live.driver import serve
+from dsim.live.device_loop import serve
 from dsim.results.run import read_run
 from dsim.results.run_folder import RunWriter
 from dsim.results.world import World

@@ -3,8 +3,8 @@
     SGLANG_SOURCE=FOLDER python research/calibration/sglang_attention.py > times.json
 
 FOLDER: SGLang's unpacked wheel, as benchmarks/oracles/run_oracles.py leaves it; only extend_attention.py is imported.
-One GPU of two has 8 of a layer's 16 query heads: with 4 key heads of 256 in the 25 windowed layers, 1 of 512 in the 5
-others. Times are medians with a cold L2 cache; `terms` are h200x2-diffusiongemma/sglang's (calibration/engine_profiles.py).
+One GPU of two has 8 of a layer's 16 query heads: with 4 key heads of 256 in the 25 windowed layers, 1 of 512 in
+the 5 others. Times are medians with a cold L2 cache; `terms` are h200x2-diffusiongemma/sglang's (engine_profiles.py).
 """
 
 import importlib.util

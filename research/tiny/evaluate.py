@@ -14,7 +14,7 @@ from dsim.engine.request import Request
 from dsim.engine.spec import parse
 from dsim.engine.step import Phase
 from dsim.live.cache import PagedCache
-from dsim.live.driver import serve
+from dsim.live.device_loop import serve
 from dsim.live.executor import ModelExecutor
 from dsim.live.forward import Forward
 from dsim.live.model import Decoder

@@ -25,7 +25,7 @@ from dsim.engine.latency import CacheOverhead, LatencyModel
 from dsim.engine.spec import parse
 from dsim.engine.step import StepOutcome, StepPlan
 from dsim.files.place import write_folder
-from dsim.live.driver import serve
+from dsim.live.device_loop import serve
 from dsim.profiler.profile import Profile
 from dsim.report.html import result_files
 from dsim.results.metrics import CANCELLED, summarize

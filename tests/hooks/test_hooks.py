@@ -473,9 +473,9 @@ def test_lmdeploys_outputs_are_read_with_their_masks(
 
 # vllm_diffusion.jsonl is what benchmarks/vllm_diffusion/record_canvases.py recorded on 2026-11-23 of vLLM 0.32's
 # diffusion engine and of its runner's batches: a random DiffusionGemma of six layers and canvases of 64 tokens,
-# asynchronous scheduling, a budget of 256 tokens and 39 blocks of 128, so that requests are preempted. A line is a request, a
-# schedule (name, tokens, tokens that count as computed, whether it is a canvas, of each row; then the keys and the rows
-# of logits of the runner's own batch) or an update (name, tokens handed out, whether it is over).
+# asynchronous scheduling, a budget of 256 tokens and 39 blocks of 128, so that requests are preempted. A line is a
+# request, a schedule (name, tokens, tokens that count as computed, whether it is a canvas, of each row; then the keys
+# and the rows of logits of the runner's own batch) or an update (name, tokens handed out, whether it is over).
 HEAD, *EVENTS = map(json.loads, Path(__file__).with_name("vllm_diffusion.jsonl").read_text().splitlines())
 PAIRS, KEYS, HEADS, SAMPLED = map(Features._fields.index, ("sum_q_kv", "sum_kv", "head_rows", "sampled_rows"))
 DENOISE, FLUSH = PHASES.index("denoise"), PHASES.index("flush")

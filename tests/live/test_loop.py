@@ -15,7 +15,7 @@ from dsim.engine.replay import replay
 from dsim.engine.request import Request
 from dsim.engine.spec import Policy, parse
 from dsim.engine.step import StepOutcome, StepPlan
-from dsim.live.driver import serve
+from dsim.live.device_loop import serve
 from dsim.profiler.profile import Profile
 from dsim.sim.setting import Setting
 from dsim.sim.step_model import StepModel

@@ -16,7 +16,7 @@ from dsim.engine.step import StepOutcome, StepPlan
 from dsim.live import session
 from dsim.live.cache import PagedCache
 from dsim.live.config import ModelConfig
-from dsim.live.driver import serve
+from dsim.live.device_loop import serve
 from dsim.live.full_sequence import FullSequenceExecutor
 from dsim.live.model import Decoder
 from dsim.live.prompts import Prompts, random_prompts
