@@ -33,7 +33,7 @@ def script(name: str) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def engines() -> ModuleType:
-    return script("engines")
+    return script("published_engines")
 
 
 def settings_on_the_page() -> list[tuple[str, str, str]]:
@@ -87,7 +87,7 @@ def test_calibrated_profiles_give_the_runs_that_they_are_calibrated_to_and_fdfo_
 def test_every_table_that_a_script_prints_has_a_section_with_its_command(engines: ModuleType) -> None:
     for name in engines.ANSWERS:
         assert f"`python benchmarks/published_engines.py {name}`" in ANSWERS
-    for name in script("prefix").ANSWERS:
+    for name in script("prefix_gain").ANSWERS:
         assert f"`python benchmarks/prefix_gain.py {name}`" in PREFIXES
 
 
@@ -100,7 +100,7 @@ def test_a_picture_is_drawn_again_byte_for_byte(name: str) -> None:
 
 
 def test_one_pool_without_end_finds_what_the_page_says() -> None:
-    trace = script("prefix").requests()
+    trace = script("prefix_gain").requests()
     seen: set[tuple[int, ...]] = set()
     found = 0
     for ids, length in zip(trace.extras["hash_ids"], trace.input_length.tolist(), strict=True):

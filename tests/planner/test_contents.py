@@ -55,8 +55,8 @@ KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], World], str, str
         lambda folder: settings(folder).with_name("mine.py"),
         lambda file: World("azure-conv", policy=str(file.with_name("mine.toml"))), "= 32\n", "= 16\n",
     ),
-    "router": (of_fleet("router"), lambda file: World("azure-conv", router=f"{file}:ROUTER"), "def ", "def  "),
-    "scaler": (of_fleet("scaler"), lambda file: World("azure-conv", scaler=f"{file}:SCALER"), "def ", "def  "),
+    "router": (of_fleet("free_pages"), lambda file: World("azure-conv", router=f"{file}:ROUTER"), "def ", "def  "),
+    "scaler": (of_fleet("per_tokens"), lambda file: World("azure-conv", scaler=f"{file}:SCALER"), "def ", "def  "),
     "yields": (page, lambda file: World("azure-conv", yields=str(file)), "9", "10"),
     "pool's profile": (
         profile,
