@@ -171,6 +171,12 @@ def choose(replica: Replica, policy: AnyPolicy) -> int:
 
 
 @rule
+def verified(replica: Replica, policy: AnyPolicy) -> int:
+    """Most drafts of a row that the step verifies; the others count as rejected."""
+    return int(replica.fixed.width)
+
+
+@rule
 def columns_in_reach(replica: Replica, policy: AnyPolicy, slot: int) -> int:
     """Leftmost columns of a row that its coming step may compute; by default those within its length."""
     sequence, block = replica.sequences[slot], replica.fixed.block

@@ -277,6 +277,8 @@ class _Flags:
             self.drafts_by_model = settings["drafter"] != "ngram"
             named = {"model": DRAFT_MODEL} if self.drafts_by_model else {}
             objects[DRAFTS] = {"method": settings["drafter"], **named, "num_speculative_tokens": drafts}
+            if settings["adaptive_verification"]:
+                objects[DRAFTS]["enable_adaptive_verification"] = True
         for option, values in objects.items():
             self.words += [option, json.dumps(values)]
             self.differs[f"{option} {json.dumps(values)}"] = "as replayed; not the release's"

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated, Any, Self
 
+import numpy as np
+
 from ..admission import (
     count_rows,
     is_held,
@@ -37,12 +39,14 @@ from ..hooks import (
     reuse,
     steady,
     step_over,
+    verified,
 )
 from ..jit import rule
+from ..latency import seconds
 from ..part import QUESTIONS, UNLIMITED, Answers, Choice, OnDevice, Policy, Preset, Range, Scheduler
 from ..prefix import PrefixMemory
 from ..records import I8, Record, columns_of
-from ..rows.chunked import CHUNKED, ChunkColumns, draft_tokens, leap_chunked, prefills
+from ..rows.chunked import CHUNKED, ChunkColumns, draft_tokens, leap_chunked, num_sampled, prefills
 from ..state import (
     ASK_AGAIN,
     DECODE_STEP,
@@ -55,6 +59,7 @@ from ..state import (
     RUNNING,
     UNTIL_A_REQUEST,
     WHATEVER,
+    AnyPolicy,
     Fixed,
     PolicyState,
     Replica,
@@ -81,6 +86,8 @@ BLOCK_DRAFTERS = ("dflash", "dspark")  # a forward of their own drafts a block
 # Drafts of published checkpoints: blocks of 16 with their anchor (z-lab's DFlash), and of 7 (DSpark).
 USUAL_DRAFTS = {"none": 0, "ngram": 3, "eagle": 3, "draft_model": 3, "dflash": 15, "dspark": 7}
 SOURCE = "vLLM 0.32.0 and 0.33.0 (production-dllm-serving.md 2.3)"
+MOST_DRAFTS = 63  # with the next token a row of 64
+CURVE_CONTEXT = 8192  # tokens behind the steps that vLLM times at its start
 LARGE, LARGEST = 70 * 2**30, 160 * 2**30  # bytes
 USUAL_TOKENS = 8192  # of a step, on a large GPU
 SMALL = "8.0", "12.1"  # compute capabilities that count as small: A100 and GB10
@@ -461,7 +468,7 @@ class Tokens(Autoregressive):
     ] = "none"
     num_speculative_tokens: Annotated[
         int | None,
-        Range(0, 63),
+        Range(0, MOST_DRAFTS),
         "drafts per step; none: as many as acceptance has values, if several, else 15 (dflash), 7 (dspark) or 3",
     ] = None
     acceptance: Annotated[
@@ -469,10 +476,14 @@ class Tokens(Autoregressive):
         "shares of steps that accept the first draft, the first two ...; one value: the probability that a draft is "
         "accepted if all before it are",
     ] = (0.7,)
+    adaptive_verification: Annotated[
+        bool,
+        "verify the drafts that give most expected tokens a second: as many of each row, by their acceptance",
+    ] = False
 
     rows = CHUNKED
     under_budget = True
-    neutral = frozenset(("drafter", "num_speculative_tokens", "acceptance"))
+    neutral = frozenset(("drafter", "num_speculative_tokens", "acceptance", "adaptive_verification"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -490,6 +501,10 @@ class Tokens(Autoregressive):
         if usual == 0 or self.num_speculative_tokens is not None:
             return min(usual, 1) * (self.num_speculative_tokens or 0)
         return usual if len(self.acceptance) == 1 else len(self.acceptance)
+
+    @property
+    def needs_latency(self) -> bool:  # type: ignore[override]
+        return self.num_drafts > 0 and self.adaptive_verification
 
     @property
     def drafts_blocks(self) -> bool:  # type: ignore[override]
@@ -547,10 +562,55 @@ class Tokens(Autoregressive):
             return (1.0, *self.acceptance * self.num_drafts)
         return (1.0, *(after / before if before else 0.0 for before, after in pairwise(shares)))
 
+    def record(self, policy: Policy) -> Mapping[str, Any]:
+        if not self.needs_latency:
+            return {}
+        gains = np.zeros(MOST_DRAFTS + 1)  # of a row: accepted drafts of 0, 1, 2 ...
+        gains[: self.num_columns] = np.cumsum(np.cumprod(self.acceptances)) - 1
+        return {"gains": gains}
+
     def answers(self, policy: Policy) -> Answers:
+        if self.needs_latency:
+            return {verified: verified_adaptively}
         if self.num_drafts > 0:  # drafts are drawn
             return {}
         return {leap: leap_chunked, paged_ahead: paged_ahead_of_tokens}
+
+
+@rule
+def verified_adaptively(replica: Replica, policy: AnyPolicy) -> int:
+    """Drafts a row with most expected tokens per second of the device (adaptive_verification.py:305 of vLLM 0.33.0).
+
+    There each draft counts by its own confidence, here all rows' n-th drafts by their expected acceptance: what
+    telling them apart gains is left out. Times are, as there, of a context of CURVE_CONTEXT tokens.
+    """
+    counters, gains = replica.counters, policy.record.gains
+    undrafted = sampling = drafting = 0
+    for slot in step_slots(replica):
+        sampled = num_sampled(replica, slot)
+        undrafted += int(replica.sequences[slot].num_tokens) - max(0, sampled - 1)
+        sampling += min(1, sampled)
+        drafting += int(sampled > 1)
+    # The planned step's features are not set yet: these use their place.
+    counters.batch = counters.num_rows
+    counters.sum_kv = CURVE_CONTEXT * counters.num_rows
+    counters.window_q_kv = 0
+    counters.window_kv = 0
+    counters.prefill_tokens = 0
+    counters.num_forwards = 1
+    counters.continues = True  # the device's time alone
+    best = 0
+    best_rate = -np.inf
+    for drafts in range(int(policy.fields.drafts) + 1):
+        counters.tokens = undrafted + drafts * drafting
+        counters.sum_q_kv = CURVE_CONTEXT * counters.tokens
+        counters.head_rows = sampling + drafts * drafting
+        counters.sampled_rows = counters.head_rows
+        rate = (sampling + gains[drafts] * drafting) / seconds(policy.cost.knots, policy.cost.numbers[0], counters)
+        if rate > best_rate:
+            best = drafts
+            best_rate = rate
+    return best
 
 
 PAGES = PrefixMemory(page_size=16)
@@ -570,6 +630,7 @@ FLAGS = {
 DRAFTS = {
     "num_speculative_tokens": "json:--speculative-config.num_speculative_tokens",
     "drafter": "json:--speculative-config.method",
+    "adaptive_verification": "json:--speculative-config.enable_adaptive_verification",
 }
 CANVASES = {
     "canvas_length": "json:--diffusion-config.canvas_length",

@@ -5,7 +5,7 @@ from typing import Any
 from ..admission import knows_limit
 from ..draw import Draws, accept_row, masks_of
 from ..emission import emit, finish
-from ..hooks import begin_row, commit_rows, draw_rows, next_tokens, plan_prompts, plan_rows
+from ..hooks import begin_row, commit_rows, draw_rows, next_tokens, plan_prompts, plan_rows, verified
 from ..jit import rule
 from ..latency import Cost
 from ..records import I4, Bool, Record
@@ -91,16 +91,29 @@ def begin_chunked(replica: Replica, policy: ChunkState, slot: int) -> None:
 
 
 @rule
+def num_sampled(replica: Replica, slot: int) -> int:
+    """Positions of a row that may commit: a token and its drafts."""
+    num = 0
+    for p in range(replica.window.shape[1]):
+        num += replica.window[slot, p]
+    return num
+
+
+@rule
 def plan_chunked(replica: Replica, policy: AnyPolicy) -> None:
     """Plan a causal step of prompt chunks and next tokens; only sampled positions need the LM head."""
     width = replica.window.shape[1]
+    most = 1 + verified(replica, policy)
     sums = no_rows()
     for slot in step_slots(replica):
         sequence = replica.sequences[slot]
+        sampled = num_sampled(replica, slot)
+        if sampled > most:
+            replica.window[slot, most:] = False
+            sequence.num_tokens -= sampled - most
+            sequence.num_keys -= sampled - most
+            sampled = most
         n = int(sequence.num_tokens)
-        sampled = 0
-        for p in range(width):
-            sampled += replica.window[slot, p]
         sums = add_row(sums, sequence, n * (int(sequence.num_keys) - n) + n * (n + 1) // 2, sampled, sampled)
     set_features(replica, sums, 0 if sums.prompt_tokens == sums.tokens else width)
 
@@ -168,6 +181,6 @@ CHUNKED = Kind(
         plan_prompts: plan_chunked, plan_rows: plan_chunked, draw_rows: draw_chunked, commit_rows: commit_chunked,
         next_tokens: next_of_chunked, begin_row: begin_chunked,
     },
-    asks=(),
+    asks=(verified,),
     commits="tokens",
 )  # fmt: skip

@@ -54,6 +54,22 @@ def test_a_step_has_room_for_the_draft_forward_behind_it_which_is_left_out_where
     assert w.plan.features.draft_tokens == 0  # the limit is reached though both drafts be rejected
 
 
+@pytest.mark.parametrize(("rows", "drafts"), [(1, 2), (2, 1), (8, 0)])
+def test_the_more_rows_the_fewer_drafts_are_verified_on_pages_for_all(rows: int, drafts: int) -> None:
+    # Expected tokens of a row: 1, 1.5, 1.75; a step of n tokens takes 1 + 0.2 n.
+    plans = []
+    for is_adaptive in ("true", "false"):
+        spec = f"{DSPARK},acceptance=0.5/0.25,async_scheduling=false,adaptive_verification={is_adaptive}"
+        w = asked(World(spec, latency=LatencyModel(((0.0, 1.0),), 0.2)), *[(3, 20)] * rows)
+        w.step_tokens()
+        w.plan_tokens()
+        plans.append(w.plan)
+    trimmed, whole = plans
+    assert (trimmed.num_tokens.tolist(), whole.num_tokens.tolist()) == ([1 + drafts] * rows, [3] * rows)
+    assert trimmed.features[:5] == (rows * (1 + drafts), *trimmed.features[1:3], *[rows * (1 + drafts)] * 2)
+    assert trimmed.pages == whole.pages
+
+
 @pytest.mark.parametrize(
     ("acceptance", "given"), [("0.5", (0.5, 0.5, 0.5)), ("0.8/0.4/0.1", (0.8, 0.5, 0.25)), ("0.5/0/0", (0.5, 0, 0))]
 )
