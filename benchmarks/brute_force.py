@@ -96,11 +96,11 @@ PROBLEMS = (
         "vllm-diffusion", ("ttft=5s",), 10.0, 0.95,
     ),
     Problem(
-        "short answers", 2500, "poisson", "lognormal:800,600,40,30", "h200x2-diffusiongemma-sglang", "sglang-gemma",
+        "short answers", 2500, "poisson", "lognormal:800,600,40,30", "h200x2-diffusiongemma/sglang", "sglang-gemma",
         ("e2el=6s",), 18.0,
     ),
     Problem(
-        "bursts", 2000, "gamma,cv=3", "sharegpt", "h200x2-diffusiongemma-vllm", "vllm-diffusion",
+        "bursts", 2000, "gamma,cv=3", "sharegpt", "h200x2-diffusiongemma/vllm", "vllm-diffusion",
         ("ttft=4s", "norm_latency=50ms"), 5.0, 0.95,
     ),
     Problem(
@@ -108,7 +108,7 @@ PROBLEMS = (
         ("norm_latency=15ms",), 40.0,
     ),
     Problem(
-        "two days", 2400, "poisson", "lmsys", "a100-sdar-8b-graphs", "lmdeploy-0.18",
+        "two days", 2400, "poisson", "lmsys", "a100-sdar-8b/graphs", "lmdeploy-0.18",
         ("ttft=2s", "norm_latency=30ms"), 12.0, 0.95, shape="day",
     ),
     Problem(

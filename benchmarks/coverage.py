@@ -53,7 +53,7 @@ PAIRS = {  # policy and profile of each
     "two scripts on one GPU": (("vanilla", "l40s-llada-8b"), ("dllm-cache", "l40s-llada-8b")),
     "one script on two GPUs": (("dllm-cache", "l40s-llada-8b"), ("dllm-cache", "rtx4090-48gb-llada-8b")),
     "two engines on one GPU, canvases": (
-        ("vllm-diffusion", "h200x2-diffusiongemma"), ("vllm-diffusion", "h200x2-diffusiongemma-sglang"),
+        ("vllm-diffusion", "h200x2-diffusiongemma"), ("vllm-diffusion", "h200x2-diffusiongemma/sglang"),
     ),
     "two GPUs, canvases": (("vllm-diffusion", "h200x2-diffusiongemma"), ("vllm-diffusion", "h100-diffusiongemma-fp8")),
     "one code on two GPUs, blocks": (("optimus", "h100-sdar-8b"), ("optimus", "h200-sdar-8b")),
@@ -163,7 +163,7 @@ def plans() -> None:
     fleets = [
         World("azure-conv", arrival="poisson", lengths="fixed:512,64", slos=("p90:e2el=6s",), policy="lmdeploy-bd32",
               profile_object=load(profile), replicas=4)
-        for profile in ("a100-sdar-8b-graphs", "h100-sdar-8b")
+        for profile in ("a100-sdar-8b/graphs", "h100-sdar-8b")
     ]  # fmt: skip
     search = search_of(fleets[0], 0.02, 0.9, num)
 

@@ -72,7 +72,7 @@ WORLDS = {
     "sglang-fdfo": World("sglang-fdfo:3", "h100-sdar-8b", BLOCKS),
     "sglang-sync": World("sglang-sync:3", "h100-sdar-8b", BLOCKS),
     "sglang-gemma": World(
-        "sglang-gemma:3", "h200x2-diffusiongemma-sglang",
+        "sglang-gemma:3", "h200x2-diffusiongemma/sglang",
         ((0, 70, 400), (30, 40, 256), (70, 1200, 400), (120, 300, 150)), "code",
     ),
     "lmdeploy-0.18": World("lmdeploy-0.18,max_batch=4", "h100-sdar-8b", BLOCKS),

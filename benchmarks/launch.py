@@ -22,7 +22,7 @@ from dsim.profiler.profile import load
 
 KEPT = Path(__file__).parents[1] / "tests" / "planner" / "launch_options.json"
 PROFILES = {
-    "canvas": "h200x2-diffusiongemma-vllm",
+    "canvas": "h200x2-diffusiongemma/vllm",
     "autoregressive": "h100-qwen3-8b-ar",
     "block-diffusion": "h100-sdar-8b",
 }

@@ -25,8 +25,8 @@ from dsim.sim.setting import Setting
 from dsim.sim.twin import RunRecords, simulate
 from dsim.traces import Trace, synth
 
-VLLM, SGLANG = "h200x2-diffusiongemma-vllm", "h200x2-diffusiongemma-sglang"
-FP8, QWEN, DRAFTS = "h100-diffusiongemma-fp8", "h100-qwen3-8b-ar", "h100-sdar-8b-sglang"
+VLLM, SGLANG = "h200x2-diffusiongemma/vllm", "h200x2-diffusiongemma/sglang"
+FP8, QWEN, DRAFTS = "h100-diffusiongemma-fp8", "h100-qwen3-8b-ar", "h100-sdar-8b/sglang-drafts"
 EDITS = "h20-llada2.1-mini-sglang"
 LAW = "evaluation"  # DiffusionGemma's counted law
 SDAR = "h100-sdar-8b"  # from data sheets alone

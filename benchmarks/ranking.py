@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="*", default=RATES)
     parser.add_argument("--policies", nargs="*", default=POLICIES)
     args = parser.parse_args()
-    profile = "a100-sdar-8b-graphs" if args.graphs else "a100-sdar-8b"
+    profile = "a100-sdar-8b/graphs" if args.graphs else "a100-sdar-8b"
     for rate in args.rates:
         print(f"\n{profile}, {rate:g} req/s\n")
         print("| policy | norm_latency p50 (ms) | p90 (ms) | good (%) | req/s | step (ms) | batch | chunk | use (%) |")

@@ -29,13 +29,6 @@ ORIGINS = ("measured", "calibrated", "roofline")
 FAMILIES = ("block-diffusion", "autoregressive", "full-sequence", "canvas")
 SHIPPED = Path(__file__).parent / "profiles"
 DEFAULT = "a100-sdar-8b"
-# Former names of profiles that are now implementations, and a short name.
-ALIASES = {
-    "a100-sdar-8b-graphs": "a100-sdar-8b/graphs",
-    "h100-sdar-8b-sglang": "h100-sdar-8b/sglang-drafts",
-    "h200x2-diffusiongemma-vllm": "h200x2-diffusiongemma/vllm",
-    "h200x2-diffusiongemma-sglang": "h200x2-diffusiongemma/sglang",
-}
 MIN_PAGES = 16
 CLOSE = 0.04  # relative, of weights' bytes
 HOST_TIMES = ("host_step", "host_request", "sequence")  # an engine's, on any GPU
@@ -351,13 +344,12 @@ def located(name: str | Path) -> tuple[Path | None, str]:
     path, files = Path(name), _shipped_files()
     if os.path.isfile(path):
         return path, ""
-    full_name = ALIASES.get(str(name), str(name))
-    if full_name in files:
-        return files[full_name], ""
-    base, _, implementation = full_name.rpartition("/")
+    if str(name) in files:
+        return files[str(name)], ""
+    base, _, implementation = str(name).rpartition("/")
     if os.path.isfile(base):
         return Path(base), implementation
-    return files.get(ALIASES.get(base, base)), implementation
+    return files.get(base), implementation
 
 
 def with_file_of(name: str, place: Callable[[str], str]) -> str:
@@ -398,7 +390,7 @@ def _implementation(profile: Profile, name: str) -> Implementation | None:
     """A profile's implementation; for a data sheet also one with its engine's host time."""
     implementation = next((entry for entry in profile.implementations if entry.name == name), None)
     # Named as an implementation, or this engine's already, as a scaled copy is.
-    chosen = "/" in ALIASES.get(profile.name, profile.name) or _engine(profile).lower() == name
+    chosen = "/" in profile.name or _engine(profile).lower() == name
     like = nearest(profile, name) if implementation is None and profile.origin == "roofline" and not chosen else None
     if like is None:
         return implementation

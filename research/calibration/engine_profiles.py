@@ -238,11 +238,11 @@ def engine_profiles() -> list[Profile]:
     gemma = "DiffusionGemma-26B-A4B"
     found = [
         engine_profile(
-            "H200", gemma, VLLM_GEMMA, 2, name="h200x2-diffusiongemma-vllm", date=DATE, implementation=vllm,
+            "H200", gemma, VLLM_GEMMA, 2, name="h200x2-diffusiongemma/vllm", date=DATE, implementation=vllm,
             description="DiffusionGemma on two H200s, vLLM, calibrated to fixed-step runs",
         ),
         engine_profile(
-            "H200", gemma, SGLANG_GEMMA, 2, name="h200x2-diffusiongemma-sglang", date=DATE, implementation=sglang,
+            "H200", gemma, SGLANG_GEMMA, 2, name="h200x2-diffusiongemma/sglang", date=DATE, implementation=sglang,
             description="DiffusionGemma on two H200s, SGLang, calibrated to fixed-step runs",
         ),
         engine_profile(
@@ -254,7 +254,7 @@ def engine_profiles() -> list[Profile]:
             description="Qwen3-8B on an H100, autoregressive, calibrated to two published runs",
         ),
         engine_profile(
-            "H100", "SDAR-8B", SDAR_SGLANG, name="h100-sdar-8b-sglang", date=DATE, implementation=sglang,
+            "H100", "SDAR-8B", SDAR_SGLANG, name="h100-sdar-8b/sglang-drafts", date=DATE, implementation=sglang,
             description="SDAR-8B on an H100, SGLang, three drafts a step, calibrated to two published runs",
         ),
         engine_profile(

@@ -74,12 +74,12 @@ def profiles() -> list[Profile]:
     )  # fmt: skip
     on_h100 = roofline(gpu("H100"), sdar, name="h100-sdar-8b", date=DATE)
     engines = {profile.name: profile for profile in engine_profiles()}
-    drafts = engines.pop("h100-sdar-8b-sglang")
-    vllm, sglang = engines.pop("h200x2-diffusiongemma-vllm"), engines.pop("h200x2-diffusiongemma-sglang")
+    drafts = engines.pop("h100-sdar-8b/sglang-drafts")
+    vllm, sglang = engines.pop("h200x2-diffusiongemma/vllm"), engines.pop("h200x2-diffusiongemma/sglang")
     edits = roofline(gpu("H100"), model("LLaDA2.1-mini"), name="h100-llada2.1-mini", date=DATE)
     gemma = replace(vllm, name="h200x2-diffusiongemma")
     return [
-        with_others(on_a100, {"graphs": roofline(a100, sdar, name="a100-sdar-8b-graphs", date=DATE)}),
+        with_others(on_a100, {"graphs": roofline(a100, sdar, name="a100-sdar-8b/graphs", date=DATE)}),
         calibrated(
             a100, llada2, llada2_line, name="a100-llada2-mini", date=DATE,
             description="LLaDA2.0-mini on A100-80GB, eager LMDeploy, calibrated to published throughput",

@@ -199,7 +199,7 @@ def test_one_price_is_of_every_gpu_also_where_policies_name_their_own_profiles(m
         raise DsimError("enough")
 
     monkeypatch.setattr("dsim.planner.plan.plan", noted)
-    placed = [f"vllm-diffusion@{name}" for name in ("h200x2-diffusiongemma-vllm", "h100-diffusiongemma-fp8")]
+    placed = [f"vllm-diffusion@{name}" for name in ("h200x2-diffusiongemma/vllm", "h100-diffusiongemma-fp8")]
     for price, seen in ((3.5, [3.5, 3.5]), ({"h100-diffusiongemma-fp8": 2.0}, [None, 2.0])):
         with refused("enough"):
             dsim.plan("azure-conv", ["ttft=1s"], policies=placed, gpu_hour=price, as_given=True)

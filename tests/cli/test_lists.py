@@ -46,7 +46,7 @@ def test_profiles_are_listed_one_line_each_and_say_that_they_are_estimates() -> 
     ran = dsim("profiles")
     assert (ran.code, ran.err) == (0, "")
     assert [line.split()[0] for line in ran.out.splitlines()] == list(shipped())
-    needed = ["a100-sdar-8b", "a100-llada2-mini", "a100-sdar-8b-graphs", "l40s-llada-8b", "rtx4090-llada-8b"]
+    needed = ["a100-sdar-8b", "a100-llada2-mini", "a100-sdar-8b/graphs", "l40s-llada-8b", "rtx4090-llada-8b"]
     assert set(needed) <= set(shipped())
     for line in ran.out.splitlines():
         assert ("(estimated, not measured)" in line) == load(line.split()[0]).is_estimate

@@ -213,7 +213,7 @@ def test_a_preempted_canvas_counts_the_steps_from_its_last_start() -> None:
 
 @pytest.mark.slow
 def test_steps_of_a_model_with_windowed_layers_are_found_again_in_its_log() -> None:
-    gemma = load("h200x2-diffusiongemma-vllm")
+    gemma = load("h200x2-diffusiongemma/vllm")
     trace = poisson(6, 1.0, 3, prompt=1500, output=200)  # prompts on both sides of the window of 1,024
     log = write_log(
         Path("log.jsonl"), "vllm-diffusion,num_pages=4000,async_scheduling=false", gemma, trace,

@@ -260,7 +260,7 @@ def test_a_rate_or_a_limit_of_replicas_out_of_range_is_told_both_sides(md1: Worl
         fewest_replicas(md1, 1.0, max_replicas=0)
 
 
-EAGER, GRAPHS = "a100-sdar-8b", "a100-sdar-8b-graphs"
+EAGER, GRAPHS = "a100-sdar-8b", "a100-sdar-8b/graphs"
 
 
 @cases(

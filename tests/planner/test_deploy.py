@@ -26,7 +26,7 @@ from dsim.sim.setting import Setting
 from ..checks import cases, refused
 
 SERVED = [name for name, preset in PRESETS.items() if preset.engine]
-VLLM, FP8, SDAR = load("h200x2-diffusiongemma-vllm"), load("h100-diffusiongemma-fp8"), load("a100-sdar-8b")
+VLLM, FP8, SDAR = load("h200x2-diffusiongemma/vllm"), load("h100-diffusiongemma-fp8"), load("a100-sdar-8b")
 QWEN, LLADA2_2 = load("h100-qwen3-8b-ar"), roofline(gpu("H100"), model("LLaDA2.2-mini"))
 
 

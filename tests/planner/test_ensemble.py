@@ -160,7 +160,7 @@ def test_yield_moves_by_its_width_and_a_spread_leaves_it() -> None:
 
 
 def test_a_law_of_forwards_moves_like_a_commit_model_and_a_given_number_does_not() -> None:
-    gemma = load("h200x2-diffusiongemma-vllm")
+    gemma = load("h200x2-diffusiongemma/vllm")
     fixed = gemma.canvas_law("fixed-48", 256)
     assert not {errors.YIELD, errors.SPREAD} & {c.name for c in causes(gemma, fixed)}
     for law in (gemma.canvas_law(workload, 256) for workload in ("evaluation", "mixed")):  # a histogram, a log-normal
@@ -212,7 +212,7 @@ def test_a_published_yield_is_of_another_workload_and_a_logged_one_is_not() -> N
     means = [mean_yield(varied(SDAR, ((errors.WORKLOAD, score),), MODEL).commits[0]) for score in (-1.0, 1.0)]
     assert means[1] / means[0] == pytest.approx(math.exp(2 * 0.45), rel=0.15)
     assert errors.WORKLOAD not in {c.name for c in causes(replace(SDAR, origin="measured"), MODEL)}
-    gemma = load("h200x2-diffusiongemma-vllm")
+    gemma = load("h200x2-diffusiongemma/vllm")
     laws = [gemma.canvas_law(workload, 256) for workload in ("mixed", "fixed-48")]
     assert [errors.WORKLOAD in {c.name for c in causes(gemma, law)} for law in laws] == [True, False]
     [less] = varied(gemma, ((errors.WORKLOAD, -1.0),), laws[0]).canvas_laws

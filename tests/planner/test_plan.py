@@ -104,7 +104,7 @@ def test_growth_decides_which_gpu_is_bought() -> None:
 
 @pytest.mark.slow
 def test_a_plan_of_canvases_says_what_each_counted_law_needs_and_recommends_the_larger() -> None:
-    gemma = load("h200x2-diffusiongemma-vllm")
+    gemma = load("h200x2-diffusiongemma/vllm")
     world = World("azure-conv", arrival="poisson", lengths="fixed:500,200", slos=("99%:e2el=3s",))
     how: dict[str, Any] = {"specs": ("vllm-diffusion:8",), "profiles": [gemma], "rate": 16.0}
     found = planned(world, **how)
@@ -120,7 +120,7 @@ def test_a_plan_of_canvases_says_what_each_counted_law_needs_and_recommends_the_
 
 @pytest.mark.slow
 def test_settings_that_save_nothing_stay_as_given() -> None:
-    gemma = load("h200x2-diffusiongemma-vllm")
+    gemma = load("h200x2-diffusiongemma/vllm")
     world = World("azure-conv", arrival="poisson", lengths="fixed:500,60", slos=("ttft=4s",))
     found = planned(world, ("vllm-diffusion",), profiles=[gemma], rate=0.5).recommended
     assert (found.policy, found.replicas) == ("vllm-diffusion", 1)
@@ -314,7 +314,7 @@ def test_a_plan_across_data_sheets_says_which_errors_cancel_between_the_gpus() -
 def test_engine_s_costs_of_different_profiles_do_not_cancel() -> None:
     b200 = as_run_by(roofline(gpu("B200"), model("LLaDA2.1-mini")), parse("sglang-joint"))
     said = common_error([b200, load("h100-llada2.1-mini/sglang")], None)
-    builds = "h20-llada2.1-mini-sglang and h200x2-diffusiongemma-sglang (geometric mean)"
+    builds = "h20-llada2.1-mini-sglang and h200x2-diffusiongemma/sglang (geometric mean)"
     assert f"its engine's host time (B200 as in {builds}, H100 as in h100-" in said
     sheets = [roofline(gpu(name), model("SDAR-8B")) for name in ("h100", "a100")]
     both = [as_run_by(sheet, parse("lmdeploy-bd32")) for sheet in sheets]

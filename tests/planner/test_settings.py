@@ -12,10 +12,10 @@ from dsim.results.world import World
 
 from ..checks import cases, refused
 
-VLLM, FP8 = load("h200x2-diffusiongemma-vllm"), load("h100-diffusiongemma-fp8")
+VLLM, FP8 = load("h200x2-diffusiongemma/vllm"), load("h100-diffusiongemma-fp8")
 
 
-def tried(spec: str, profile: str = "h200x2-diffusiongemma-vllm") -> list[str]:
+def tried(spec: str, profile: str = "h200x2-diffusiongemma/vllm") -> list[str]:
     loaded = load(profile)
     return settings_to_try(spec, loaded, searchable(loaded, None))
 
@@ -45,7 +45,7 @@ def test_a_setting_that_the_memory_cannot_hold_is_not_tried() -> None:
     check = searchable(FP8, None)
     with refused("at most 37 rows"):
         check(parse("vllm-diffusion,max_num_seqs=64"))
-    sglang = load("h200x2-diffusiongemma-sglang")
+    sglang = load("h200x2-diffusiongemma/sglang")
     [one], _ = candidates_of(World("azure-conv", slos=("ttft=4s",)), ["sglang-gemma"], [sglang], lambda p: None)
     assert (one.original, one.policy) == ("sglang-gemma", "sglang-gemma,max_running_requests=2")
     assert one.refused.startswith("out of memory by 2.78 GB")

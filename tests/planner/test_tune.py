@@ -29,7 +29,7 @@ from dsim.traces import synth
 from ..checks import cases, refused
 
 WORLD = World("azure-conv", slos=("ttft=2s",))
-PROFILE, GEMMA = load(WORLD.profile), "h200x2-diffusiongemma-vllm"
+PROFILE, GEMMA = load(WORLD.profile), "h200x2-diffusiongemma/vllm"
 SPACE = {"policy": "chunk", "chunk": list(range(2, 33, 2)), "max_batch": [16, 64, 128]}
 DEFAULT = Candidate.at(WORLD, {"policy": "chunk"})  # chunk=8
 

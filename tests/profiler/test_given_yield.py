@@ -87,8 +87,8 @@ def test_a_wrong_table_names_its_line(tmp_path: Path, text: str, said: str) -> N
     [
         ("h20-llada2.1-mini-sglang", "sglang-joint,threshold=0.5", "per-forward:12.32", 32 / 12.32),
         ("h20-llada2.1-mini-sglang", "sglang-joint,threshold=0.5", "1.83", 32 / 1.83),
-        ("h200x2-diffusiongemma-vllm", "vllm-diffusion", "per-forward:16", 256 / 16 - 1),
-        ("h200x2-diffusiongemma-vllm", "vllm-diffusion", "16", 256 / 16),
+        ("h200x2-diffusiongemma/vllm", "vllm-diffusion", "per-forward:16", 256 / 16 - 1),
+        ("h200x2-diffusiongemma/vllm", "vllm-diffusion", "16", 256 / 16),
     ],
 )
 def test_a_policy_that_commits_by_a_law_takes_the_forwards_of_the_yield(

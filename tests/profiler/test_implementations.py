@@ -14,7 +14,7 @@ from dsim.planner.contents import asked_of
 from dsim.planner.record import profile_notes
 from dsim.profiler.hardware import gpu
 from dsim.profiler.models import model
-from dsim.profiler.profile import ALIASES, HOST_TIMES, Implementation, as_run_by, implemented, load, save
+from dsim.profiler.profile import HOST_TIMES, Implementation, as_run_by, implemented, load, save
 from dsim.profiler.roofline import roofline
 from dsim.profiler.uncertainty import IMPLEMENTATION, MEMORY, causes, varied
 from dsim.results.world import World
@@ -57,10 +57,8 @@ def test_a_policy_runs_at_the_costs_of_its_implementation(
     assert costs(policy, profile) == wanted
 
 
-def test_names_of_profiles_that_became_implementations_are_still_known() -> None:
-    assert all(load(name).name == name for name in ALIASES)
-    assert load("a100-sdar-8b-graphs") == load("a100-sdar-8b/graphs")
-    assert load("a100-sdar-8b-graphs").provenance.settings == {}  # not calibrated to the other's yield
+def test_an_implementation_has_the_settings_of_its_own() -> None:
+    assert load("a100-sdar-8b/graphs").provenance.settings == {}  # not calibrated to the other's yield
 
 
 def test_an_engine_s_steps_hide_its_host_where_it_plans_ahead() -> None:
@@ -70,8 +68,8 @@ def test_an_engine_s_steps_hide_its_host_where_it_plans_ahead() -> None:
 
 
 def test_a_report_says_whose_costs_a_policy_s_implementation_has() -> None:
-    said = "a100-sdar-8b-graphs does not hold the costs of sglang: steps cost what its own implementation takes"
-    assert profile_notes([replace(BASE, policy="sglang-fdfo", profile="a100-sdar-8b-graphs")]) == [
+    said = "a100-sdar-8b/graphs does not hold the costs of sglang: steps cost what its own implementation takes"
+    assert profile_notes([replace(BASE, policy="sglang-fdfo", profile="a100-sdar-8b/graphs")]) == [
         f"{said} (roofline with captured graphs)"
     ]
     assert profile_notes([replace(BASE, policy="sglang-fdfo", profile="h200-sdar-8b")]) == [
@@ -87,7 +85,7 @@ def test_a_data_sheet_has_its_engine_s_host_time_on_every_gpu() -> None:
     h20, h100, b200 = (as_run_by(roofline(gpu(name), edits), joint) for name in ("H20", "H100", "B200"))
     assert h20.latency == own.latency
     for found in (h100, b200):
-        builds = f"{own.name} and h200x2-diffusiongemma-sglang (geometric mean)"
+        builds = f"{own.name} and h200x2-diffusiongemma/sglang (geometric mean)"
         assert found.provenance.settings == {"costs_of": builds}
         # Of a forward of one row, 6.55 and 1.6 ms, in the parts of the nearer build.
         times, own_times = (attrgetter(*HOST_TIMES)(each.latency) for each in (found, own))

@@ -144,6 +144,6 @@ def test_a_space_of_drafters_and_blocks_is_a_grid_and_a_file_keeps_its_marginals
 
 
 def test_a_profile_without_a_drafter_s_time_is_named() -> None:
-    measured = load("h100-sdar-8b-sglang")
+    measured = load("h100-sdar-8b/sglang-drafts")
     assert "drafts are free" in warnings_of(Setting(parse(DFLASH), measured))[0]
     assert warnings_of(Setting(parse("vllm-ar,drafter=eagle"), measured)) == []
