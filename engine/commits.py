@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .chance import BLOCK_FACTOR, COMMIT, IMPORTANCE, PADDING, REQUEST_FACTOR, STEP_FACTOR, key, uniform
-from .draw import CELLS, CELLS_PER_STD, REQUEST_DRAW, Draws, accept_plan, draw_plan, law_plan, scheduled_plan
+from .draw import CELLS, CELLS_PER_STD, REQUEST_DRAW, accept_plan, draw_plan, law_plan, scheduled_plan
 from .errors import ProfileError
 from .plain import Positive, Range, Share, Signed
 from .records import table
+from .state import Draws
 from .step import StepPlan
 from .unmasking import Unmasking, linear_quotas, unmask_drawn
 

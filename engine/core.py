@@ -9,7 +9,6 @@ import numpy as np
 
 from . import hooks
 from .admission import comes_by, drop_finished, enter, release_rows, submit
-from .draw import Draws
 from .emission import account, begin, note_progress
 from .errors import PolicyError
 from .hooks import (
@@ -44,12 +43,12 @@ from .jit import (
     uncompiled,
 )
 from .journal import Journal, record_step
-from .latency import Cost, price
+from .latency import price
 from .numba_parts import JIT, NumbaError, save, saved
 from .part import QUESTIONS, Wrapping
 from .prefix import find_ahead, make_room, pin
 from .route import least_loaded
-from .state import ASK_AGAIN, NOTHING, PREFILL_STEP, AnyPolicy, Inbox, PolicyState, Replica, step_slots
+from .state import ASK_AGAIN, NOTHING, PREFILL_STEP, AnyPolicy, Cost, Draws, Inbox, PolicyState, Replica, step_slots
 from .view import FORMS, OF_A_VIEW, engine_form, wrapping
 
 if TYPE_CHECKING:

@@ -5,10 +5,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .draw import Draws
 from .errors import PolicyError, cut
 from .part import Discipline, Policy
-from .state import NEVER
+from .state import NEVER, Draws
 from .unmasking import array_of
 from .view import View
 

@@ -1,6 +1,6 @@
 """Keyed draws of commits by the models of commits.py, row by row."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -8,35 +8,15 @@ import numpy.typing as npt
 from .chance import draw64, key64, pick64, uniform64
 from .hooks import threshold_now
 from .jit import inlined, rule
-from .records import F8, I4, Record, Table, columns_of
-from .state import MASKED, AnyPolicy, Marks, Replica, step_slots
+from .records import columns_of
+from .state import MASKED, AnyPolicy, Draws, Marks, Masks, Replica, RequestDraw, step_slots
 
 OF_COMMITS, OF_STEPS, OF_BLOCKS, OF_IMPORTANCE = range(4)  # Draws.streams
 BLOCK_FACTORS, STEP_FACTORS, NORMAL = range(3)  # Draws.factors
 CELLS, CELLS_PER_STD = 2000, 200  # of normal quantiles, -5 to 5 standard deviations
 
 
-class RequestDraw(Record):
-    """Draws fixed for a request's life."""
-
-    factor: F8  # of the odds
-    last_block: I4  # from the start of the prompt
-    num_padding: I4  # last blocks of padding
-    most: I4  # by a law: steps of a block
-
-
 REQUEST_DRAW = np.dtype(list(columns_of(RequestDraw)))
-
-
-class Masks(NamedTuple):
-    """What the draws of commits depend on, of a plan's rows or of one."""
-
-    status: Any  # [rows, width], or [width]
-    evaluations: Any
-    window: Any  # positions computed
-    start: Any  # [rows] absolute position of column 0, or a number
-    prompt: Any  # tokens
-    request: Any
 
 
 @inlined
@@ -62,26 +42,6 @@ def masks_of(replica: Replica, slot: int, window: Marks) -> Masks:
         prompt=int(sequence.prompt),
         request=int(sequence.request),
     )
-
-
-class Draws(NamedTuple):
-    """A commit model, law or schedule with its seed, for rules."""
-
-    requests: Table[RequestDraw]  # [requests]
-    streams: npt.NDArray[np.uint64]  # [4] a key per purpose
-    # [width] by distance from the frontier; for drafts, acceptances.
-    odds: npt.NDArray[np.float64]
-    # [block_length + 1] by committed positions; with a histogram, CanvasLaw.by_canvas.
-    stage: npt.NDArray[np.float64]
-    # [3, 1024] quantiles of block factors, step factors, and the normal distribution.
-    factors: npt.NDArray[np.float64]
-    deltas: npt.NDArray[np.float64]  # [5] ImportanceDeltas
-    schedule: npt.NDArray[np.int64]  # [steps] masks that commit in each step of a block
-    # [3] CanvasLaw's median, drift, least; with a histogram [3 + CELLS], then its forwards.
-    law: npt.NDArray[np.float64]
-    # Blocks commit apart (several-blocks.md 3): factor of the odds for each earlier block with masks, and the share of
-    # the block before without masks from which at least the best commits. Empty: a row's blocks share a frontier.
-    ahead: npt.NDArray[np.float64]
 
 
 @rule

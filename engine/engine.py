@@ -11,12 +11,11 @@ import numpy.typing as npt
 from . import core
 from .admission import withdraw
 from .discipline import EMPTY_STEP, HELD, MOST_WITHHELD, Caps, ask, ask_from
-from .draw import Draws, Masks
 from .errors import DsimError, PolicyError, cut
 from .histogram import NO_COUNTS, CountHistogram, TimeHistogram
 from .jit import plain
 from .journal import NO_JOURNAL, RequestTable, StepRecorder, StepTotals
-from .latency import Continued, Cost, Features, LatencyModel
+from .latency import Continued, Features, LatencyModel
 from .part import Policy, Rows, numbers_of
 from .prefix import Prefixes
 from .records import table as rows_of
@@ -42,7 +41,10 @@ from .state import (
     STEP_BINS,
     UNFINISHED,
     AnyPolicy,
+    Cost,
+    Draws,
     Inbox,
+    Masks,
     PolicyState,
     Replica,
     as_tables,

@@ -3,14 +3,10 @@
 `Part.answers` maps placeholders to the policy's rules; `core.core_of` puts them in place.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .jit import rule
-from .state import NO, AnyPolicy, Evaluations, Marks, Replica, Status, num_arrived
-
-if TYPE_CHECKING:
-    from .draw import Draws
-    from .latency import Cost
+from .state import NO, AnyPolicy, Cost, Draws, Evaluations, Marks, Replica, Status, num_arrived
 
 # ---- the scheduler -----------------------------------------------------------------------------------------------
 
@@ -52,7 +48,7 @@ def paged_ahead(replica: Replica, policy: AnyPolicy) -> int:
 
 
 @rule
-def leap(replica: Replica, policy: AnyPolicy, draws: Any, cost: "Cost", horizon: float) -> None:
+def leap(replica: Replica, policy: AnyPolicy, draws: Any, cost: Cost, horizon: float) -> None:
     """Run at once the steps before the horizon that differ only by counts; asked if none is recorded."""
 
 
@@ -142,7 +138,7 @@ def commit_rows(replica: Replica, policy: AnyPolicy, now: float) -> None:
 
 
 @rule
-def draw_rows(replica: Replica, policy: AnyPolicy, draws: "Draws") -> None:
+def draw_rows(replica: Replica, policy: AnyPolicy, draws: Draws) -> None:
     """Predict which computed positions commit and, if the step evicts, which are retained.
 
     An answer that evicts also counts the retained features (`left_tokens` ...), which the price needs.
@@ -150,7 +146,7 @@ def draw_rows(replica: Replica, policy: AnyPolicy, draws: "Draws") -> None:
 
 
 @rule
-def draws_of_step(replica: Replica, policy: AnyPolicy, draws: "Draws") -> Any:
+def draws_of_step(replica: Replica, policy: AnyPolicy, draws: Draws) -> Any:
     """The run's draws for the step in flight."""
     return draws
 

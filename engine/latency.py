@@ -10,7 +10,7 @@ import numpy.typing as npt
 from .jit import plain, rule
 from .plain import Share
 from .records import Table, table
-from .state import COUNTERS, DECODE_STEP, Counters, Replica, step_slots
+from .state import COUNTERS, DECODE_STEP, Cost, Counters, Replica, step_slots
 
 _AT_ONCE = 4096  # steps
 DERIVED = {"stored": False}  # a field that a profile takes from its model
@@ -330,14 +330,6 @@ class LatencyModel:
 _DTYPES = {float: "float64", int: "int64", bool: "bool"}
 _HINTS = get_type_hints(LatencyModel)
 _PRICES = np.dtype([(name, _DTYPES[kind]) for name, kind in _HINTS.items() if kind in _DTYPES])
-
-
-class Cost(NamedTuple):
-    """A latency model for rules."""
-
-    knots: npt.NDArray[np.float64]  # [knots, 2] tokens, s
-    numbers: Table[LatencyModel]  # [1]
-    overhead: npt.NDArray[np.float64]  # [phases, 2] or [0, 2]: s per row, and per token of its request
 
 
 @rule

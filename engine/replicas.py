@@ -7,13 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from . import core
-from .draw import Draws
 from .engine import STEPS_A_CALL, Engine
 from .histogram import NUM_BINS
 from .journal import NO_JOURNAL, StepRecorder, StepTotals
-from .latency import Cost
 from .numba_parts import states
-from .state import COUNTERS, GAP_BINS, NO_INBOX, STEP_BINS, Inbox, read_only
+from .state import COUNTERS, GAP_BINS, NO_INBOX, STEP_BINS, Cost, Draws, Inbox, read_only
 
 FIGURES = 2  # padded to this number, so that routers of one or two figures share a compiled loop
 

@@ -5,7 +5,7 @@
 is a policy's field, `policy.columns[slot]` its columns of a sequence, `policy.record` its memory of the replica.
 """
 
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,9 @@ import numpy.typing as npt
 from .histogram import NUM_BINS
 from .jit import inlined, rule
 from .records import F8, I2, I4, I8, U1, Bool, Record, Table, dtype_of, table
+
+if TYPE_CHECKING:
+    from .latency import LatencyModel
 
 MASKED, PENDING, CACHED = 0, 1, 2  # a mask; committed, KV stale; committed, KV right
 COMPLETED, REJECTED, UNFINISHED, CANCELLED = 0, 1, 2, 3  # status; places in journal.STATUSES
@@ -261,6 +264,54 @@ class Replica(NamedTuple):
     bins: npt.NDArray[np.int64]  # [2, NUM_BINS] step latencies and gaps between emissions
     counts: npt.NDArray[np.int64]  # [2, most] decode steps by batch and by chunk
     growth: npt.NDArray[np.int32]  # [page] scratch: rows that take another page in each of the next steps
+
+
+class RequestDraw(Record):
+    """Draws fixed for a request's life."""
+
+    factor: F8  # of the odds
+    last_block: I4  # from the start of the prompt
+    num_padding: I4  # last blocks of padding
+    most: I4  # by a law: steps of a block
+
+
+class Draws(NamedTuple):
+    """A commit model, law or schedule with its seed, for rules."""
+
+    requests: Table[RequestDraw]  # [requests]
+    streams: npt.NDArray[np.uint64]  # [4] a key per purpose
+    # [width] by distance from the frontier; for drafts, acceptances.
+    odds: npt.NDArray[np.float64]
+    # [block_length + 1] by committed positions; with a histogram, CanvasLaw.by_canvas.
+    stage: npt.NDArray[np.float64]
+    # [3, 1024] quantiles of block factors, step factors, and the normal distribution.
+    factors: npt.NDArray[np.float64]
+    deltas: npt.NDArray[np.float64]  # [5] ImportanceDeltas
+    schedule: npt.NDArray[np.int64]  # [steps] masks that commit in each step of a block
+    # [3] CanvasLaw's median, drift, least; with a histogram [3 + CELLS], then its forwards.
+    law: npt.NDArray[np.float64]
+    # Blocks commit apart (several-blocks.md 3): factor of the odds for each earlier block with masks, and the share of
+    # the block before without masks from which at least the best commits. Empty: a row's blocks share a frontier.
+    ahead: npt.NDArray[np.float64]
+
+
+class Masks(NamedTuple):
+    """What the draws of commits depend on, of a plan's rows or of one."""
+
+    status: Any  # [rows, width], or [width]
+    evaluations: Any
+    window: Any  # positions computed
+    start: Any  # [rows] absolute position of column 0, or a number
+    prompt: Any  # tokens
+    request: Any
+
+
+class Cost(NamedTuple):
+    """A latency model for rules."""
+
+    knots: npt.NDArray[np.float64]  # [knots, 2] tokens, s
+    numbers: Table["LatencyModel"]  # [1]
+    overhead: npt.NDArray[np.float64]  # [phases, 2] or [0, 2]: s per row, and per token of its request
 
 
 @inlined

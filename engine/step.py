@@ -8,11 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from . import state
-from .draw import Masks
 from .latency import Features
 from .part import Policy
 from .rows.blocks import visible_rows
-from .state import MASKED
+from .state import MASKED, Masks
 
 
 class Phase(IntEnum):

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from .draw import Draws, Masks, draw_block, draw_by_law, draw_plan, draw_scheduled, draws_at_threshold, keep_commits
+from .draw import draw_block, draw_by_law, draw_plan, draw_scheduled, draws_at_threshold, keep_commits
 from .errors import PolicyError
 from .hooks import draw_rows, draws_of_step
 from .part import Answers, Choice, Part, Policy, Range
 from .rows.blocks import HEADS
+from .state import Draws, Masks
 
 if TYPE_CHECKING:
     from .view import View

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..engine.commits import CommitDraws, CommitModel
-from ..engine.draw import Masks, draw_plan
+from ..engine.draw import draw_plan
 from ..engine.rows.blocks import count_prefixes
-from ..engine.state import MASKED, PENDING
+from ..engine.state import MASKED, PENDING, Masks
 from .commit_log import CommitLog
 from .samples import Bools, Floats, Ints
 

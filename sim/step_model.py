@@ -5,10 +5,10 @@ Replays run `core.predict` with its `cost` and `arrays`; `step` is the same in N
 
 from ..engine import cache_overhead
 from ..engine.commits import NO_DRAWS, CommitDraws, Commits
-from ..engine.draw import Draws
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
 from ..engine.part import Cache
+from ..engine.state import Draws
 from ..engine.step import StepOutcome, StepPlan, features_left
 
 

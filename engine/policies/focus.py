@@ -6,14 +6,14 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..draw import Draws, Masks, delta_row, draw_slot, masks_of, row_of
+from ..draw import delta_row, draw_slot, masks_of, row_of
 from ..errors import PolicyError
 from ..hooks import block_entered, draw_rows, learn, placed, plan_rows, preempted, select
 from ..jit import plain, rule
 from ..part import MAX_BLOCK, Answers, Policy, Preset, Range
 from ..records import I4, Record, columns_of
 from ..rows.blocks import plan_block, visible_keys
-from ..state import MASKED, Marks, PolicyState, Replica, Status, step_slots
+from ..state import MASKED, Draws, Marks, Masks, PolicyState, Replica, Status, step_slots
 from ..step import Evicting, StepPlan
 from .delayed_cache import NeighbourCache
 from .lmdeploy_2025 import EVERY_STEP_AHEAD

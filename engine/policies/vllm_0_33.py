@@ -46,7 +46,8 @@ from ..latency import seconds
 from ..part import QUESTIONS, UNLIMITED, Answers, Choice, OnDevice, Policy, Preset, Range, Scheduler
 from ..prefix import PrefixMemory
 from ..records import I8, Record, columns_of
-from ..rows.chunked import CHUNKED, ChunkColumns, draft_tokens, leap_chunked, num_sampled, prefills
+from ..rows.chunked import CHUNKED, ChunkColumns, draft_tokens, num_sampled, prefills
+from ..rows.leap import leap_chunked
 from ..state import (
     ASK_AGAIN,
     DECODE_STEP,

@@ -3,16 +3,14 @@
 from typing import Any
 
 from ..admission import knows_limit
-from ..draw import Draws, accept_row, masks_of
+from ..draw import accept_row, masks_of
 from ..emission import emit, finish
 from ..hooks import begin_row, commit_rows, draw_rows, next_tokens, plan_prompts, plan_rows, verified
 from ..jit import rule
-from ..latency import Cost
 from ..records import I4, Bool, Record
-from ..state import DENOISE, EMIT_END, IDLE, NEXT, PREFILL, ROWS, RUNNING, AnyPolicy, PolicyState, Replica, step_slots
+from ..state import DENOISE, EMIT_END, IDLE, NEXT, PREFILL, AnyPolicy, Draws, PolicyState, Replica, step_slots
 from .features import add_row, no_rows, note_row, set_features
 from .kind import Kind
-from .leap import take_tokens
 
 
 class ChunkColumns(Record):
@@ -152,27 +150,6 @@ def commit_chunked(replica: Replica, policy: ChunkState, now: float) -> None:
         if sequence.start + 1 >= sequence.stop:
             finish(replica, slot, now)
     counters.gap_sum += gaps
-
-
-@rule
-def leap_chunked(replica: Replica, policy: ChunkState, draws: Draws, cost: Cost, horizon: float) -> None:
-    """Leap over steps in which all running requests compute the next token, without drafts."""
-    counters = replica.counters
-    if counters.num_rows != counters.num_running:
-        return
-    for i in range(counters.num_rows):
-        slot = replica.lists[ROWS, i]
-        sequence, columns = replica.sequences[slot], policy.columns[slot]
-        if slot != replica.lists[RUNNING, i] or sequence.phase != DENOISE:
-            return
-        if columns.computed != sequence.start or columns.goal != columns.computed + 1:
-            return
-    steps = take_tokens(replica, policy, cost, horizon, False)
-    for slot in step_slots(replica):
-        columns = policy.columns[slot]
-        columns.computed += steps
-        columns.goal += steps
-        columns.settled = columns.computed
 
 
 CHUNKED = Kind(

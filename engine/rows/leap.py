@@ -6,12 +6,26 @@ that might be let in.
 """
 
 from ..admission import enter
-from ..draw import Draws, masks_of, steps_left
+from ..draw import masks_of, steps_left
 from ..emission import count_decode_steps, count_gaps
 from ..hooks import hold, paged_ahead, steady
 from ..jit import rule
-from ..latency import Cost, price
-from ..state import DENOISE, EMIT_END, MASKED, NO, ROWS, RUNNING, UNTIL_A_REQUEST, AnyPolicy, Replica, step_slots
+from ..latency import price
+from ..state import (
+    DENOISE,
+    EMIT_END,
+    MASKED,
+    NO,
+    ROWS,
+    RUNNING,
+    UNTIL_A_REQUEST,
+    AnyPolicy,
+    Cost,
+    Draws,
+    Replica,
+    step_slots,
+)
+from .chunked import ChunkState
 
 
 @rule
@@ -207,3 +221,24 @@ def _steps_without_commits(replica: Replica, draws: Draws) -> int:
         remaining = steps_left(masks_of(replica, slot, replica.window[slot]), draws)
         limit = min(limit, remaining - 1)
     return int(limit)
+
+
+@rule
+def leap_chunked(replica: Replica, policy: ChunkState, draws: Draws, cost: Cost, horizon: float) -> None:
+    """Leap over steps in which all running requests compute the next token, without drafts."""
+    counters = replica.counters
+    if counters.num_rows != counters.num_running:
+        return
+    for i in range(counters.num_rows):
+        slot = replica.lists[ROWS, i]
+        sequence, columns = replica.sequences[slot], policy.columns[slot]
+        if slot != replica.lists[RUNNING, i] or sequence.phase != DENOISE:
+            return
+        if columns.computed != sequence.start or columns.goal != columns.computed + 1:
+            return
+    steps = take_tokens(replica, policy, cost, horizon, False)
+    for slot in step_slots(replica):
+        columns = policy.columns[slot]
+        columns.computed += steps
+        columns.goal += steps
+        columns.settled = columns.computed

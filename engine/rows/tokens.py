@@ -2,11 +2,10 @@
 
 import numpy as np
 
-from ..draw import Draws
 from ..emission import emit, finish
 from ..hooks import commit_rows, draw_rows, hold, leap, paged_ahead, plan_prompts, plan_rows, steady
 from ..jit import rule
-from ..state import DENOISE, EMIT_END, PREFILL_STEP, AnyPolicy, Replica, step_slots
+from ..state import DENOISE, EMIT_END, PREFILL_STEP, AnyPolicy, Draws, Replica, step_slots
 from .blocks import plan_prefill
 from .features import add_row, no_rows, note_row, set_features
 from .kind import Kind

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from dsim.engine.commits import CommitDraws, CommitModel
-from dsim.engine.draw import Masks
 from dsim.engine.errors import PolicyError
 from dsim.engine.hooks import opens
 from dsim.engine.jit import rule
@@ -15,7 +14,7 @@ from dsim.engine.part import Answers, Policy
 from dsim.engine.policies.lmdeploy_2025 import EVERY_STEP
 from dsim.engine.policies.multi_block import Buffer
 from dsim.engine.spec import parse
-from dsim.engine.state import CACHED, MASKED
+from dsim.engine.state import CACHED, MASKED, Masks
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 

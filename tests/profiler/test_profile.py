@@ -175,5 +175,7 @@ def test_a_run_asks_for_a_workload_that_the_profile_holds() -> None:
 
 
 def test_a_profile_without_canvases_names_the_shipped_ones_that_have_them() -> None:
-    with pytest.raises(ProfileError, match=r"\(canvas_laws is empty\).* or shipped: h100-diffusiongemma-fp8, .*h200x2-diffusiongemma$"):
+    with pytest.raises(
+        ProfileError, match=r"\(canvas_laws is empty\).* or shipped: h100-diffusiongemma-fp8, .*h200x2-diffusiongemma$"
+    ):
         load("a100-sdar-8b").canvas_law(None, 256)

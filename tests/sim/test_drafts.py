@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from dsim.engine.commits import TokenDraws
-from dsim.engine.draw import Masks, accept_plan
+from dsim.engine.draw import accept_plan
 from dsim.engine.jit import plain
 from dsim.engine.latency import Features, LatencyModel
 from dsim.engine.spec import parse, to_toml
+from dsim.engine.state import Masks
 from dsim.planner.candidate import plain_spec
 from dsim.planner.deploy import deployment_of
 from dsim.planner.settings import settings_to_try
