@@ -23,8 +23,9 @@ from unittest.mock import MagicMock, patch
 
 VOCAB, MASK, BLOCK = 16, 15, 4
 MODEL = types.SimpleNamespace(
-    model_type="qwen3", num_hidden_layers=2, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-    intermediate_size=128, vocab_size=VOCAB, max_position_embeddings=512, tie_word_embeddings=False,
+    architectures=["Qwen3ForCausalLM"], num_hidden_layers=2, hidden_size=64, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=16, intermediate_size=128, vocab_size=VOCAB, max_position_embeddings=512,
+    tie_word_embeddings=False, name_or_path="owner/tiny",
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from torch.nn.functional import linear, rms_norm
 
 from ..engine.errors import ModelError
 from ..engine.plain import Range
-from ..files.model_config import value_of
+from ..files.model_config import FULL, SLIDING, attention_of, value_of
 from ..files.read import cut, parsing
 from ..files.schema import FileObject
 from ..kernels.device import logits_of
@@ -253,7 +253,6 @@ DEFAULTS = {
     "global_head_dim": 512,
     "rms_norm_eps": 1e-6,
     "rope_parameters": {},
-    "per_layer_config": {},
 }
 SIZE = Range(1, 1 << 24)
 # CanvasConfig's fields and those of files/model_config.py.
@@ -280,34 +279,25 @@ def _canvas_config(source: ConfigJson, settings: Settings) -> CanvasConfig:
     values = FileObject(path, "", {"canvas_length": 256, "text_config": {}, **source.values}, error=ModelError)
     plain = {key: value for key, value in values.section("text_config").values.items() if value is not None}
     text = FileObject(path, "text_config", {**DEFAULTS, **plain}, error=ModelError)
-    num, per_layer = value_of(text, "layers"), text.section("per_layer_config")
-    kinds = plain.get("layer_types") or ["full_attention" if i % 6 == 5 else "sliding_attention" for i in range(num)]
-    if len(kinds) != num or not {*kinds} <= {"sliding_attention", "full_attention"}:
-        raise text.error("layer_types", kinds, f"{num} of sliding_attention and full_attention")
-    sliding = CanvasLayer(True, text.integer("num_key_value_heads", SIZE), text.integer("head_dim", SIZE))
-    text.values.setdefault("num_global_key_value_heads", sliding.kv_heads)
-    layers = []
-    for i, kind in enumerate(kinds):
-        if kind == "sliding_attention":
-            layers.append(sliding)
-            continue
-        of_layer = {
-            "num_key_value_heads": text.values["num_global_key_value_heads"],
-            "head_dim": text.values["global_head_dim"],
-        }
-        layer = FileObject(path, f"layer {i}", of_layer | per_layer.values.get(str(i), {}), error=ModelError)
-        layers.append(CanvasLayer(False, layer.integer("num_key_value_heads", SIZE), layer.integer("head_dim", SIZE)))
+    num = value_of(text, "layers")
+    kinds = plain.get("layer_types") or [FULL if i % 6 == 5 else SLIDING for i in range(num)]
+    if len(kinds) != num or not {*kinds} <= {SLIDING, FULL}:
+        raise text.error("layer_types", kinds, f"{num} of {SLIDING} and {FULL}")
+    text.values["layer_types"] = kinds
+    for key in ("num_key_value_heads", "head_dim"):
+        text.integer(key, SIZE)
+    layers = {kind: CanvasLayer(kind == SLIDING, **attention_of(text, kind)) for kind in (SLIDING, FULL)}
     rope = {}
-    for kind, theta, share in (("sliding_attention", 1e4, 1.0), ("full_attention", 1e6, 0.25)):
+    for kind, theta, share in ((SLIDING, 1e4, 1.0), (FULL, 1e6, 0.25)):
         turns = {"rope_theta": theta, "partial_rotary_factor": share} | text.values["rope_parameters"].get(kind, {})
-        rope[kind == "sliding_attention"] = float(turns["rope_theta"]), float(turns["partial_rotary_factor"])
+        rope[kind == SLIDING] = float(turns["rope_theta"]), float(turns["partial_rotary_factor"])
     ends = source.generation.get("eos_token_id", plain.get("eos_token_id"))
     if not isinstance(ends, list):
         ends = [ends]
     stated = {**source.generation, **(source.generation.get("sampler_config") or {})}
     return CanvasConfig(
         name=source.name,
-        layers=tuple(layers),
+        layers=tuple(layers[kind] for kind in kinds),
         **{name: value_of(text, field) for name, field in DIMENSIONS.items()},
         window=text.integer("sliding_window", SIZE),
         canvas_length=values.integer("canvas_length", SIZE),

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..engine.errors import ProfileError
 from ..engine.plain import Positive, Range
-from ..files.model_config import EXPERTS, KEYS, RANGES, SHAPE, architectures, text_values, value_of
+from ..files.model_config import EXPERTS, FULL, KEYS, SHAPE, SLIDING, architectures, attention_of, text_values, value_of
 from ..files.read import cut, did_you_mean, read_json
 from ..files.schema import FileObject, read_as
 
@@ -214,41 +214,37 @@ def model(name: str) -> ModelShape:
 
 
 def read_shape(path: str | Path) -> ModelShape:
-    """The shape in a config.json or its folder; ProfileError names missing keys, and what no term prices.
-
-    Its name is `_name_or_path` without the owner, or the folder's.
-    """
+    """The shape in a config.json or its folder, which names it if the file does not. Raises ProfileError."""
     path = config_path(path)
-    section = FileObject(str(path), "", read_json(path, kind=ProfileError), error=ProfileError)
+    # It is used in messages and file names.
+    name = path.absolute().parent.name if path.name == "config.json" else path.stem
+    return shape_by_config(FileObject(str(path), "", read_json(path, kind=ProfileError), error=ProfileError), name)
+
+
+def shape_by_config(section: FileObject, name: str) -> ModelShape:
+    """The shape by a config.json's values; ProfileError names missing keys, and what no term prices.
+
+    Its name is `_name_or_path` without the owner, or `name`.
+    """
     kind = _architecture(section.values)
     keys = section.values = text_values(section.values)
     for key in UNPRICED:
         if keys.get(key):
             raise section.error(key, keys[key], "none: a model whose attention reads keys and values of heads")
-    values: dict[str, Any] = {name: value_of(section, name) for name in SHAPE}
-    values["kv_heads"] = values["kv_heads"] or values["heads"]
-    values["head_dim"] = values["head_dim"] or values["hidden"] // values["heads"]
-    windowed = _windowed(section, values)
-    if windowed is not None:
-        for name, key in (("kv_heads", "num_global_key_value_heads"), ("head_dim", "global_head_dim")):
-            if keys.get(key):
-                values[name] = section.integer(key, RANGES["experts.num"])
+    values: dict[str, Any] = {field: value_of(section, field) for field in SHAPE}
+    values |= attention_of(section, FULL)
     label = keys.get("_name_or_path") or keys.get("name")
-    # It is used in messages and file names.
-    name = path.stem
-    if path.name == "config.json":
-        name = path.absolute().parent.name
     if isinstance(label, str):
         name = Path(label).name or name
     bias = any(bool(keys.get(key)) for key in ("attention_bias", "qkv_bias", "use_qkv_bias", "include_qkv_bias"))
     return ModelShape(
         name=cut(name),
         tied=bool(keys.get("tie_word_embeddings", keys.get("weight_tying", "Gemma" in kind))),
-        qk_norm=bool(keys.get("use_qk_norm", any(word in kind for word in ("Qwen3", "SDAR", "Gemma")))),
+        qk_norm=bool(keys.get("use_qk_norm", any(word in kind for word in NORMED))),
         qkv_bias=bias or any(word in kind for word in ("Qwen2", "Dream")),
-        experts=_experts(section, values),
-        windowed=windowed,
-        value_is_key=bool(keys.get("attention_k_eq_v")),
+        experts=_experts(section, values, kind),
+        windowed=_windowed(section, values),
+        value_is_key=bool(keys.get("attention_k_eq_v", "DiffusionGemma" in kind)),
         **values,
     )
 
@@ -285,12 +281,14 @@ def _architecture(keys: Mapping[str, Any]) -> str:
     return str(next(iter(architectures(keys)), keys.get("model_type", "")))
 
 
+# Architectures that norm queries and keys without a key of their own.
+NORMED = ("Qwen3", "SDAR", "Gemma3", "Gemma4", "DiffusionGemma")
 # Latent keys and values, sparse attention and state-space layers.
 UNPRICED = ("kv_lora_rank", "index_topk", "attention_chunk_size", "mamba_d_state", "linear_num_key_heads")
-PRICED = ("full_attention", "sliding_attention")  # layers
+PRICED = (FULL, SLIDING)  # layers
 
 
-def _experts(config: FileObject, values: Mapping[str, int]) -> Experts | None:
+def _experts(config: FileObject, values: Mapping[str, int], kind: str) -> Experts | None:
     keys = config.values
     if not keys.get(config.first(*KEYS["experts.num"])):
         return None
@@ -298,10 +296,10 @@ def _experts(config: FileObject, values: Mapping[str, int]) -> Experts | None:
     experts = Experts(**sizes)
     if experts.top_k > experts.num:
         raise config.error("num_experts_per_tok", experts.top_k, f"at most {experts.num} experts")
-    if keys.get("expert_capacity") and "LLaDA2" in _architecture(keys):  # SGLang's dllm/config.py
+    if keys.get("expert_capacity") and "LLaDA2" in kind:  # SGLang's dllm/config.py
         admitted = config.integer("expert_capacity", Range(experts.top_k, experts.num))
         experts = replace(experts, by_block=BlockRouting(admitted, config.integer("block_size", Range(1, 1 << 16))))
-    if keys.get("enable_moe_block"):  # a dense feed-forward beside the routed ones
+    if keys.get("enable_moe_block", "DiffusionGemma" in kind):  # a dense feed-forward beside the routed ones
         experts = replace(experts, shared=values["ffn"] // experts.ffn)
     step, mlp_layers, routing = 1, keys.get("mlp_only_layers") or [], keys.get("moe_layer_freq")
     if keys.get("decoder_sparse_step"):
@@ -315,9 +313,7 @@ def _experts(config: FileObject, values: Mapping[str, int]) -> Experts | None:
 def _windowed(config: FileObject, values: Mapping[str, int]) -> Windowed | None:
     """The layers with a window, by their list of kinds or by the distance between the others; None: all see all."""
     keys, num = config.values, values["layers"]
-    kinds = keys.get("layer_types")
-    if not isinstance(kinds, list):
-        kinds = []
+    kinds = config.get("layer_types", list[str] | None) or []
     for kind in kinds:
         if kind not in PRICED:
             raise config.error("layer_types", kind, f"{' and '.join(PRICED)}: other layers are not priced")
@@ -327,7 +323,7 @@ def _windowed(config: FileObject, values: Mapping[str, int]) -> Windowed | None:
     if window >= values["context_limit"]:
         return None
     if kinds:
-        num = kinds.count("sliding_attention")
+        num = kinds.count(SLIDING)
     elif keys.get("sliding_window_pattern"):
         num -= num // config.integer("sliding_window_pattern", Range(1))
     if num >= values["layers"]:
@@ -336,7 +332,7 @@ def _windowed(config: FileObject, values: Mapping[str, int]) -> Windowed | None:
         )
     if num == 0:
         return None
-    return Windowed(num, values["kv_heads"], values["head_dim"], window)
+    return Windowed(layers=num, window=window, **attention_of(config, SLIDING))
 
 
 def _feed_forward_params(m: ModelShape, active: bool) -> int:

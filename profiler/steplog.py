@@ -16,7 +16,7 @@ from ..engine.plain import Positive, Range, Share
 from ..engine.policies.canvas import MAX_CANVAS
 from ..engine.spec import PRESETS, parse
 from ..files.read import cut, json_of, parsing, read_lines, shown
-from ..files.schema import read_as, stored
+from ..files.schema import FileObject, read_as, stored
 from .commit_log import CommitLog
 from .hardware import capability_of_name
 from .logged import (
@@ -31,7 +31,7 @@ from .logged import (
     StepLine,
     fault,
 )
-from .models import ModelShape, model
+from .models import ModelShape, model, shape_by_config
 from .profile import CommitFit, Device, MemoryModel, Profile, Provenance, Setting, digits, shape_faults
 from .samples import Bools, Ints, Samples, samples
 
@@ -287,8 +287,12 @@ def _header(place: str, values: dict[str, Any]) -> Header:
         raise ProfileError(f"{place}: schema is {cut(values.get('schema'))!r}, expected {SCHEMA!r} in the first line")
     if values.get("version") != VERSION:
         raise ProfileError(f"{place}: version is {cut(values.get('version'))}, expected {VERSION}")
-    if isinstance(values.get("model"), str):
-        values = {**values, "model": stored(_named(place, values["model"]))}
+    stated = values.get("model")
+    if isinstance(stated, str):
+        values = {**values, "model": stored(_named(place, stated))}
+    elif isinstance(stated, dict) and "config" in stated:
+        config = FileObject(place, "model.config", stated.pop("config"), error=ProfileError)
+        values = {**values, "model": stored(shape_by_config(config, "model")) | stated}
     header = read_as(Header, place, "", values, ProfileError, ("schema", "version"))
     for key, value, expected in shape_faults(header.model):
         raise fault(place, key, value, expected)

@@ -6,6 +6,7 @@ call `patch()` before they make an engine. Engines of one process only.
 
 import sys
 from collections import deque
+from pathlib import Path
 
 from . import log as steplog
 
@@ -136,7 +137,7 @@ def _write_step(log, begin, end, forward, running, before):
 
 def header(agent):
     """The log's first line."""
-    model, cache = agent.model_config, agent.cache_config
+    model, cache = agent.model_config.hf_config, agent.cache_config
     dllm = steplog.read("block_length", lambda: agent.misc_config.dllm_config)
     blocks = dllm is not None and steplog.read("block_length", lambda: dllm.block_length > 1)
     return steplog.readable(
@@ -145,7 +146,7 @@ def header(agent):
             "engine": engine,
             **steplog.machine(),
             "num_devices": lambda: agent.dist_config.attn_tp,
-            "model": lambda: steplog.shape_of(model.hf_config),
+            "model": lambda: {"name": Path(model.name_or_path).name, "config": steplog.config_of(model)},
             "block_length": lambda: dllm.block_length if blocks else 1,
             "threshold": lambda: float(dllm.confidence_threshold) if blocks else 1.0,
             "page_size": lambda: cache.block_size,

@@ -26,6 +26,8 @@ FLUSH = 0.5  # s
 TURN = 8  # lines
 ENDED = 4096  # ended requests that stay known: rows may be in flight
 LONGEST = 200  # characters of an error
+# Of a configuration, the texts and the objects that say something of a shape.
+TEXTS, NESTED = ("architectures", "layer_types", "model_type"), ("text_config", "per_layer_config")
 _REPORTED = set()  # kinds reported as left out
 
 
@@ -285,69 +287,20 @@ def alike(column):
     return column[0] if column.count(column[0]) == len(column) else column
 
 
-def shape_of(config, context_limit=None):
-    """A model's dimensions by its Hugging Face configuration; None if unreadable."""
-    config = getattr(config, "text_config", None) or config
-
-    def field(*names, default=None, layer=config):
-        for name in names:
-            try:
-                value = getattr(layer, name, None)
-            except Exception as error:
-                return leave_out(f"the model's {name}", error)
-            if value is not None:
-                return value
-        return default
-
-    depth, heads, hidden = field("num_hidden_layers"), field("num_attention_heads"), field("hidden_size")
-    kind = str(field("model_type", default=""))
-    ffn, expert_ffn = field("intermediate_size"), field("moe_intermediate_size")
-    usual = hidden // heads if hidden and heads else None
-    sliding = [name == "sliding_attention" for name in field("layer_types", default=())]
-    # If layers differ, transformers refuses a single value.
-    stack = read("the model's layers", lambda: list(getattr(config, "per_layer_config", ()))) or [config] * (depth or 1)
-    full, windowed = stack[0], None
-    if 0 < sum(sliding) < len(sliding) == len(stack):
-        full, window = stack[sliding.index(False)], stack[sliding.index(True)]
-        windowed = {
-            "layers": sum(sliding),
-            "kv_heads": field("num_key_value_heads", default=heads, layer=window),
-            "head_dim": field("head_dim", default=usual, layer=window),
-            "window": field("sliding_window", layer=window),
-        }
-    capacity = field("expert_capacity")  # experts that a block's tokens share, as SGLang names it
-    num_experts = field("num_experts", "n_routed_experts", "num_local_experts")
-    # Gemma's dense feed-forward counts as shared experts of the same width.
-    shared = ffn // expert_ffn if "gemma" in kind and ffn and expert_ffn else 0
-    experts = (
-        None
-        if not num_experts or not expert_ffn
-        else {
-            "num": num_experts,
-            "top_k": field("num_experts_per_tok", "top_k_experts"),
-            "shared": field("num_shared_experts", "n_shared_experts", default=shared),
-            "ffn": expert_ffn,
-            "dense_layers": field("first_k_dense_replace", default=0),
-            "by_block": {"experts": capacity, "block_length": field("block_size")} if capacity else None,
-        }
-    )
-    return {
-        "name": str(field("_name_or_path", "model_type", default="model") or "model"),
-        "layers": depth,
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": field("num_key_value_heads", default=heads, layer=full),
-        "head_dim": field("head_dim", default=usual, layer=full),
-        "ffn": ffn,
-        "vocab": field("vocab_size"),
-        "context_limit": context_limit or field("max_position_embeddings"),
-        "tied": bool(field("tie_word_embeddings", default=False)),
-        "qk_norm": any(name in kind for name in ("qwen3", "gemma3", "gemma4", "diffusion_gemma")),
-        "qkv_bias": bool(field("attention_bias", default=False)),
-        "experts": experts,
-        "windowed": windowed,
-        "value_is_key": bool(field("attention_k_eq_v", default="diffusion_gemma" in kind)),
-    }
+def config_of(config):
+    """A model's Hugging Face configuration as config.json has it: whole numbers, flags, and the words of TEXTS."""
+    if hasattr(config, "to_dict"):
+        config = config.to_dict()
+    elif not isinstance(config, dict):
+        config = vars(config)
+    values = {}
+    for key, value in config.items():
+        kind = str if key in TEXTS else int
+        if value is not None and (key in NESTED or str(key).isdigit()):
+            values[key] = config_of(value)
+        elif all(isinstance(item, kind) for item in (value if isinstance(value, list | tuple) else [value])):
+            values[key] = value
+    return values
 
 
 def machine():

@@ -216,10 +216,11 @@ def header(scheduler):
             "engine": engine,
             **steplog.machine(),
             "num_devices": lambda: scheduler.tp_size,
-            "model": lambda: (
-                steplog.shape_of(model.hf_config, model.context_len)
-                | {"name": str(args.served_model_name or args.model_path)}
-            ),
+            "model": lambda: {
+                "name": str(args.served_model_name or args.model_path),
+                "context_limit": model.context_len,
+                "config": steplog.config_of(model.hf_config),
+            },
             "block_length": lambda: 1 if dllm is None else dllm.block_size,
             "threshold": lambda: float(settings.get("threshold", 1.0 if dllm is None else 0.95)),
             "page_size": lambda: scheduler.page_size,

@@ -291,9 +291,8 @@ SETTINGS = (
 def header(config, engine_scheduler):
     """The log's first line, and pages a block of the pool."""
     model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
-    shape = steplog.read("model", lambda: steplog.shape_of(model.hf_config, model.max_model_len))
     canvas = steplog.read("block_length", lambda: model.hf_config.canvas_length if is_diffusion(model) else 1)
-    pool = steplog.read("page_size", lambda: pool_of(engine_scheduler.kv_cache_config, shape))
+    pool = steplog.read("page_size", lambda: pool_of(engine_scheduler.kv_cache_config, model.hf_config))
     pages_a_block = 1 if pool is None else pool[1]
     return steplog.readable(
         {
@@ -301,7 +300,11 @@ def header(config, engine_scheduler):
             "engine": lambda: engine_of(model),
             **steplog.machine(),
             "num_devices": lambda: config.parallel_config.tensor_parallel_size,
-            "model": lambda: shape | {"name": name_of(model)},
+            "model": lambda: {
+                "name": name_of(model),
+                "context_limit": model.max_model_len,
+                "config": steplog.config_of(model.hf_config),
+            },
             "block_length": lambda: canvas,
             "threshold": lambda: 1.0,
             "temperature": lambda: 0.0,
@@ -351,7 +354,7 @@ def name_of(model):
     return str(served[0] if isinstance(served, list) else served)
 
 
-def pool_of(kv, shape):
+def pool_of(kv, config):
     """Tokens a page, and pages a block of vLLM's pool.
 
     A page holds `page_size` tokens of layers with full attention, a block those of one group's layers; groups have
@@ -359,6 +362,7 @@ def pool_of(kv, shape):
     """
     groups = kv.kv_cache_groups
     full = next((group for group in groups if getattr(group.kv_cache_spec, "sliding_window", None) is None), groups[0])
-    windowed = shape["windowed"]["layers"] if shape["windowed"] else 0
+    kinds = getattr(getattr(config, "text_config", None) or config, "layer_types", None) or ["full_attention"]
+    num_full = len(kinds) - kinds.count("sliding_attention") or len(kinds)
     in_group, layers = max(len(group.layer_names) for group in groups), sum(len(group.layer_names) for group in groups)
-    return full.kv_cache_spec.block_size, in_group * shape["layers"] / (layers * (shape["layers"] - windowed))
+    return full.kv_cache_spec.block_size, in_group * len(kinds) / (layers * num_full)

@@ -7,13 +7,13 @@ import sys
 import time
 import types
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dsim
+from dsim.engine.errors import ProfileError
 from dsim.engine.latency import Features
 from dsim.profiler.logged import PHASES
 from dsim.profiler.models import model
@@ -24,8 +24,9 @@ torch = pytest.importorskip("torch")
 Bag = types.SimpleNamespace
 HOOKS = Path(dsim.__file__).parent / "hooks"
 CONFIG = Bag(
-    model_type="qwen3", num_hidden_layers=2, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-    intermediate_size=128, vocab_size=256, max_position_embeddings=512, tie_word_embeddings=False,
+    architectures=["Qwen3ForCausalLM"], num_hidden_layers=2, hidden_size=64, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=16, intermediate_size=128, vocab_size=256, max_position_embeddings=512,
+    tie_word_embeddings=False, name_or_path="owner/tiny",
 )  # fmt: skip
 Hook = Callable[[str], Any]
 
@@ -46,8 +47,7 @@ def modules(monkeypatch: pytest.MonkeyPatch, **found: Any) -> None:
     """Modules of an engine: dots are double underscores."""
     for name, values in found.items():
         module = types.ModuleType(name.replace("__", "."))
-        for key, value in values.items():
-            setattr(module, key, value)
+        vars(module).update(values)
         monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
@@ -130,42 +130,38 @@ def test_a_log_that_cannot_be_written_ends_and_says_so(
     )
 
 
-class Layers(Bag):
-    """A configuration as transformers has it where layers differ: no value stands for all of them."""
+class Gemma(Bag):
+    """A configuration as transformers has it where layers differ: `to_dict` states the value of each."""
 
-    @property
-    def head_dim(self) -> int:
-        raise RuntimeError("'head_dim' is a per-layer attribute and may vary across layers.\nAccess it via the layers")
-
-    num_key_value_heads = head_dim
+    def to_dict(self) -> dict[str, Any]:
+        about = {"architectures": ["DiffusionGemmaForBlockDiffusion"], "id2label": {0: "x"}, "_name_or_path": "/home/x"}
+        return {**about, "text_config": vars(self.text_config)}
 
 
 GEMMA = {
-    "model_type": "diffusion_gemma_text", "num_hidden_layers": 30, "hidden_size": 2816, "num_attention_heads": 16,
+    "num_hidden_layers": 30, "hidden_size": 2816, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256,
     "intermediate_size": 2112, "vocab_size": 262144, "max_position_embeddings": 262144, "tie_word_embeddings": True,
     "sliding_window": 1024, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704,
-    "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+    "layer_types": [*["sliding_attention"] * 5, "full_attention"] * 5,
+    "per_layer_config": {f"{i:02}": {"num_key_value_heads": 2, "head_dim": 512} for i in range(5, 30, 6)},
 }  # fmt: skip
 
 
-def test_a_model_whose_layers_differ_has_the_shape_that_dsim_knows(hook: Hook) -> None:
-    kinds = GEMMA["layer_types"] * 5  # type: ignore[operator]
-    layer = {"sliding_attention": {"num_key_value_heads": 8, "head_dim": 256},
-             "full_attention": {"num_key_value_heads": 2, "head_dim": 512}}  # fmt: skip
-    each = [Bag(**GEMMA, **layer[kind]) for kind in kinds]
-    text = Layers(**GEMMA | {"layer_types": kinds}, per_layer_config=each)
-    shape = hook("log").shape_of(Bag(text_config=text))
-    known = asdict(model("DiffusionGemma-26B-A4B"))
-    assert shape | {"name": known["name"]} == known
+def test_a_model_whose_layers_differ_has_the_shape_that_dsim_knows(hook: Hook, tmp_path: Path) -> None:
+    config = hook("log").config_of(Gemma(text_config=Bag(**GEMMA)))
+    assert config.keys() == {"architectures", "text_config"}
+    path = tmp_path / "DiffusionGemma-26B-A4B.json"
+    path.write_text(text := json.dumps(config))
+    assert model(str(path)) == model(path.stem)
+    path.write_text(text.replace('"05"', '"04"'))
+    with pytest.raises(ProfileError, match="expected num_key_value_heads and head_dim, alike in layers of full_att"):
+        model(str(path))
 
 
-def test_what_a_configuration_refuses_is_left_out_in_one_line(hook: Hook, capfd: pytest.CaptureFixture[str]) -> None:
-    shape = hook("log").shape_of(Layers(num_attention_heads=4, hidden_size=64, num_hidden_layers=2))
-    assert (shape["heads"], shape["kv_heads"], shape["head_dim"]) == (4, None, None)
-    said = capfd.readouterr().err.splitlines()
-    assert [line.split(": ")[1] for line in said] == [
-        "the step log leaves out the model's num_key_value_heads", "the step log leaves out the model's head_dim",
-    ]  # fmt: skip
+def test_an_unreadable_configuration_is_left_out_in_one_line(hook: Hook, capfd: pytest.CaptureFixture[str]) -> None:
+    log = hook("log")
+    assert log.readable({"model": lambda: log.config_of(Bag(to_dict=lambda: {}["layers"]))}) == {}
+    assert capfd.readouterr().err == "dsim-hooks: the step log leaves out model: KeyError: 'layers'\n"
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "lmdeploy"])
@@ -276,7 +272,7 @@ def test_vllms_steps_are_its_schedulers(hook: Hook, tmp_path: Path, monkeypatch:
     # A prompt's tokens see what is before them: 1 + 2 + .. + 5.
     assert [s["sum_q_kv"] for s in steps] == [15, 16, 7]
     assert [s["prefill_tokens"] for s in steps] == [5, 4, 0]
-    assert (log.header.preset, log.header.model.name, log.header.settings["max_num_seqs"]) == ("vllm-ar", "tiny", 4)
+    assert (log.header.preset, log.header.model.name, log.header.model.context_limit) == ("vllm-ar", "tiny", 256)
     spec, others = policy_of(log.header)
     assert (
         spec == "vllm-ar,max_num_seqs=4,max_num_batched_tokens=64,drafter=dflash,num_speculative_tokens=7,num_pages=99"
@@ -538,13 +534,10 @@ def _logged(
     about = GEMMA | {
         "num_hidden_layers": 6, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 512,
         "vocab_size": 2048, "sliding_window": 256, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 128,
-        "layer_types": kinds,
+        "layer_types": kinds, "num_key_value_heads": 2, "head_dim": 64,
+        "per_layer_config": {str(i): {"num_key_value_heads": 1, "head_dim": 128} for i in range(6 - full, 6)},
     }  # fmt: skip
-    each = [
-        Bag(**about, num_key_value_heads=1 + (kind != kinds[-1]), head_dim=128 if kind == kinds[-1] else 64)
-        for kind in kinds
-    ]
-    text = Bag(text_config=Layers(**about, per_layer_config=each), canvas_length=64)
+    text = Gemma(text_config=Bag(**about), canvas_length=64)
     cache = {"block_size": 128, "num_gpu_blocks": HEAD["blocks"], "prefix_cache_retention_interval": 0}
     model = {"hf_config": text, "max_model_len": 640, "is_diffusion": True}
     config = vllm_config(model, cache, max_num_seqs=6, max_num_batched_tokens=256, async_scheduling=True)

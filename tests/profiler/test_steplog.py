@@ -74,6 +74,7 @@ BAD = [
     ((), "log:1: schema is 'None', expected 'dsim-steplog' in the first line"),
     (({**HEADER, "version": 4},), "log:1: version is 4, expected 1"),
     (({**HEADER, "model": "x"},), "log:1: no model is named x; the known ones are"),
+    (({**HEADER, "model": {"config": {}}},), "log:1: model.config.num_hidden_layers or n_layers is missing, expected"),
     (({**HEADER, "block_length": 2_000},), "log:1: block_length is 2000, expected 1 to 1024"),
     ((HEADER,), "log holds no step lines"),
     ((HEADER, "{"), "log:2: cannot be read as JSON: "),
