@@ -17,17 +17,7 @@ from scipy.optimize import nnls
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel, step_times
 from .profile import Fit, HeldOut, KindError, digits, rounded
-from .samples import (
-    FEATURES,
-    KINDS_OF_STEPS,
-    Bools,
-    Floats,
-    Points,
-    Samples,
-    joined,
-    kinds_of,
-    points,
-)
+from .samples import FEATURES, KINDS_OF_STEPS, Bools, Floats, Points, Samples, joined, kinds_of, points
 
 MIN_POINTS = 4
 KNOTS = 1.1  # least ratio of two knots' tokens

@@ -11,14 +11,7 @@ from ..engine.commits import CommitModel
 from ..engine.errors import ProfileError
 from ..engine.latency import LatencyModel
 from .calibrate import SPREAD_SOURCE, bisected
-from .hardware import (
-    ATTENTION_EFFICIENCY,
-    DENSE_EFFICIENCY,
-    GPUS,
-    LINK_EFFICIENCY,
-    MOE_SHARE,
-    Gpu,
-)
+from .hardware import ATTENTION_EFFICIENCY, DENSE_EFFICIENCY, GPUS, LINK_EFFICIENCY, MOE_SHARE, Gpu
 from .models import (
     BYTES,
     INFERRED,

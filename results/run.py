@@ -11,14 +11,7 @@ import numpy.typing as npt
 
 from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.errors import CodeError, DsimError
-from ..engine.journal import (
-    CHOICE_COLUMNS,
-    MORE_COLUMNS,
-    REQUEST_COLUMNS,
-    STATUSES,
-    STEP_COLUMNS,
-    STEP_LISTS,
-)
+from ..engine.journal import CHOICE_COLUMNS, MORE_COLUMNS, REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, STEP_LISTS
 from ..engine.latency import Features
 from ..engine.spec import Policy, parse
 from ..files.read import LARGEST, FilePath, cut, parsing, quoted, read_json

@@ -9,13 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..engine.journal import (
-    MORE_COLUMNS,
-    REQUEST_COLUMNS,
-    STATUSES,
-    STEP_COLUMNS,
-    STEP_LISTS,
-)
+from ..engine.journal import MORE_COLUMNS, REQUEST_COLUMNS, STATUSES, STEP_COLUMNS, STEP_LISTS
 from ..files.interrupt import asked_to_stop
 from ..files.place import FolderKind, Staged, whole_path
 from ..files.read import FilePath, naming

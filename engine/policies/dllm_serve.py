@@ -12,16 +12,7 @@ from ..hooks import decide, work
 from ..jit import rule
 from ..part import MAX_BLOCK, Answers, Policy, Preset, Range
 from ..rows.passes import PassScheduler, can_let_in, let_head_in, tokens_of_row
-from ..state import (
-    DECODE_STEP,
-    NOTHING,
-    ROWS,
-    RUNNING,
-    SCRATCH,
-    AnyPolicy,
-    Replica,
-    running_slots,
-)
+from ..state import DECODE_STEP, NOTHING, ROWS, RUNNING, SCRATCH, AnyPolicy, Replica, running_slots
 from .llada import ONE_A_STEP, PAGES
 from .sparse_dllm import SparseCache
 

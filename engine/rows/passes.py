@@ -14,31 +14,10 @@ import numpy.typing as npt
 from ..admission import canvas, head, place, pop, release
 from ..emission import emit, emit_prefixes, finish, has_masks, publish
 from ..errors import PolicyError
-from ..hooks import (
-    block_entered,
-    commit_rows,
-    give_back,
-    head_rows,
-    held,
-    pages_to_admit,
-    placed,
-    plan_rows,
-    work,
-)
+from ..hooks import block_entered, commit_rows, give_back, head_rows, held, pages_to_admit, placed, plan_rows, work
 from ..jit import is_ours, plain, rule
 from ..part import Cache, Policy, Scheduler
-from ..state import (
-    EMIT_END,
-    EMIT_STEP,
-    IDLE,
-    MASKED,
-    PENDING,
-    ROWS,
-    AnyPolicy,
-    Replica,
-    Sequence,
-    step_slots,
-)
+from ..state import EMIT_END, EMIT_STEP, IDLE, MASKED, PENDING, ROWS, AnyPolicy, Replica, Sequence, step_slots
 from ..view import engine_form
 from .blocks import next_block
 from .features import add_row, no_rows, note_row, set_features

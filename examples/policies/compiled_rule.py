@@ -3,18 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from dsim.policy import (
-    CACHED,
-    EVERY_STEP,
-    Answers,
-    DelayedCache,
-    Granularity,
-    Policy,
-    Preset,
-    Range,
-    View,
-    rule,
-)
+from dsim.policy import CACHED, EVERY_STEP, Answers, DelayedCache, Granularity, Policy, Preset, Range, View, rule
 from dsim.policy import hooks as ask
 
 
