@@ -24,6 +24,7 @@ from dsim.engine.rows.passes import RowPosition
 from dsim.engine.spec import parse
 from dsim.engine.step import Phase
 
+from ..checks import cases
 from ..reference.pooled_topk import kept, merged, num_kept
 
 
@@ -51,39 +52,35 @@ def numbers(cache: NoCache, at: RowPosition, *steps: int) -> list[tuple[int, int
 WHOLE, BLOCK, SPARSE = (356, 356, 356), (32, 356, 32), (32, 194, 32)  # sparse: floor(0.5 * (356 - 32)) + 32 keys
 
 
-@pytest.mark.parametrize(
-    ("cache", "expected"),
-    [
-        (NoCache(), {0: WHOLE, 1: WHOLE, 255: WHOLE}),
-        (NoCache(logits="block"), {0: (356, 356, 32), 255: (356, 356, 32)}),
-        (FastCache(), {0: WHOLE, 1: BLOCK, 31: BLOCK, 32: WHOLE, 255: BLOCK}),
-        # The block and all after it: L - s_b, for blocks that begin at 100, 132 and 324.
-        (FastCache(reuse="prefix"), {0: WHOLE, 1: (256, 356, 256), 33: (224, 356, 224), 64: WHOLE, 255: BLOCK}),
-        (FastCache(logits="block", reuse="prefix"), {0: (356, 356, 32), 1: (256, 356, 32)}),
-        (SparseCache(), {0: WHOLE, 1: WHOLE, 2: SPARSE, 255: SPARSE}),
-        (SparseCache(logits="block"), {0: (356, 356, 32), 1: (356, 356, 32), 2: SPARSE}),
-        # Steps 0 (both), 7 (response), 50 (prompt and 64 of 256), 1 (64); the code projects all of L every step.
-        (PeriodicCache(), {0: WHOLE, 7: (256, 356, 356), 50: (164, 356, 356), 1: (64, 356, 356)}),
-        (PeriodicCache(transfer=0.0), {1: (0, 356, 356), 50: (100, 356, 356)}),
-        (PeriodicCache(transfer=0.3), {1: (76, 356, 356)}),
-        (PeriodicCache(transfer=1.0), {1: (256, 356, 356), 50: WHOLE}),
-    ],
+@cases(
+    "cache expected",
+    (NoCache(), {0: WHOLE, 1: WHOLE, 255: WHOLE}),
+    (NoCache(logits="block"), {0: (356, 356, 32), 255: (356, 356, 32)}),
+    (FastCache(), {0: WHOLE, 1: BLOCK, 31: BLOCK, 32: WHOLE, 255: BLOCK}),
+    # The block and all after it: L - s_b, for blocks that begin at 100, 132 and 324.
+    (FastCache(reuse="prefix"), {0: WHOLE, 1: (256, 356, 256), 33: (224, 356, 224), 64: WHOLE, 255: BLOCK}),
+    (FastCache(logits="block", reuse="prefix"), {0: (356, 356, 32), 1: (256, 356, 32)}),
+    (SparseCache(), {0: WHOLE, 1: WHOLE, 2: SPARSE, 255: SPARSE}),
+    (SparseCache(logits="block"), {0: (356, 356, 32), 1: (356, 356, 32), 2: SPARSE}),
+    # Steps 0 (both), 7 (response), 50 (prompt and 64 of 256), 1 (64); the code projects all of L every step.
+    (PeriodicCache(), {0: WHOLE, 7: (256, 356, 356), 50: (164, 356, 356), 1: (64, 356, 356)}),
+    (PeriodicCache(transfer=0.0), {1: (0, 356, 356), 50: (100, 356, 356)}),
+    (PeriodicCache(transfer=0.3), {1: (76, 356, 356)}),
+    (PeriodicCache(transfer=1.0), {1: (256, 356, 356), 50: WHOLE}),
 )
 def test_a_step_computes_and_sees_what_its_cache_leaves_it(cache: NoCache, expected: dict[int, Any]) -> None:
     assert numbers(cache, every_step(100, 256), *expected) == [*expected.values()]
 
 
-@pytest.mark.parametrize(
-    ("cache", "steps", "counts"),
-    [
-        (NoCache(), 32, {Phase.FULL: 256}),
-        (FastCache(), 32, {Phase.FULL: 8, Phase.REUSE: 248}),
-        (FastCache(reuse="prefix"), 32, {Phase.FULL: 8, Phase.REUSE: 248}),
-        (SparseCache(), 32, {Phase.FULL: 8, Phase.PACK: 8, Phase.REUSE: 240}),
-        (SparseCache(), 16, {Phase.FULL: 8, Phase.PACK: 8, Phase.REUSE: 112}),
-        (SparseCache(), 2, {Phase.FULL: 8, Phase.PACK: 8}),
-        (SparseCache(), 1, {Phase.FULL: 8}),
-    ],
+@cases(
+    "cache steps counts",
+    (NoCache(), 32, {Phase.FULL: 256}),
+    (FastCache(), 32, {Phase.FULL: 8, Phase.REUSE: 248}),
+    (FastCache(reuse="prefix"), 32, {Phase.FULL: 8, Phase.REUSE: 248}),
+    (SparseCache(), 32, {Phase.FULL: 8, Phase.PACK: 8, Phase.REUSE: 240}),
+    (SparseCache(), 16, {Phase.FULL: 8, Phase.PACK: 8, Phase.REUSE: 112}),
+    (SparseCache(), 2, {Phase.FULL: 8, Phase.PACK: 8}),
+    (SparseCache(), 1, {Phase.FULL: 8}),
 )
 def test_a_block_s_first_pass_is_full_and_a_sparse_second_packs(cache: NoCache, steps: int, counts: Any) -> None:
     assert passes(cache, every_step(100, 256, steps=steps)) == counts
@@ -113,16 +110,14 @@ def test_dllm_serve_never_keeps_nothing_where_there_is_something() -> None:
     assert parse("dllm-serve").cache == SparseCache(logits="block", head_centric=True)
 
 
-@pytest.mark.parametrize(
-    ("steps", "prompt", "response", "both", "gen", "only_prompt", "partial"),
-    [
-        (256, 50, 7, 1, 36, 5, 214),
-        (256, 100, 7, 1, 36, 2, 217),
-        (512, 50, 5, 11, 92, 0, 409),
-        (128, 50, 5, 3, 23, 0, 102),
-        (64, 50, 5, 2, 11, 0, 51),
-        (32, 50, 5, 1, 6, 0, 25),
-    ],
+@cases(
+    "steps prompt response both gen only_prompt partial",
+    (256, 50, 7, 1, 36, 5, 214),
+    (256, 100, 7, 1, 36, 2, 217),
+    (512, 50, 5, 11, 92, 0, 409),
+    (128, 50, 5, 3, 23, 0, 102),
+    (64, 50, 5, 2, 11, 0, 51),
+    (32, 50, 5, 1, 6, 0, 25),
 )
 def test_dllm_cache_refreshes_as_the_published_histograms_have_it(
     steps: int, prompt: int, response: int, both: int, gen: int, only_prompt: int, partial: int

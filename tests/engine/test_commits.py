@@ -15,6 +15,7 @@ from dsim.engine.policies.focus import Focus
 from dsim.engine.state import CACHED, MASKED
 from dsim.engine.step import Evicting, StepPlan
 
+from ..checks import cases
 from ..worlds import plan_of, refusal
 
 N = 20_000
@@ -115,14 +116,12 @@ def test_the_first_workload_is_the_default() -> None:
     assert choose(MODELS, "p", "chat", 8, 0.9) is MODELS[1]
 
 
-@pytest.mark.parametrize(
-    ("ask", "message"),
-    [
-        (("poetry", 32, 0.9), "p holds commit models of workload chat, code; this run asks for poetry"),
-        (("chat", 32, 0.7), "p holds commit models of threshold 0.9, 0.8; this run asks for 0.7"),
-        (("chat", 32, 0.8, 0.5), "p holds commit models of temperature 1.0; this run asks for 0.5"),
-        (("code", 32, 0.9, 0.5), "p holds commit models of temperature None; this run asks for 0.5"),
-    ],
+@cases(
+    "ask message",
+    (("poetry", 32, 0.9), "p holds commit models of workload chat, code; this run asks for poetry"),
+    (("chat", 32, 0.7), "p holds commit models of threshold 0.9, 0.8; this run asks for 0.7"),
+    (("chat", 32, 0.8, 0.5), "p holds commit models of temperature 1.0; this run asks for 0.5"),
+    (("code", 32, 0.9, 0.5), "p holds commit models of temperature None; this run asks for 0.5"),
 )
 def test_a_model_that_is_lacking_is_refused_by_listing_those_held(ask: tuple[object, ...], message: str) -> None:
     assert refusal(ProfileError, choose, MODELS, "p", *ask) == message

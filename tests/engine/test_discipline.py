@@ -20,6 +20,7 @@ from dsim.engine.view import View
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 
+from ..checks import cases
 from ..worlds import World, asked, toy_profile, toy_trace
 
 Answer = Callable[[View], Any]
@@ -136,19 +137,17 @@ def test_a_discipline_that_lets_nothing_run_is_asked_again_soon_and_not_for_ever
         simulate(trace, Setting(never, toy_profile()))
 
 
-@pytest.mark.parametrize(
-    ("answers", "says"),
-    [
-        ({"order": [0]}, "order returned int64 [1], expected whole numbers [2]"),
-        ({"order": [0.0, 1.0]}, "order returned float64 [2], expected whole numbers [2]"),
-        ({"order": [1, 1]}, "order returned [1, 1], expected 0 to 1, each once"),
-        ({"order": [[0], [0, 1]]}, "order returned object [], expected whole numbers [2]"),
-        ({"order": [0, 2]}, "order returned [0, 2], expected 0 to 1, each once"),
-        ({"most_admitted": -1}, "most_admitted returned -1, expected a whole number of at least 0"),
-        ({"most_prompt_tokens": 1.5}, "most_prompt_tokens returned 1.5, expected a whole number of at least 0"),
-        ({"holds": np.zeros(2, np.int64)}, "holds returned int64 [2], expected bool [2]"),
-        ({"holds": [True]}, "holds returned bool [1], expected bool [2]"),
-    ],
+@cases(
+    "answers says",
+    ({"order": [0]}, "order returned int64 [1], expected whole numbers [2]"),
+    ({"order": [0.0, 1.0]}, "order returned float64 [2], expected whole numbers [2]"),
+    ({"order": [1, 1]}, "order returned [1, 1], expected 0 to 1, each once"),
+    ({"order": [[0], [0, 1]]}, "order returned object [], expected whole numbers [2]"),
+    ({"order": [0, 2]}, "order returned [0, 2], expected 0 to 1, each once"),
+    ({"most_admitted": -1}, "most_admitted returned -1, expected a whole number of at least 0"),
+    ({"most_prompt_tokens": 1.5}, "most_prompt_tokens returned 1.5, expected a whole number of at least 0"),
+    ({"holds": np.zeros(2, np.int64)}, "holds returned int64 [2], expected bool [2]"),
+    ({"holds": [True]}, "holds returned bool [1], expected bool [2]"),
 )
 def test_an_impossible_answer_is_one_line_with_both(answers: dict[str, Any], says: str) -> None:
     policy = under(SYNC, **{name: lambda view, value=value: value for name, value in answers.items()})

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsim.engine.policies import focus as rules
 from dsim.engine.state import CACHED, MASKED, PENDING
+
+from ..checks import cases
 
 
 def kept(delta: list[float], positions: list[int], budget: int, progress: int = -1) -> list[int]:
@@ -26,15 +27,13 @@ def retained(status: np.ndarray, window: np.ndarray, delta: np.ndarray, budget: 
     return np.flatnonzero(keep).tolist()
 
 
-@pytest.mark.parametrize(
-    ("num_decoded", "num_steps", "alpha", "expected"),
-    [
-        (0, 0, 1.5, 2),  # a block's first step: mean 1
-        (0, 0, 1.0, 1),
-        (4, 3, 1.5, 2),  # 4 / 3 * 1.5 is 2, not a little more
-        (7, 2, 1.5, 6),  # 5.25
-        (1, 4, 1.5, 2),  # a mean below 1 counts as 1
-    ],
+@cases(
+    "num_decoded num_steps alpha expected",
+    (0, 0, 1.5, 2),  # a block's first step: mean 1
+    (0, 0, 1.0, 1),
+    (4, 3, 1.5, 2),  # 4 / 3 * 1.5 is 2, not a little more
+    (7, 2, 1.5, 6),  # 5.25
+    (1, 4, 1.5, 2),  # a mean below 1 counts as 1,
 )
 def test_the_budget_is_the_mean_yield_times_alpha_rounded_up(
     num_decoded: int, num_steps: int, alpha: float, expected: int
@@ -78,12 +77,10 @@ def test_choices_at_the_edges() -> None:
     assert kept([1, -1, 1, -1], [0, 2, 4, 6], 1, 7) == [0, 4]
 
 
-@pytest.mark.parametrize(
-    ("status", "delta", "progress", "keep"),
-    [
-        ([PENDING, CACHED, PENDING, CACHED], [9, 9, 9, 9], -1, [0, 2]),
-        ([MASKED, MASKED, MASKED, PENDING], [0, 0, 1, 9], 3, [1, 2, 3]),
-    ],
+@cases(
+    "status delta progress keep",
+    ([PENDING, CACHED, PENDING, CACHED], [9, 9, 9, 9], -1, [0, 2]),
+    ([MASKED, MASKED, MASKED, PENDING], [0, 0, 1, 9], 3, [1, 2, 3]),
 )
 def test_committed_tokens_go_on_and_their_deltas_count_for_nothing(
     status: list[int], delta: list[float], progress: int, keep: list[int]

@@ -32,6 +32,8 @@ from dsim.sim.twin import simulate
 from dsim.traces import synth
 from dsim.traces.estimates import with_estimates
 
+from ..checks import cases
+
 EXAMPLES = Path(__file__).parents[2] / "examples" / "policies"
 COMPILED = f"{EXAMPLES / 'compiled_rule.py'}:POLICY"
 ALLOWED = allowed([EXAMPLES / "compiled_rule.py"])
@@ -185,62 +187,56 @@ def test_two_files_of_one_name_are_two_policies() -> None:
     assert [settings_of(parse(f"{path}:POLICY,answer=3"))["chunk"] for path in (one, other)] == [4, 6]
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("POLICY = 1 / 0\n", "./mine.py cannot be run: ZeroDivisionError: division by zero"),
-        ("import no_such_module\n", "./mine.py cannot be run: ModuleNotFoundError: No module named 'no_such_module'"),
-        ("OTHER = Preset(Policy('x'))\n", "./mine.py holds no POLICY; its policies are OTHER"),
-        ("POLICY = 4\n", "./mine.py:POLICY is a int, expected a Preset or a Policy"),
-        ("POLICY = Policy('x', granularity=DelayedCache())\n", "granularity is DelayedCache("),
-        (
-            "class Bare(FixedChunk):\n    pass\nPOLICY = Policy('x', EVERY_STEP, Bare(), DelayedCache())\n",
-            "x: Bare is not a frozen dataclass, expected @dataclass(frozen=True)",
-        ),
-        (
-            POLICY.replace("Mine()", "replace(Mine(), chunk=99)"),
-            "PolicyError: chunk is 99, expected 2 to 64",
-        ),
-        (PARTS, "x: Loops and Mine both have a field answer, expected another name in one"),
-    ],
+@cases(
+    "text says",
+    ("POLICY = 1 / 0\n", "./mine.py cannot be run: ZeroDivisionError: division by zero"),
+    ("import no_such_module\n", "./mine.py cannot be run: ModuleNotFoundError: No module named 'no_such_module'"),
+    ("OTHER = Preset(Policy('x'))\n", "./mine.py holds no POLICY; its policies are OTHER"),
+    ("POLICY = 4\n", "./mine.py:POLICY is a int, expected a Preset or a Policy"),
+    ("POLICY = Policy('x', granularity=DelayedCache())\n", "granularity is DelayedCache("),
+    (
+        "class Bare(FixedChunk):\n    pass\nPOLICY = Policy('x', EVERY_STEP, Bare(), DelayedCache())\n",
+        "x: Bare is not a frozen dataclass, expected @dataclass(frozen=True)",
+    ),
+    (
+        POLICY.replace("Mine()", "replace(Mine(), chunk=99)"),
+        "PolicyError: chunk is 99, expected 2 to 64",
+    ),
+    (PARTS, "x: Loops and Mine both have a field answer, expected another name in one"),
 )
 def test_a_file_that_holds_no_policy_is_one_line(text: str, says: str) -> None:
     assert says in refused(write(text))
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("CHOOSE = 4\n", "Mine answers choose with 4, expected a rule (dsim.policy.rule)"),
-        ("CHOOSE = long\n", "Mine answers choose with long(replica, policy), expected 1: view"),
-        ("choose = decide\n", "Mine answers decide, expected one of "),
-        ("choose = 'chose'\n", "Mine answers chose, expected one of "),
-        (
-            "@dataclass(frozen=True)\nclass Plain(Eviction):\n    delayed = True\nDelayedCache = Plain\n",
-            "no part answers settle, expected one that does",
-        ),
-        (
-            "@dataclass(frozen=True)\nclass Mine(Granularity):\n    block_length: int = 32\n",
-            "no part answers select, expected one that does",
-        ),
-    ],
+@cases(
+    "text says",
+    ("CHOOSE = 4\n", "Mine answers choose with 4, expected a rule (dsim.policy.rule)"),
+    ("CHOOSE = long\n", "Mine answers choose with long(replica, policy), expected 1: view"),
+    ("choose = decide\n", "Mine answers decide, expected one of "),
+    ("choose = 'chose'\n", "Mine answers chose, expected one of "),
+    (
+        "@dataclass(frozen=True)\nclass Plain(Eviction):\n    delayed = True\nDelayedCache = Plain\n",
+        "no part answers settle, expected one that does",
+    ),
+    (
+        "@dataclass(frozen=True)\nclass Mine(Granularity):\n    block_length: int = 32\n",
+        "no part answers select, expected one that does",
+    ),
 )
 def test_an_answer_that_is_missing_or_none_is_one_line(text: str, says: str) -> None:
     assert says in refused(write(text + POLICY))
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("late: bool = True", "Mine has a field late, which the engine uses: expected another name"),
-        (
-            "def choose(self, view):\n        return 2",
-            "Mine has a method choose, which is never asked: expected a rule",
-        ),
-        ("def order(self, view):\n        return []", "Mine has a method order, which is never asked: expected a rule"),
-        ("group_steps: int = 3", "Mine has a field group_steps, which the engine uses: expected another name"),
-        ("record: int = 3", "Mine has a field record, which the engine uses: expected another name"),
-    ],
+@cases(
+    "text says",
+    ("late: bool = True", "Mine has a field late, which the engine uses: expected another name"),
+    (
+        "def choose(self, view):\n        return 2",
+        "Mine has a method choose, which is never asked: expected a rule",
+    ),
+    ("def order(self, view):\n        return []", "Mine has a method order, which is never asked: expected a rule"),
+    ("group_steps: int = 3", "Mine has a field group_steps, which the engine uses: expected another name"),
+    ("record: int = 3", "Mine has a field record, which the engine uses: expected another name"),
 )
 def test_a_name_that_the_engine_uses_or_never_asks_is_one_line(text: str, says: str) -> None:
     with pytest.raises(PolicyError) as caught:
@@ -307,19 +303,17 @@ def block(**parts):
 )
 
 
-@pytest.mark.parametrize(
-    ("policy", "says"),
-    [
-        ("full(Free())", "full: Free answers work and not held, the memory of a request: expected an answer to both"),
-        (
-            "full(Unpriced())",
-            "full: Unpriced answers work and does not declare overhead: expected a shipped cache such as "
-            '"SparseCache", or "none"',
-        ),
-        ("full(granularity=Huge())", "Huge answers choose, and this policy asks only: block_entered, commit_rows, "),
-        ("block(granularity=Both())", "select in Python is one answer too many"),
-        ("block(batching=Unpaged())", "no part answers pages_to_admit, expected one that does"),
-    ],
+@cases(
+    "policy says",
+    ("full(Free())", "full: Free answers work and not held, the memory of a request: expected an answer to both"),
+    (
+        "full(Unpriced())",
+        "full: Unpriced answers work and does not declare overhead: expected a shipped cache such as "
+        '"SparseCache", or "none"',
+    ),
+    ("full(granularity=Huge())", "Huge answers choose, and this policy asks only: block_entered, commit_rows, "),
+    ("block(granularity=Both())", "select in Python is one answer too many"),
+    ("block(batching=Unpaged())", "no part answers pages_to_admit, expected one that does"),
 )
 def test_what_would_be_free_or_never_asked_is_refused_before_anything_runs(policy: str, says: str) -> None:
     Path("mine.py").write_text(f"{FULL}POLICY = {policy}\n")
@@ -342,12 +336,10 @@ def test_a_cache_from_outside_has_the_costs_of_the_shipped_one_that_it_names() -
 
 @pytest.mark.skipif(not JIT, reason="rules run as plain Python: nothing is compiled")
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize(
-    ("rule", "says"),
-    [
-        pytest.param("misspelt", "cannot be compiled: there is no field 'no_such_field'", marks=pytest.mark.slow),
-        ("untyped", "leftmost, untyped cannot be compiled: Cannot infer the type of variable "),
-    ],
+@cases(
+    "rule says",
+    pytest.param("misspelt", "cannot be compiled: there is no field 'no_such_field'", marks=pytest.mark.slow),
+    ("untyped", "leftmost, untyped cannot be compiled: Cannot infer the type of variable "),
 )
 def test_a_rule_that_cannot_be_compiled_is_named_with_the_reason(rule: str, says: str) -> None:
     running = engine(write(f"CHOOSE = {rule}\n{POLICY}"))

@@ -21,6 +21,7 @@ from dsim.sim.twin import simulate
 from dsim.traces import Trace, load
 from dsim.traces.prefixes import prefixes_of
 
+from ..checks import cases
 from ..reference import prefix as oracle
 from ..worlds import SECOND, Collector, World, asked, draws_of, refusal, table_bytes
 from .singly import run_singly
@@ -281,17 +282,15 @@ def test_eagle_shares_a_page_only_if_the_next_token_is_equal_too() -> None:
         assert step(w) == "prefill 2P3/11"
 
 
-@pytest.mark.parametrize(
+@cases(
     "spec",
-    [
-        "sglang-fdfo,block_length=4,page_size=8,max_running_requests=4,num_pages=32",
-        "sglang-sync,block_length=4,page_size=8,max_running_requests=4,num_pages=32",
-        "sglang-joint,block_length=4,page_size=8,max_running_requests=4,num_pages=32",
-        "sglang-fdfo,block_length=4,page_size=8,num_pages=40",
-        "lmdeploy-0.18:4,page_size=8,max_batch=4,num_pages=30,max_prefill_tokens=64",
-        "vllm-diffusion,canvas_length=4,page_size=8,max_num_seqs=4,max_num_batched_tokens=64,num_pages=30",
-        "vllm-ar,drafter=eagle,page_size=8,max_num_seqs=4,max_num_batched_tokens=64,num_pages=26",
-    ],
+    "sglang-fdfo,block_length=4,page_size=8,max_running_requests=4,num_pages=32",
+    "sglang-sync,block_length=4,page_size=8,max_running_requests=4,num_pages=32",
+    "sglang-joint,block_length=4,page_size=8,max_running_requests=4,num_pages=32",
+    "sglang-fdfo,block_length=4,page_size=8,num_pages=40",
+    "lmdeploy-0.18:4,page_size=8,max_batch=4,num_pages=30,max_prefill_tokens=64",
+    "vllm-diffusion,canvas_length=4,page_size=8,max_num_seqs=4,max_num_batched_tokens=64,num_pages=30",
+    "vllm-ar,drafter=eagle,page_size=8,max_num_seqs=4,max_num_batched_tokens=64,num_pages=26",
 )
 def test_every_scheduler_keeps_account_and_serves_all_and_its_journal_replays(spec: str) -> None:
     trace, policy = conversations(30), parse(spec + ",prefix_caching=true")

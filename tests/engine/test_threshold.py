@@ -28,6 +28,7 @@ from dsim.sim.setting import Setting
 from dsim.sim.step_model import StepModel
 from dsim.sim.twin import RunRecords, simulate
 
+from ..checks import cases
 from ..worlds import TOY_MODEL, Collector, journal_bytes, refusal, toy_profile, toy_trace
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "policies" / "dilaserve.py"
@@ -185,13 +186,11 @@ class Single(Chosen):
     thresholds = (0.9,)
 
 
-@pytest.mark.parametrize(
-    ("unmasking", "answer", "says"),
-    [
-        (Chosen(), 0.7, "Chosen.threshold_now returned 0.7, expected one of (0.9, 0.5)"),
-        (Chosen(), np.ones(2), "Chosen.threshold_now returned [1. 1.], expected one of (0.9, 0.5)"),
-        (Single(), 0.5, "Single.threshold_now returned 0.5, expected one of (0.9,)"),
-    ],
+@cases(
+    "unmasking answer says",
+    (Chosen(), 0.7, "Chosen.threshold_now returned 0.7, expected one of (0.9, 0.5)"),
+    (Chosen(), np.ones(2), "Chosen.threshold_now returned [1. 1.], expected one of (0.9, 0.5)"),
+    (Single(), 0.5, "Single.threshold_now returned 0.5, expected one of (0.9,)"),
 )
 def test_an_answer_that_is_none_of_its_thresholds_is_refused_with_both(unmasking: Any, answer: Any, says: str) -> None:
     ANSWER[0] = lambda view: answer

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from dsim.engine.unmasking import STRATEGIES, Unmasking, unmask
 
+from ..checks import cases
+
 MASKED = np.array([[1, 0, 1, 1, 0, 1, 1, 0]], np.bool_)
 CONFIDENCE = np.array([[0.5, 1.0, 0.9, 0.95, 1.0, 0.6, 0.9, 1.0]], np.float32)
 
@@ -15,21 +17,19 @@ ALIKE = np.full((1, 8), 0.25, np.float32)  # of which the leftmost commit
 STATIC = "low_confidence_static"
 
 
-@pytest.mark.parametrize(
-    ("rule", "confidence", "columns"),
-    [
-        # What reaches the threshold, and always the best.
-        (Unmasking(0.9), CONFIDENCE, [2, 3, 6]),
-        (Unmasking(0.9, strict=True), CONFIDENCE, [3]),
-        (Unmasking(0.99), CONFIDENCE, [3]),
-        (Unmasking(0.9), ALIKE, [0]),
-        # The n most confident, and what there is where fewer are left; one at a time for more steps than positions.
-        (Unmasking(strategy=STATIC), CONFIDENCE, [3]),
-        (Unmasking(strategy=STATIC, denoising_steps=4), CONFIDENCE, [2, 3]),
-        (Unmasking(strategy=STATIC, denoising_steps=1), CONFIDENCE, [0, 2, 3, 5, 6]),
-        (Unmasking(strategy=STATIC, denoising_steps=100), CONFIDENCE, [3]),
-        (Unmasking(strategy=STATIC, denoising_steps=4), ALIKE, [0, 2]),
-    ],
+@cases(
+    "rule confidence columns",
+    # What reaches the threshold, and always the best.
+    (Unmasking(0.9), CONFIDENCE, [2, 3, 6]),
+    (Unmasking(0.9, strict=True), CONFIDENCE, [3]),
+    (Unmasking(0.99), CONFIDENCE, [3]),
+    (Unmasking(0.9), ALIKE, [0]),
+    # The n most confident, and what there is where fewer are left; one at a time for more steps than positions.
+    (Unmasking(strategy=STATIC), CONFIDENCE, [3]),
+    (Unmasking(strategy=STATIC, denoising_steps=4), CONFIDENCE, [2, 3]),
+    (Unmasking(strategy=STATIC, denoising_steps=1), CONFIDENCE, [0, 2, 3, 5, 6]),
+    (Unmasking(strategy=STATIC, denoising_steps=100), CONFIDENCE, [3]),
+    (Unmasking(strategy=STATIC, denoising_steps=4), ALIKE, [0, 2]),
 )
 def test_the_most_confident_masks_commit(rule: Unmasking, confidence: np.ndarray, columns: list[int]) -> None:
     assert np.flatnonzero(unmask(rule, confidence, MASKED, 8)[0]).tolist() == columns

@@ -22,6 +22,7 @@ from dsim.engine.view import RequestView, View, class_of, inner
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 
+from ..checks import cases
 from ..serving import serving_profile
 from ..worlds import Collector, journal_bytes, refusal, toy_profile, toy_trace
 
@@ -154,13 +155,11 @@ def caches(status: Any, reach: int, chunk: int, fields: Any, window: Any) -> Non
     window[1] = True
 
 
-@pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        (writes, "writes writes pages_held"),
-        (writes_a_field, "writes_a_field writes chunk"),
-        (writes_a_global, "writes_a_global writes CHAT"),
-    ],
+@cases(
+    "answer says",
+    (writes, "writes writes pages_held"),
+    (writes_a_field, "writes_a_field writes chunk"),
+    (writes_a_global, "writes_a_global writes CHAT"),
 )
 def test_a_rule_that_writes_what_is_not_its_own_is_refused_before_it_runs(answer: Any, says: str) -> None:
     said = refusal(PolicyError, core_of, policy(choose=answer))
@@ -168,21 +167,19 @@ def test_a_rule_that_writes_what_is_not_its_own_is_refused_before_it_runs(answer
 
 
 @pytest.mark.parametrize("lane", LANES)
-@pytest.mark.parametrize(
-    ("answers", "says"),
-    [
-        ({"choose": beyond}, "waiting(100000000) of 0 requests"),
-        ({"choose": divides}, "by zero"),
-        ({"choose": answering(5)}, "policy mine: choose answers 5, expected 1 to 4"),
-        ({"choose": answering(2.5)}, "policy mine: choose answers 2.5, expected 1 to 4"),
-        ({"choose": answering(np.inf)}, "policy mine: choose answers inf, expected 1 to 4"),
-        ({"choose": answering(None)}, "policy mine: choose answers None, expected 1 to 4"),
-        ({"holds_back": answering(None)}, "policy mine: holds_back answers None, expected 0 to 1"),
-        ({"choose": reads_the_truth}, "'View' object has no attribute 'stop'"),
-        ({"select": takes_cached}, "policy mine: select marks position 0, which is cached or beyond the first 4"),
-        ({"select": takes_all, "choose": by_all_it_sees}, "positions, more than the chunk of"),
-        ({"select": caches}, "assignment destination is read-only"),
-    ],
+@cases(
+    "answers says",
+    ({"choose": beyond}, "waiting(100000000) of 0 requests"),
+    ({"choose": divides}, "by zero"),
+    ({"choose": answering(5)}, "policy mine: choose answers 5, expected 1 to 4"),
+    ({"choose": answering(2.5)}, "policy mine: choose answers 2.5, expected 1 to 4"),
+    ({"choose": answering(np.inf)}, "policy mine: choose answers inf, expected 1 to 4"),
+    ({"choose": answering(None)}, "policy mine: choose answers None, expected 1 to 4"),
+    ({"holds_back": answering(None)}, "policy mine: holds_back answers None, expected 0 to 1"),
+    ({"choose": reads_the_truth}, "'View' object has no attribute 'stop'"),
+    ({"select": takes_cached}, "policy mine: select marks position 0, which is cached or beyond the first 4"),
+    ({"select": takes_all, "choose": by_all_it_sees}, "positions, more than the chunk of"),
+    ({"select": caches}, "assignment destination is read-only"),
 )
 def test_a_rule_that_lies_is_one_line_in_the_first_steps_even_of_a_compiled_run(
     lane: str, answers: Any, says: str, request: pytest.FixtureRequest
@@ -221,14 +218,12 @@ def of_a_closure() -> Any:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        (beyond_late, "running(i) beyond the batch"),
-        (divides_late, "integer division by zero"),
-        (beyond_its_record_late, "index is out of bounds"),
-        (of_a_closure(), "integer division by zero"),
-    ],
+@cases(
+    "answer says",
+    (beyond_late, "running(i) beyond the batch"),
+    (divides_late, "integer division by zero"),
+    (beyond_its_record_late, "index is out of bounds"),
+    (of_a_closure(), "integer division by zero"),
 )
 def test_compiled_code_that_reads_past_an_end_or_divides_by_zero_is_one_line(
     answer: Any, says: str, monkeypatch: pytest.MonkeyPatch
@@ -315,14 +310,12 @@ class Forgetful(FastCache):
 
 
 @pytest.mark.usefixtures("uncompiled")
-@pytest.mark.parametrize(
-    ("less", "says"),
-    [
-        (1, "mine: work sees 42 keys, more than computed and held:"),
-        (99, "held answers -89, "),
-        (0.5, "held answers 9.5, expected at least 0"),
-        (np.nan, "held answers nan, "),
-    ],
+@cases(
+    "less says",
+    (1, "mine: work sees 42 keys, more than computed and held:"),
+    (99, "held answers -89, "),
+    (0.5, "held answers 9.5, expected at least 0"),
+    (np.nan, "held answers nan, "),
 )
 def test_a_cache_that_sees_keys_without_holding_them_is_one_line(less: Any, says: str) -> None:
     made = script("mine", Forgetful(less=less))

@@ -15,6 +15,7 @@ from dsim.engine.view import class_of
 
 pytest.importorskip("torch")
 
+from ..checks import cases
 from ..worlds import World, asked
 from .test_hooks import Bag, Hook, hook, lines_of, modules, sglang_scheduler
 from .test_vllm_policy import FILE
@@ -98,16 +99,14 @@ def test_a_policy_that_fails_is_logged_once_and_sglangs_own_order_goes_on(
     assert "failed, and SGLang's own rule decides: could not convert string to float: 'soon'" in line
 
 
-@pytest.mark.parametrize(
-    ("spec", "settings", "says"),
-    [
-        ("sglang-fdfo,discipline=FILE:HOLDS", {}, "Mine answers holds, and Rounds asks only order"),
-        ("vllm-ar,discipline=FILE:ORDER", {}, "batching is TokenBudget, which SGLang does not do"),
-        ("FILE:LATE", {"tp_size": 2}, "SGLang's --tp-size is 2, expected 1: ranks' clocks differ"),
-        ("FILE:LATE", {"schedule_policy": "lpm"}, "SGLang's --schedule-policy is lpm, expected fcfs"),
-        ("FILE:LATE", {"dllm_config": None}, "dsim has no preset of what SGLang serves here"),
-        ("sglang-sync,discipline=FILE:LATE,dllm_fdfo=false", {}, "dllm_fdfo is False, and SGLang serves with True"),
-    ],
+@cases(
+    "spec settings says",
+    ("sglang-fdfo,discipline=FILE:HOLDS", {}, "Mine answers holds, and Rounds asks only order"),
+    ("vllm-ar,discipline=FILE:ORDER", {}, "batching is TokenBudget, which SGLang does not do"),
+    ("FILE:LATE", {"tp_size": 2}, "SGLang's --tp-size is 2, expected 1: ranks' clocks differ"),
+    ("FILE:LATE", {"schedule_policy": "lpm"}, "SGLang's --schedule-policy is lpm, expected fcfs"),
+    ("FILE:LATE", {"dllm_config": None}, "dsim has no preset of what SGLang serves here"),
+    ("sglang-sync,discipline=FILE:LATE,dllm_fdfo=false", {}, "dllm_fdfo is False, and SGLang serves with True"),
 )
 def test_what_sglang_cannot_honour_is_refused_by_name(
     served: Served, spec: str, settings: dict[str, Any], says: str

@@ -18,6 +18,7 @@ from dsim.profiler.steplog import read_log
 pytest.importorskip("torch")
 import torch
 
+from ..checks import cases
 from .test_hooks import Bag, Hook, hook, modules
 
 __all__ = ["hook"]
@@ -198,22 +199,20 @@ def test_a_policy_that_fails_is_logged_once_and_vllms_own_order_goes_on(
     assert line.startswith(f"dsim: policy {s.dsim.policy.name} failed, and vLLM's own rule decides: could not convert")
 
 
-@pytest.mark.parametrize(
-    ("spec", "settings", "says"),
-    [
-        ("lmdeploy-0.18", {}, "batching is LookAhead"),
-        (
-            "FILE:DELAYED",
-            {},
-            "eviction is DelayedCache, .* expected a discipline, alone or on vllm-ar",
-        ),
-        ("vllm-ar", {}, "it has no discipline, expected one that answers a question"),
-        ("vllm-diffusion,discipline=FILE:ORDER", {}, "granularity is Canvas, which vLLM does not do"),
-        ("FILE:LONE", {"policy": "priority"}, "vLLM's --scheduling-policy is priority, expected fcfs"),
-        ("vllm-ar,max_num_seqs=8,discipline=FILE:ORDER", {}, "max_num_seqs is 8, and vLLM serves with 4"),
-        ("FILE:LONE,max_prefill_tokens=64", {}, "max_prefill_tokens is 64, and vLLM serves with its own settings"),
-        ("vllm-ar,discipline=FILE:STEPS", {}, "Mine answers steps, expected a policy of canvases"),
-    ],
+@cases(
+    "spec settings says",
+    ("lmdeploy-0.18", {}, "batching is LookAhead"),
+    (
+        "FILE:DELAYED",
+        {},
+        "eviction is DelayedCache, .* expected a discipline, alone or on vllm-ar",
+    ),
+    ("vllm-ar", {}, "it has no discipline, expected one that answers a question"),
+    ("vllm-diffusion,discipline=FILE:ORDER", {}, "granularity is Canvas, which vLLM does not do"),
+    ("FILE:LONE", {"policy": "priority"}, "vLLM's --scheduling-policy is priority, expected fcfs"),
+    ("vllm-ar,max_num_seqs=8,discipline=FILE:ORDER", {}, "max_num_seqs is 8, and vLLM serves with 4"),
+    ("FILE:LONE,max_prefill_tokens=64", {}, "max_prefill_tokens is 64, and vLLM serves with its own settings"),
+    ("vllm-ar,discipline=FILE:STEPS", {}, "Mine answers steps, expected a policy of canvases"),
 )
 def test_what_vllm_cannot_honour_is_refused_by_name(
     scheduler: Callable[..., Any], spec: str, settings: dict[str, Any], says: str

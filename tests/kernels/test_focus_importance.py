@@ -6,6 +6,7 @@ from torch import Tensor
 
 from dsim.kernels.focus_importance import focus_importance
 
+from ..checks import cases
 from .places import BF16, FP16, FP32, Place, normal, starts
 
 
@@ -35,12 +36,10 @@ def by_definition(q: Tensor, k: Tensor, masked: Tensor, masked_start: Tensor) ->
     return found
 
 
-@pytest.mark.parametrize(
-    ("num_masked", "heads", "head_dim", "dtype"),
-    [
+@cases(
+    "num_masked heads head_dim dtype",
         ([0, 1, 2, 0, 31], (4, 2), 64, FP32), ([63], (3, 1), 24, FP32), ([32, 7], (4, 4), 128, BF16),
         ([5, 33], (2, 1), 64, FP16), ([100], (2, 2), 16, FP32), ([], (2, 2), 16, FP32),
-    ],
 )  # fmt: skip
 def test_importance_is_the_attention_that_a_masked_token_draws(
     place: Place, num_masked: list[int], heads: tuple[int, int], head_dim: int, dtype: torch.dtype

@@ -7,6 +7,7 @@ from torch import Tensor
 from dsim.kernels.grouped_experts import grouped_experts
 from dsim.kernels.grouped_experts import grouped_experts_kernel as kernel
 
+from ..checks import cases
 from .places import BF16, EVERYWHERE, FP16, FP32, KERNEL, Place, normal
 
 C = (2 / torch.pi) ** 0.5  # of the approximation of gelu with tanh
@@ -52,13 +53,11 @@ def near(out: Tensor, expected: Tensor, x: Tensor) -> None:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("place", EVERYWHERE)
-@pytest.mark.parametrize(
-    ("num_rows", "num_experts", "top_k", "width", "ffn", "dtype", "activation"),
-    [
+@cases(
+    "num_rows num_experts top_k width ffn dtype activation",
         (1, 1, 1, 8, 2, FP32, "gelu"), (63, 5, 2, 48, 66, FP32, "silu"), (20, 33, 8, 70, 30, FP32, "silu"),
         (40, 3, 3, 130, 5, FP32, "gelu"), (37, 9, 4, 48, 66, BF16, "gelu"), (37, 9, 4, 48, 66, FP16, "silu"),
         (0, 4, 2, 16, 8, FP32, "gelu"),
-    ],
 )  # fmt: skip
 def test_a_row_gets_the_weighted_sum_of_its_experts(
     place: Place, num_rows: int, num_experts: int, top_k: int, width: int, ffn: int, dtype: torch.dtype,

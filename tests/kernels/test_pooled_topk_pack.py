@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dsim.kernels.pooled_topk_pack import Choice, pooled_topk_pack
 
+from ..checks import cases
 from ..reference import pooled_topk as rule
 from .places import BF16, FP16, FP32, Place, int32, moved, normal, starts
 
@@ -70,14 +71,12 @@ def check(place: Place, sample: World) -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize(
-    ("sequences", "heads", "dtype"),
-    [
-        ([(40, 16, 8, 16), (9, 0, 8, 1), (8, 0, 8, 0), (63, 55, 8, 27)], (4, 2), FP32),
-        ([(63, 32, 4, 59), (0, 0, 0, 0), (70, 2, 1, 17)], (2, 2), BF16),
-        ([(300, 128, 32, 134)], (3, 1), FP16),
-        ([], (2, 1), FP32),
-    ],
+@cases(
+    "sequences heads dtype",
+    ([(40, 16, 8, 16), (9, 0, 8, 1), (8, 0, 8, 0), (63, 55, 8, 27)], (4, 2), FP32),
+    ([(63, 32, 4, 59), (0, 0, 0, 0), (70, 2, 1, 17)], (2, 2), BF16),
+    ([(300, 128, 32, 134)], (3, 1), FP16),
+    ([], (2, 1), FP32),
 )
 def test_the_best_keys_and_values_fill_the_pages_in_order(
     place: Place, sequences: list[Any], heads: tuple[int, int], dtype: torch.dtype, shared: bool

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from dsim.kernels.qk_norm_rope import Norms, Pages, Turns, qk_norm_rope
 
+from ..checks import cases
 from .places import BF16, EVERYWHERE, FP16, FP32, Place, moved, normal
 
 # A turn mixes a pair of components, so errors are relative to the pair's length. What is rounded: the normed pair, both
@@ -72,13 +73,11 @@ def world(num_rows: int, heads: int, head_dim: int, dtype: torch.dtype) -> tuple
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("place", EVERYWHERE)
-@pytest.mark.parametrize(
-    ("num_rows", "num_heads", "num_kv_heads", "head_dim", "dtype", "normed"),
-    [
+@cases(
+    "num_rows num_heads num_kv_heads head_dim dtype normed",
         (0, 4, 2, 64, FP32, True), (1, 1, 1, 24, FP32, True), (1, 3, 1, 2, FP16, True), (63, 4, 2, 64, FP16, True),
         (63, 3, 1, 24, BF16, True), (7, 32, 8, 128, BF16, True), (2, 32, 8, 128, FP32, True),
         (1, 32, 8, 64, FP16, False), (63, 4, 2, 128, BF16, False), (200, 1, 1, 24, FP32, False),
-    ],
 )  # fmt: skip
 def test_heads_are_normed_and_turned_and_values_moved(
     place: Place, num_rows: int, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, normed: bool

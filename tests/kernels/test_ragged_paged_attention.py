@@ -12,6 +12,7 @@ from torch import Tensor
 from dsim.kernels.ragged_paged_attention import WHOLE, Sequences, ragged_paged_attention
 from dsim.live.padding import padded_shape
 
+from ..checks import cases
 from .places import BF16, FP16, FP32, KERNEL, Place, attended, int32, moved, normal, starts
 
 # Relative to the largest value read: fp32 sums in another order, otherwise the rounding to the dtype of the weights and
@@ -113,22 +114,20 @@ LONG: Any = [([100, 101, 103], 100, [0, 1, 3]), ([300], 300, [0]), ([], 40, []),
 FEW: Any = [([30, 31, 33], 30, [0, 1, 3]), ([64], 64, [0])]
 
 
-@pytest.mark.parametrize(
-    ("batch", "shape"),
-    [
-        *(
-            ([(list(range(num)), num, [])], {"block_length": block_length, "page_size": 64})
-            for num, block_length in ((1, 3), (63, 1), (63, 8), (200, 3))
-        ),
-        *(
-            (FEW, {"heads": heads, "dtype": dtype, "head_dim": 128})
-            for heads, dtype in (((4, 4), FP32), ((8, 2), BF16), ((7, 1), FP16), ((7, 1), BF16), ((4, 4), FP16))
-        ),
-        *(
-            (LONG, {"page_size": page_size, "head_dim": head_dim, "seed": page_size})
-            for page_size, head_dim in ((16, 128), (64, 64), (256, 128))
-        ),
-    ],
+@cases(
+    "batch shape",
+    *(
+        ([(list(range(num)), num, [])], {"block_length": block_length, "page_size": 64})
+        for num, block_length in ((1, 3), (63, 1), (63, 8), (200, 3))
+    ),
+    *(
+        (FEW, {"heads": heads, "dtype": dtype, "head_dim": 128})
+        for heads, dtype in (((4, 4), FP32), ((8, 2), BF16), ((7, 1), FP16), ((7, 1), BF16), ((4, 4), FP16))
+    ),
+    *(
+        (LONG, {"page_size": page_size, "head_dim": head_dim, "seed": page_size})
+        for page_size, head_dim in ((16, 128), (64, 64), (256, 128))
+    ),
 )
 def test_blocks_heads_dtypes_and_pages_of_every_size_are_read(place: Place, batch: Any, shape: Any) -> None:
     check(place, world(batch, **shape))
@@ -151,15 +150,13 @@ CANVAS: Any = [(list(range(36, 42)), 36, list(range(6))), (list(range(6)), 0, li
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("batch", "block_length"), [(TEXT, 1), (CANVAS, WHOLE)], ids=["text", "canvas"])
-@pytest.mark.parametrize(
-    ("window", "page_size", "heads", "head_dim", "dtype"),
-    [
-        (9, 16, (4, 2), 32, FP32),
-        (20, 64, (8, 1), 24, FP32),
-        (20, 10, (4, 2), 32, FP32),
-        (0, 64, (6, 2), 512, BF16),
-        (9, 64, (4, 2), 256, BF16),
-    ],
+@cases(
+    "window page_size heads head_dim dtype",
+    (9, 16, (4, 2), 32, FP32),
+    (20, 64, (8, 1), 24, FP32),
+    (20, 10, (4, 2), 32, FP32),
+    (0, 64, (6, 2), 512, BF16),
+    (9, 64, (4, 2), 256, BF16),
 )
 def test_a_window_hides_earlier_keys_of_text_and_of_canvases(
     place: Place,

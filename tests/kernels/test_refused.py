@@ -15,6 +15,7 @@ from dsim.kernels.qk_norm_rope import Norms, Pages, Turns, qk_norm_rope
 from dsim.kernels.ragged_paged_attention import Sequences, ragged_paged_attention
 from dsim.kernels.read_logits import read_logits
 
+from ..checks import cases
 from ..worlds import refusal
 from .places import int32
 
@@ -83,19 +84,17 @@ def test_every_tensor_has_its_shape_dtype_device_and_strides(launcher: Callable[
                 assert (said.startswith(f"{name} {words}"), "expected" in said) == (True, True), said
 
 
-@pytest.mark.parametrize(
-    ("launcher", "changes", "message"),
-    [
-        (confidence, {"temperature": -1.0}, "temperature is -1.0, expected a finite number of at least 0"),
-        (grouped_experts, {"gate_up": torch.ones(5, 7, 8)}, "gate_up has 7 rows an expert, expected 6"),
-        (grouped_experts, {"activation": "relu"}, "activation is 'relu', expected silu or gelu"),
-        (pooled_topk_pack, {"pool": 4}, "pool is 4, expected an odd number of at least 1"),
-        (qk_norm_rope, {"num_heads": 3}, "qkv has 8 heads, expected 7: 3 and twice 2"),
-        (qk_norm_rope, {"q": None}, "one norm's weight is None, expected both or neither"),
-        (ragged_paged_attention, {"block_length": 0}, "block_length is 0, expected at least 1"),
-        (ragged_paged_attention, {"window": -1}, "window is -1, expected at least 0"),
-        (read_logits, {"cap": 0.0}, "cap is 0.0, expected a finite number above 0"),
-    ],
+@cases(
+    "launcher changes message",
+    (confidence, {"temperature": -1.0}, "temperature is -1.0, expected a finite number of at least 0"),
+    (grouped_experts, {"gate_up": torch.ones(5, 7, 8)}, "gate_up has 7 rows an expert, expected 6"),
+    (grouped_experts, {"activation": "relu"}, "activation is 'relu', expected silu or gelu"),
+    (pooled_topk_pack, {"pool": 4}, "pool is 4, expected an odd number of at least 1"),
+    (qk_norm_rope, {"num_heads": 3}, "qkv has 8 heads, expected 7: 3 and twice 2"),
+    (qk_norm_rope, {"q": None}, "one norm's weight is None, expected both or neither"),
+    (ragged_paged_attention, {"block_length": 0}, "block_length is 0, expected at least 1"),
+    (ragged_paged_attention, {"window": -1}, "window is -1, expected at least 0"),
+    (read_logits, {"cap": 0.0}, "cap is 0.0, expected a finite number above 0"),
 )
 def test_values_out_of_range_are_refused_with_both_values(
     launcher: Callable[..., Any], changes: dict[str, Any], message: str

@@ -14,6 +14,7 @@ from dsim.live.shipped_configs import CONFIGS
 from dsim.live.weights import config_of, load
 from dsim.research.tiny.saved import save_model
 
+from ..checks import cases
 from .checkpoints import CHECKPOINTS, LLADA2, Logits, drawn, llada2, qwen3_yarn, rewrite, sdar
 from .dense import Dense, block_causal
 
@@ -49,15 +50,13 @@ def test_the_parameters_are_counted_as_they_are(checkpoint: tuple[Logits, Path])
     assert sum(weight.numel() for weight in model.parameters()) == model.config.num_params
 
 
-@pytest.mark.parametrize(
-    ("name", "mask", "block", "both_ways", "shifted", "eos"),
-    [
-        ("SDARForCausalLM", 96, 4, False, False, ()),
-        ("SDARMoeForCausalLM", 96, 4, False, False, ()),
-        ("LLaDA2MoeModelLM", 96, 32, False, False, (93,)),
-        ("LLaDAModelLM", 96, 32, True, False, (90,)),
-        ("DreamModel", 95, 32, True, True, (94,)),
-    ],
+@cases(
+    "name mask block both_ways shifted eos",
+    ("SDARForCausalLM", 96, 4, False, False, ()),
+    ("SDARMoeForCausalLM", 96, 4, False, False, ()),
+    ("LLaDA2MoeModelLM", 96, 32, False, False, (93,)),
+    ("LLaDAModelLM", 96, 32, True, False, (90,)),
+    ("DreamModel", 95, 32, True, True, (94,)),
 )
 def test_a_family_knows_what_its_config_does_not_say(
     tmp_path: Path, name: str, mask: int, block: int, both_ways: bool, shifted: bool, eos: tuple[int, ...]

@@ -21,6 +21,7 @@ from dsim.live.weights import random_model
 from dsim.profiler.footprint import Implementation, of_forward
 from dsim.profiler.measure import shape_of
 
+from ..checks import cases
 from .dense import SMALL
 from .test_executor import LATENCY
 from .watched import serve_all
@@ -89,15 +90,13 @@ def forwards(config: ModelConfig, spec: str, max_num_logits: int) -> list[tuple[
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize(
-    ("config", "spec", "max_num_logits", "largest"),
-    [
-        (WIDE, "lmdeploy-bd32", 4096, "activations of the feed-forward"),
-        (BROAD, "lmdeploy-bd32", 4096, "activations of attention"),
-        (MANY_WORDS, "lmdeploy-bd32", 4096, "logits"),
-        (MANY_WORDS, "lmdeploy-bd32", 16, "logits"),
-        (MANY_WORDS, "dllm-serve,block_length=32,page_size=32", 4096, "logits"),
-    ],
+@cases(
+    "config spec max_num_logits largest",
+    (WIDE, "lmdeploy-bd32", 4096, "activations of the feed-forward"),
+    (BROAD, "lmdeploy-bd32", 4096, "activations of attention"),
+    (MANY_WORDS, "lmdeploy-bd32", 4096, "logits"),
+    (MANY_WORDS, "lmdeploy-bd32", 16, "logits"),
+    (MANY_WORDS, "dllm-serve,block_length=32,page_size=32", 4096, "logits"),
 )
 def test_a_forward_allocates_what_is_counted_of_its_code(
     config: ModelConfig, spec: str, max_num_logits: int, largest: str

@@ -27,6 +27,7 @@ from dsim.live.weights import random_model
 from dsim.research.tiny.saved import save_model
 from dsim.results.run import read_run
 
+from ..checks import cases
 from ..cli.command import succeed
 from ..reference import pooled_topk
 from .dense import SMALL, Dense, logits, save_profile
@@ -162,13 +163,11 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("files")
-@pytest.mark.parametrize(
+@cases(
     "spec",
-    [
-        "fast-dllm,denoising_steps=3,block_length=4",
-        "maskkv:6,denoising_steps=3,block_length=4,prompt_refresh=9",
-        "dllm-serve,denoising_steps=3" + SERVED,
-    ],
+    "fast-dllm,denoising_steps=3,block_length=4",
+    "maskkv:6,denoising_steps=3,block_length=4,prompt_refresh=9",
+    "dllm-serve,denoising_steps=3" + SERVED,
 )
 def test_random_weights_do_what_the_twin_predicts_step_by_step(spec: str) -> None:
     both = ["trace.jsonl", "--profile", "ours.json", "--policy", spec]

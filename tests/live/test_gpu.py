@@ -17,6 +17,7 @@ from dsim.live.weights import random_model
 from dsim.research.tiny.saved import save_model
 from dsim.results.run import read_run
 
+from ..checks import cases
 from ..cli.command import succeed
 from .dense import batch_of
 
@@ -45,15 +46,13 @@ def test_a_forward_on_the_gpu_says_what_one_on_the_cpu_says(page_size: int) -> N
     assert said["cuda"].device > 0
 
 
-@pytest.mark.parametrize(
-    ("config", "specs"),
-    [
+@cases(
+    "config specs",
         (WIDE, ("lmdeploy-bd32", "chunk:8", "focus", "ar")),
         (
             replace(WIDE, both_ways=True, architecture="TinyBothWaysLM"),
             ("vanilla", "fast-dllm", "sparse-dllm:0.3", "dllm-serve:0.3", "maskkv:40,page_size=128"),
         ),
-    ],
 )  # fmt: skip
 def test_a_live_run_on_the_gpu_is_served_whole_and_timed_by_the_device(
     config: ModelConfig, specs: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -21,6 +21,7 @@ from dsim.engine.step import Phase
 from dsim.live.full_sequence import check_runs, passes_of
 from dsim.live.refused import check_policy
 
+from ..checks import cases
 from .dense import SMALL
 from .watched import LENGTHS, run
 
@@ -68,13 +69,11 @@ def test_a_cache_of_passes_that_the_device_computes_is_served() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "says"),
-    [
-        (STRANGE_PHASE, "mine: Refreshed plans PARTIAL of 4 tokens, expected FULL of [10], REUSE of [4, 8]"),
-        (STRANGE_SIZE, "mine: Refreshed plans REUSE of 3 tokens, expected FULL of [10], REUSE of [4, 8]"),
-        (NEVER_FULL, "mine: Refreshed plans REUSE before any pass that keeps keys, expected one first"),
-    ],
+@cases(
+    "fault says",
+    (STRANGE_PHASE, "mine: Refreshed plans PARTIAL of 4 tokens, expected FULL of [10], REUSE of [4, 8]"),
+    (STRANGE_SIZE, "mine: Refreshed plans REUSE of 3 tokens, expected FULL of [10], REUSE of [4, 8]"),
+    (NEVER_FULL, "mine: Refreshed plans REUSE before any pass that keeps keys, expected one first"),
 )
 def test_a_pass_that_the_device_does_not_compute_is_one_line(fault: int, says: str) -> None:
     with pytest.raises(PolicyError) as caught:

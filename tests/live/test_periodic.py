@@ -18,6 +18,7 @@ from dsim.live.full_sequence import FullSequenceExecutor
 from dsim.live.model import Layer
 from dsim.live.periodic import PeriodicForward, importance_of, least_alike, votes_of
 
+from ..checks import cases
 from .dense import SMALL
 from .plain_focus import feed, project
 from .plain_periodic import PlainPeriodic, attention, votes
@@ -67,13 +68,11 @@ def test_whole_requests_commit_what_a_plain_executor_commits(spec: str) -> None:
     assert served(spec) == {i: plain.serve(PROMPTS(i, p).tolist(), o) for i, (p, o) in enumerate(LENGTHS)}
 
 
-@pytest.mark.parametrize(
+@cases(
     "spec",
-    [
         "maskkv:4,prompt_refresh=3,response_refresh=4,transfer=0",
         "maskkv:4,prompt_refresh=6,response_refresh=20,transfer=0.1",
         "maskkv:4,prompt_refresh=9,response_refresh=20,transfer=0.1,block_length=8,denoising_steps=4",
-    ],
 )  # fmt: skip
 def test_every_step_is_as_confident_as_the_plain_executor(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # What commits tells little of rows that are a little wrong.

@@ -15,16 +15,17 @@ from dsim.profiler.profile import load
 from dsim.research.calibration.calibrated import published_mean
 from dsim.results.world import World
 
+from ..checks import cases
 from ..cli.command import dsim
 
 SDAR = load("a100-sdar-8b")
 LOG = Path(__file__).parents[2] / "examples" / "steplog.jsonl"
 
 
-@pytest.mark.parametrize(
-    ("text", "mean"),
-    # A block of 8 takes 8 / mean denoise steps, and one more forward that writes its KV.
-    [("3.2", 3.2), ("per-forward:2.2", 8 / (8 / 2.2 - 1))],
+@cases(
+    "text mean",
+    ("3.2", 3.2),
+    ("per-forward:2.2", 8 / (8 / 2.2 - 1)),
 )
 def test_each_form_gives_steps_of_the_policys_block_and_threshold_that_commit_as_much(text: str, mean: float) -> None:
     [model] = with_yield(SDAR, text, parse("lmdeploy-bd32:8,threshold=0.7")).commits
@@ -52,28 +53,24 @@ def test_a_log_gives_the_model_that_fits_it() -> None:
     assert 1.0 < mean_yield(model) < 32.0
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("0.5", "0.5 tokens a denoise step, expected at least 1 and fewer than the 32 of a block"),
-        ("nan", "yield is nan, expected a number above 0"),
-        ("per-forward:40", "inf tokens a denoise step"),
-        ("per-token:3", "yield is per-token:3, expected tokens a denoise step (3.2), per-forward:X"),
-        ("nothing.csv", "nothing.csv: cannot be read: No such file"),
-    ],
+@cases(
+    "text said",
+    ("0.5", "0.5 tokens a denoise step, expected at least 1 and fewer than the 32 of a block"),
+    ("nan", "yield is nan, expected a number above 0"),
+    ("per-forward:40", "inf tokens a denoise step"),
+    ("per-token:3", "yield is per-token:3, expected tokens a denoise step (3.2), per-forward:X"),
+    ("nothing.csv", "nothing.csv: cannot be read: No such file"),
 )
 def test_a_wrong_yield_is_one_line_with_what_was_given(text: str, said: str) -> None:
     assert said in dsim("replay", "azure-conv", "--num-requests", 2, "--yield", text).refusal
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("threshold,tokens\n0.9,2\n", "has columns threshold, tokens, expected threshold, yield"),
-        ("threshold,yield\n", "holds no rows"),
-        ("threshold,yield\n1.5,2\n", "yields.csv:2: threshold is 1.5, expected at most 1"),
-        ("threshold,yield\n0.9,2\n0.9,4\n", "yields.csv:3: threshold 0.9 is given a second time, expected each once"),
-    ],
+@cases(
+    "text said",
+    ("threshold,tokens\n0.9,2\n", "has columns threshold, tokens, expected threshold, yield"),
+    ("threshold,yield\n", "holds no rows"),
+    ("threshold,yield\n1.5,2\n", "yields.csv:2: threshold is 1.5, expected at most 1"),
+    ("threshold,yield\n0.9,2\n0.9,4\n", "yields.csv:3: threshold 0.9 is given a second time, expected each once"),
 )
 def test_a_wrong_table_names_its_line(tmp_path: Path, text: str, said: str) -> None:
     table = tmp_path / "yields.csv"
@@ -82,14 +79,12 @@ def test_a_wrong_table_names_its_line(tmp_path: Path, text: str, said: str) -> N
         given_yield(str(table), 32, 0.9)
 
 
-@pytest.mark.parametrize(
-    ("name", "spec", "text", "forwards"),
-    [
-        ("h20-llada2.1-mini-sglang", "sglang-joint,threshold=0.5", "per-forward:12.32", 32 / 12.32),
-        ("h20-llada2.1-mini-sglang", "sglang-joint,threshold=0.5", "1.83", 32 / 1.83),
-        ("h200x2-diffusiongemma/vllm", "vllm-diffusion", "per-forward:16", 256 / 16 - 1),
-        ("h200x2-diffusiongemma/vllm", "vllm-diffusion", "16", 256 / 16),
-    ],
+@cases(
+    "name spec text forwards",
+    ("h20-llada2.1-mini-sglang", "sglang-joint,threshold=0.5", "per-forward:12.32", 32 / 12.32),
+    ("h20-llada2.1-mini-sglang", "sglang-joint,threshold=0.5", "1.83", 32 / 1.83),
+    ("h200x2-diffusiongemma/vllm", "vllm-diffusion", "per-forward:16", 256 / 16 - 1),
+    ("h200x2-diffusiongemma/vllm", "vllm-diffusion", "16", 256 / 16),
 )
 def test_a_policy_that_commits_by_a_law_takes_the_forwards_of_the_yield(
     name: str, spec: str, text: str, forwards: float

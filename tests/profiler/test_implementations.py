@@ -19,6 +19,7 @@ from dsim.profiler.roofline import roofline
 from dsim.profiler.uncertainty import IMPLEMENTATION, MEMORY, causes, varied
 from dsim.results.world import World
 
+from ..checks import cases
 from ..worlds import refusal
 
 BASE = World("azure-conv", "ar", num_requests=4)
@@ -31,25 +32,23 @@ def costs(policy: str, profile: str) -> tuple[str, float, float, float]:
     return found.name, round(latency.launch, 9), latency.host_step, latency.host_request
 
 
-@pytest.mark.parametrize(
-    ("policy", "profile", "wanted"),
-    [
-        # A script's floor is in proportion to layers: 46 ms for 32.
-        ("fast-dllm", "rtx4090-48gb-llada-8b", ("rtx4090-48gb-llada-8b/fast-dllm", 0.046, 0.0, 0.0)),
-        ("fast-dllm:prefix", "rtx4090-dream", ("rtx4090-dream/fast-dllm", 0.04025, 0.0, 0.0)),
-        ("dllm-cache", "rtx4090-dream", ("rtx4090-dream/dllm-cache", 0.04025, 0.0, 0.0)),
-        ("sparse-dllm", "rtx4090-dream", ("rtx4090-dream/sparse-dllm", 0.0224, 0.0, 0.0)),
-        ("dllm-serve", "rtx4090-dream", ("rtx4090-dream/dllm-serve", 0.0224, 0.0, 0.005)),
-        ("sglang-fdfo", "h100-sdar-8b", ("h100-sdar-8b/sglang", 0.0005, 0.0015, 0.0001)),
-        ("lmdeploy-0.18", "h100-sdar-8b", ("h100-sdar-8b/lmdeploy", 0.0005, 0.001, 1e-05)),
-        # The profile's own where it holds none of that name, and where another one is named.
-        ("sparse-dllm", "rtx4090-48gb-llada-8b", ("rtx4090-48gb-llada-8b", 0.0256, 0.0, 0.0)),
-        ("vanilla", "rtx4090-48gb-llada-8b", ("rtx4090-48gb-llada-8b", 0.0256, 0.0, 0.0)),
-        # An engine's on another GPU where a data sheet holds none.
-        ("sglang-fdfo", "h200-sdar-8b", ("h200-sdar-8b/sglang", 0.0005, 0.0015, 0.0001)),
-        ("fast-dllm", "rtx4090-dream/sparse-dllm", ("rtx4090-dream/sparse-dllm", 0.0224, 0.0, 0.0)),
-        ("fast-dllm@rtx4090-dream/dllm-serve", "h100-sdar-8b", ("rtx4090-dream/dllm-serve", 0.0224, 0.0, 0.005)),
-    ],
+@cases(
+    "policy profile wanted",
+    # A script's floor is in proportion to layers: 46 ms for 32.
+    ("fast-dllm", "rtx4090-48gb-llada-8b", ("rtx4090-48gb-llada-8b/fast-dllm", 0.046, 0.0, 0.0)),
+    ("fast-dllm:prefix", "rtx4090-dream", ("rtx4090-dream/fast-dllm", 0.04025, 0.0, 0.0)),
+    ("dllm-cache", "rtx4090-dream", ("rtx4090-dream/dllm-cache", 0.04025, 0.0, 0.0)),
+    ("sparse-dllm", "rtx4090-dream", ("rtx4090-dream/sparse-dllm", 0.0224, 0.0, 0.0)),
+    ("dllm-serve", "rtx4090-dream", ("rtx4090-dream/dllm-serve", 0.0224, 0.0, 0.005)),
+    ("sglang-fdfo", "h100-sdar-8b", ("h100-sdar-8b/sglang", 0.0005, 0.0015, 0.0001)),
+    ("lmdeploy-0.18", "h100-sdar-8b", ("h100-sdar-8b/lmdeploy", 0.0005, 0.001, 1e-05)),
+    # The profile's own where it holds none of that name, and where another one is named.
+    ("sparse-dllm", "rtx4090-48gb-llada-8b", ("rtx4090-48gb-llada-8b", 0.0256, 0.0, 0.0)),
+    ("vanilla", "rtx4090-48gb-llada-8b", ("rtx4090-48gb-llada-8b", 0.0256, 0.0, 0.0)),
+    # An engine's on another GPU where a data sheet holds none.
+    ("sglang-fdfo", "h200-sdar-8b", ("h200-sdar-8b/sglang", 0.0005, 0.0015, 0.0001)),
+    ("fast-dllm", "rtx4090-dream/sparse-dllm", ("rtx4090-dream/sparse-dllm", 0.0224, 0.0, 0.0)),
+    ("fast-dllm@rtx4090-dream/dllm-serve", "h100-sdar-8b", ("rtx4090-dream/dllm-serve", 0.0224, 0.0, 0.005)),
 )
 def test_a_policy_runs_at_the_costs_of_its_implementation(
     policy: str, profile: str, wanted: tuple[str, float, float, float]

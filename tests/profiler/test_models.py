@@ -29,6 +29,7 @@ from dsim.profiler.profile import weights_of
 from dsim.profiler.roofline import compute_slope, roofline, weight_read
 from dsim.sim.setting import Setting
 
+from ..checks import cases
 from ..worlds import refusal
 
 
@@ -142,15 +143,13 @@ def test_a_name_of_ones_own_generates_as_its_architecture_does(tmp_path: Path) -
         assert family(model(str(tmp_path)), architecture_of(str(tmp_path))) == kind
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"hidden_size": None}, "hidden_size or d_model is missing, expected a model's dimension"),
-        (
-            {"num_experts": 4, "num_experts_per_tok": 8, "moe_intermediate_size": 1},
-            "num_experts_per_tok is 8, expected",
-        ),
-    ],
+@cases(
+    "change says",
+    ({"hidden_size": None}, "hidden_size or d_model is missing, expected a model's dimension"),
+    (
+        {"num_experts": 4, "num_experts_per_tok": 8, "moe_intermediate_size": 1},
+        "num_experts_per_tok is 8, expected",
+    ),
 )
 def test_a_config_json_that_cannot_be_is_refused_by_key(change: dict[str, Any], says: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | change), encoding="utf-8")
@@ -173,16 +172,14 @@ def test_a_checkpoint_goes_by_its_name_on_hugging_face() -> None:
 DIFFUSION_GEMMA = "DiffusionGemma-26B-A4B"
 
 
-@pytest.mark.parametrize(
-    ("changes", "billions", "kv_bytes"),
-    [
-        ({}, 30.5, 98_304),  # 48 layers x 128 experts x 3 x 2,048 x 768 are 29.0
-        ({"decoder_sparse_step": 2, "mlp_only_layers": [0]}, 16.9, 98_304),  # 24 layers of them, 1 to 47
-        ({"mlp_only_layers": [0]}, 30.0, 98_304),
-        ({"sliding_window": 1024, "sliding_window_pattern": 6}, 30.5, 16_384),  # 8 layers see everything
-        ({"sliding_window": 1024, "layer_types": ["sliding_attention"] * 47 + ["full_attention"]}, 30.5, 2_048),
-        ({"sliding_window": 1024, "use_sliding_window": False}, 30.5, 98_304),
-    ],
+@cases(
+    "changes billions kv_bytes",
+    ({}, 30.5, 98_304),  # 48 layers x 128 experts x 3 x 2,048 x 768 are 29.0
+    ({"decoder_sparse_step": 2, "mlp_only_layers": [0]}, 16.9, 98_304),  # 24 layers of them, 1 to 47
+    ({"mlp_only_layers": [0]}, 30.0, 98_304),
+    ({"sliding_window": 1024, "sliding_window_pattern": 6}, 30.5, 16_384),  # 8 layers see everything
+    ({"sliding_window": 1024, "layer_types": ["sliding_attention"] * 47 + ["full_attention"]}, 30.5, 2_048),
+    ({"sliding_window": 1024, "use_sliding_window": False}, 30.5, 98_304),
 )
 def test_layers_of_several_kinds_are_counted(
     changes: dict[str, Any], billions: float, kv_bytes: int, tmp_path: Path
@@ -236,9 +233,8 @@ def test_a_card_too_small_for_bf16_holds_fewer_bits() -> None:
     assert roofline(gpu("L40S"), GEMMA, precision=Precision("nvfp4")).name == "l40s-diffusiongemma-26b-a4b-nvfp4"
 
 
-@pytest.mark.parametrize(
-    ("name", "config", "expected"),
-    [
+@cases(
+    "name config expected",
         ("Qwen3-8B", {}, Precision()),
         ("Qwen/Qwen3-8B-FP8", {}, Precision("fp8")),
         ("runs/fp8-trial/checkpoint-4000", {}, Precision()),
@@ -253,20 +249,17 @@ def test_a_card_too_small_for_bf16_holds_fewer_bits() -> None:
          Precision("int4", "fp8")),
         ("x", {"quant_method": "mxfp4"}, Precision("mxfp4")),
         ("x", {"quant_method": "awq", "bits": 4}, Precision("int4")),
-    ],
 )  # fmt: skip
 def test_a_checkpoint_says_its_precision(name: str, config: dict[str, Any], expected: Precision) -> None:
     assert precision_of(name, {"quantization_config": config} if config else {}) == expected
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"quant_method": "bitsandbytes"}, "quantization_config is bitsandbytes of 4 bits, expected fp8"),
-        ({"quant_method": "gptq", "bits": 3}, "quantization_config is gptq of 3 bits, expected fp8"),
-        ({"format": "pack-quantized", "config_groups": {"g": {"weights": {"num_bits": 8}}}}, "of 4, 8 bits, expected"),
-        ([], r"quantization_config is \[\], expected an object"),
-    ],
+@cases(
+    "config message",
+    ({"quant_method": "bitsandbytes"}, "quantization_config is bitsandbytes of 4 bits, expected fp8"),
+    ({"quant_method": "gptq", "bits": 3}, "quantization_config is gptq of 3 bits, expected fp8"),
+    ({"format": "pack-quantized", "config_groups": {"g": {"weights": {"num_bits": 8}}}}, "of 4, 8 bits, expected"),
+    ([], r"quantization_config is \[\], expected an object"),
 )
 def test_a_quantisation_that_is_not_known_is_refused(config: Any, message: str) -> None:
     with pytest.raises(ProfileError, match=message):

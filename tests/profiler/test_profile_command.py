@@ -13,19 +13,18 @@ from dsim.profiler.profile import Profile, load
 from dsim.profiler.samples import FEATURES, samples
 from dsim.report.profile_page import Profiled
 
+from ..checks import cases
 from ..cli.command import dsim, succeed
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "steplog.jsonl"
 
 
-@pytest.mark.parametrize(
-    ("shape", "rows", "family"),
-    [
-        ("DiffusionGemma-26B-A4B", 93, "canvas"),  # rows whose sampler takes half of what the weights leave
-        ("LLaDA2.1-mini", 1024, "block-diffusion"),
-        ("LLaDA2.1-flash", 1024, "block-diffusion"),
-        ("SDAR-30B-A3B", 1024, "block-diffusion"),
-    ],
+@cases(
+    "shape rows family",
+    ("DiffusionGemma-26B-A4B", 93, "canvas"),  # rows whose sampler takes half of what the weights leave
+    ("LLaDA2.1-mini", 1024, "block-diffusion"),
+    ("LLaDA2.1-flash", 1024, "block-diffusion"),
+    ("SDAR-30B-A3B", 1024, "block-diffusion"),
 )
 def test_models_that_engines_serve_have_a_roofline(tmp_path: Path, shape: str, rows: int, family: str) -> None:
     path = tmp_path / "sheet.json"

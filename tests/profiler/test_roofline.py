@@ -17,6 +17,7 @@ from dsim.profiler.profile import Profile, load
 from dsim.profiler.roofline import compute_slope, knee, latency_model, memory_model, roofline, weight_read
 from dsim.research.calibration import calibrated
 
+from ..checks import cases
 from ..worlds import refusal
 
 WORLDS = list(itertools.product(GPUS, MODELS, (1, 2, 4, 8), (False, True)))
@@ -147,12 +148,10 @@ def test_a_data_sheet_is_a_gpu_with_assumptions_where_it_says_nothing(tmp_path: 
     assert profile.provenance.sources[0] == "its data sheet"
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("bf16_tflop = 1", r"bf16_tflop is unknown \(did you mean bf16_tflops\?\), expected keys name, source, "),
-        ("matmul_efficiency = 1.5", "matmul_efficiency is 1.5, expected more than 0 and at most 1"),
-    ],
+@cases(
+    "line says",
+    ("bf16_tflop = 1", r"bf16_tflop is unknown \(did you mean bf16_tflops\?\), expected keys name, source, "),
+    ("matmul_efficiency = 1.5", "matmul_efficiency is 1.5, expected more than 0 and at most 1"),
 )
 def test_a_data_sheet_that_cannot_be_is_refused_by_key(line: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"

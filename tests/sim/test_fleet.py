@@ -20,6 +20,7 @@ from dsim.sim.scalers import PoolView, scaling
 from dsim.sim.setting import Setting
 from dsim.sim.twin import RunRecords, simulate
 
+from ..checks import cases
 from ..worlds import SECOND, Collector, differences, refusal, table_bytes, toy_profile, toy_trace
 
 # Every step takes 1 s: a prompt's prefill is one step, and each token after the first is another.
@@ -60,14 +61,12 @@ def test_a_router_from_outside_chooses_by_what_it_may_see(tmp_path: Path) -> Non
     assert routed(tmp_path, "0 if request.expected == 3 and request.input_length == 10 else 2") == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        ("3", "returned 3 for request 0, expected a whole number from 0 to 2"),
-        ("1 // 0", "asked for request 0: ZeroDivisionError"),
-        ("request.output_length", "asked for request 0: AttributeError"),
-        ("replicas[0].submitted_tokens", "asked for request 0: AttributeError"),
-    ],
+@cases(
+    "answer message",
+    ("3", "returned 3 for request 0, expected a whole number from 0 to 2"),
+    ("1 // 0", "asked for request 0: ZeroDivisionError"),
+    ("request.output_length", "asked for request 0: AttributeError"),
+    ("replicas[0].submitted_tokens", "asked for request 0: AttributeError"),
 )
 def test_a_router_from_outside_is_checked_and_sees_no_true_length(tmp_path: Path, answer: str, message: str) -> None:
     assert message in refusal(PolicyError, routed, tmp_path, answer)
@@ -176,13 +175,11 @@ def test_a_scaler_from_outside_has_fields_of_its_own(tmp_path: Path) -> None:
         assert (result.table["status"] == 0).all()
 
 
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        ("0", "expected a number of replicas for each of 1 pools, at least 1 in all"),
-        ("'x'", "expected a number of replicas for each of 1 pools, at least 1 in all"),
-        ("1 // pool.starting", r"mine.py:Queue, asked at 0 s: ZeroDivisionError"),
-    ],
+@cases(
+    "answer message",
+    ("0", "expected a number of replicas for each of 1 pools, at least 1 in all"),
+    ("'x'", "expected a number of replicas for each of 1 pools, at least 1 in all"),
+    ("1 // pool.starting", r"mine.py:Queue, asked at 0 s: ZeroDivisionError"),
 )
 def test_a_scaler_that_leaves_no_replica_or_raises_is_refused(tmp_path: Path, answer: str, message: str) -> None:
     name, allow = outside(tmp_path, SCALER.format(answer=answer), "Queue")
@@ -225,20 +222,18 @@ def test_the_pools_that_a_link_does_not_name_are_the_others_of_two(text: str, en
     assert (link.source, link.to) == ends
 
 
-@pytest.mark.parametrize(
-    ("read", "words", "message"),
-    [
-        (routing, "jsq,delay=x", "router 'jsq,delay=x': there is no field 'delay', expected one of "),
-        (routing, "jsk,delay=1", "router is 'jsk' (did you mean jsq?), expected one of round-robin, random, least"),
-        (scaling, "hpb", "scaler is 'hpb' (did you mean hpa?), expected one of fixed, schedule, hpa, queued-forward"),
-        (scaling, "hpa,metric=cpu", "metric is 'cpu', expected one of requests, waiting, running, tokens, kv"),
-        (scaling, "hpa,worst=2", "there is no field 'worst', expected one of every, metric, target, least, most"),
-        (scaling, "hpa,every=0", "every is 0.0 s, expected above 0 and finite"),
-        (scaling, "schedule,at=0/2/x/4", "at is '0/2/x/4', expected TIME/REPLICAS/TIME/REPLICAS..., such as 0/2/3"),
-        (Link.parse, "450GB/s,10", "'10' is not a latency in us, ms, s"),
-        (Link.parse, "1GB/s,share=pool", "there is no field 'share', expected one of from, to, overlap"),
-        (Link.parse, "1GB/s,overlap=yes", "overlap is 'yes', expected true or false"),
-    ],
+@cases(
+    "read words message",
+    (routing, "jsq,delay=x", "router 'jsq,delay=x': there is no field 'delay', expected one of "),
+    (routing, "jsk,delay=1", "router is 'jsk' (did you mean jsq?), expected one of round-robin, random, least"),
+    (scaling, "hpb", "scaler is 'hpb' (did you mean hpa?), expected one of fixed, schedule, hpa, queued-forward"),
+    (scaling, "hpa,metric=cpu", "metric is 'cpu', expected one of requests, waiting, running, tokens, kv"),
+    (scaling, "hpa,worst=2", "there is no field 'worst', expected one of every, metric, target, least, most"),
+    (scaling, "hpa,every=0", "every is 0.0 s, expected above 0 and finite"),
+    (scaling, "schedule,at=0/2/x/4", "at is '0/2/x/4', expected TIME/REPLICAS/TIME/REPLICAS..., such as 0/2/3"),
+    (Link.parse, "450GB/s,10", "'10' is not a latency in us, ms, s"),
+    (Link.parse, "1GB/s,share=pool", "there is no field 'share', expected one of from, to, overlap"),
+    (Link.parse, "1GB/s,overlap=yes", "overlap is 'yes', expected true or false"),
 )
 def test_words_that_cannot_be_read_are_refused_with_both_values(
     read: Callable[[str], Any], words: str, message: str

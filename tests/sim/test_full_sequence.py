@@ -18,6 +18,7 @@ from dsim.sim.setting import Setting
 from dsim.sim.twin import RunRecords, simulate
 from dsim.traces import Trace
 
+from ..checks import cases
 from ..serving import Loop, serving_profile
 from ..worlds import Collector, differences, toy_trace
 from .test_engines import CHOICES, PARTS, check_accounts, check_fleet, fleet_options, spec_of, traces
@@ -162,14 +163,12 @@ def test_other_scripts_are_predicted_with_their_own_launch_overhead(spec: str, b
     assert min(errors(spec)) > faster  # the longest request's first layer under dLLM-Cache hides most of the floor
 
 
-@pytest.mark.parametrize(
-    ("spec", "more"),
-    [
-        # Per block of 4 steps: full, pack, and two reuses.
-        ("sparse-dllm", [0.0, 0.5 + 0.25 * 28, 2.0, 2.0]),
-        ("dllm-serve", [0.0, 0.5 + 0.25 * 28, 2.0, 2.0]),
-        ("fast-dllm", [0.0] * 4),
-    ],
+@cases(
+    "spec more",
+    # Per block of 4 steps: full, pack, and two reuses.
+    ("sparse-dllm", [0.0, 0.5 + 0.25 * 28, 2.0, 2.0]),
+    ("dllm-serve", [0.0, 0.5 + 0.25 * 28, 2.0, 2.0]),
+    ("fast-dllm", [0.0] * 4),
 )
 def test_steps_cost_their_caches_overhead(spec: str, more: list[float]) -> None:
     trace = toy_trace([0.0], [20], [8])

@@ -13,6 +13,7 @@ from dsim.sim.memory import Forward, StepMemory
 from dsim.sim.setting import Setting
 from dsim.traces import synth
 
+from ..checks import cases
 from ..cli.command import dsim
 from ..engine import golden
 
@@ -34,12 +35,10 @@ def test_logits_are_those_that_exist_at_once() -> None:
 
 
 @pytest.mark.usefixtures("uncompiled")
-@pytest.mark.parametrize(
+@cases(
     "spec",
-    [
         "lmdeploy-bd32,num_pages=11", "optimus,num_blocks=2,num_pages=11", "focus,num_pages=11", "ar", "dllm-serve",
         "maskkv,max_batch=2",
-    ],
 )  # fmt: skip
 def test_no_step_is_larger_than_the_largest(spec: str) -> None:
     policy = parse(spec)

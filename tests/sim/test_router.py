@@ -23,6 +23,7 @@ from dsim.sim.routers.router import Router
 from dsim.sim.setting import Setting
 from dsim.sim.twin import simulate
 
+from ..checks import cases
 from ..worlds import SECOND, refusal, toy_profile, toy_trace
 
 
@@ -228,12 +229,10 @@ def test_a_router_with_a_delay_sees_replicas_as_they_were() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("links", [(), (Link(1e9),)])
-@pytest.mark.parametrize(
+@cases(
     "spec",
-    [
         "llm_d.py:LlmD",
         "fewest_forwards.py:QueuedForwards", "several.py:Several,router=random", "stale.py:Stale",
-    ],
 )  # fmt: skip
 def test_every_router_serves_a_fleet_and_gives_the_same_run_again(spec: str, links: tuple[Link, ...]) -> None:
     setting = Setting(parse("vllm-ar:4,num_pages=90"), toy_profile(latency=SECOND))

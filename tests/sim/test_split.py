@@ -24,6 +24,7 @@ from dsim.sim.setting import Setting
 from dsim.sim.twin import RunRecords, simulate
 from dsim.traces import Trace
 
+from ..checks import cases
 from ..worlds import BLOCK_PRESETS, SECOND, Collector, journal_bytes, refusal, table_bytes, toy_profile, toy_trace
 
 KV = 147_456  # bytes of a token of SDAR-8B
@@ -223,15 +224,13 @@ def test_a_gemma_prompt_sends_the_last_tokens_alone_of_layers_with_a_window() ->
     assert AT_ONCE.size(profile, 5000) == 5000 * 20_480 + 1023 * 204_800
 
 
-@pytest.mark.parametrize(
-    ("links", "specs", "message"),
-    [
-        ([Link(1.0, source="a", to="b")], [BLOCK4, BLOCK4], "link names the pool 'a', expected one of p, d"),
-        ([Link(1.0), Link(2.0)], [BLOCK4, BLOCK4], "2 links join p and d, expected one"),
-        ([Link(1.0), Link(1.0, source="d", to="p")], [BLOCK4, BLOCK4], "pool p is at both ends of links"),
-        ([Link(1.0)], [BLOCK4, "ar"], "pool p has block_length 4 and pool d 1: expected the same"),
-        ([Link(1.0)], [BLOCK4] * 3, "a link is given without pools and the fleet has 3, expected from=POOL,to=POOL"),
-    ],
+@cases(
+    "links specs message",
+    ([Link(1.0, source="a", to="b")], [BLOCK4, BLOCK4], "link names the pool 'a', expected one of p, d"),
+    ([Link(1.0), Link(2.0)], [BLOCK4, BLOCK4], "2 links join p and d, expected one"),
+    ([Link(1.0), Link(1.0, source="d", to="p")], [BLOCK4, BLOCK4], "pool p is at both ends of links"),
+    ([Link(1.0)], [BLOCK4, "ar"], "pool p has block_length 4 and pool d 1: expected the same"),
+    ([Link(1.0)], [BLOCK4] * 3, "a link is given without pools and the fleet has 3, expected from=POOL,to=POOL"),
 )
 def test_a_fleet_whose_links_cannot_work_is_refused(links: list[Link], specs: list[str], message: str) -> None:
     names = ("p", "d", "e")
@@ -240,14 +239,12 @@ def test_a_fleet_whose_links_cannot_work_is_refused(links: list[Link], specs: li
     assert message in refusal(PolicyError, lambda: simulate(trace, Fleet(pools, links=tuple(links))))
 
 
-@pytest.mark.parametrize(
-    ("text", "link"),
-    [
-        ("450GB/s,10us", Link(450e9, 10e-6)),
-        ("400Gb/s", Link(50e9)),
-        ("inf,1ms,from=p,to=d", Link(math.inf, 1e-3, "p", "d")),
-        ("1.5TB/s,overlap=true", Link(1.5e12, overlap=True)),
-    ],
+@cases(
+    "text link",
+    ("450GB/s,10us", Link(450e9, 10e-6)),
+    ("400Gb/s", Link(50e9)),
+    ("inf,1ms,from=p,to=d", Link(math.inf, 1e-3, "p", "d")),
+    ("1.5TB/s,overlap=true", Link(1.5e12, overlap=True)),
 )
 def test_a_link_is_read(text: str, link: Link) -> None:
     assert Link.parse(text) == link
@@ -289,11 +286,9 @@ def test_only_what_the_decoding_replica_lacks_travels() -> None:
     assert "sent" not in (without.moves or {})
 
 
-@pytest.mark.parametrize(
-    ("spec", "second", "sent"),
-    [
+@cases(
+    "spec second sent",
         (FDFO, 9, 4), ("lmdeploy-0.18,block_length=4,page_size=4", 3.5, 4), ("vllm-ar,page_size=4", 9, 3),
-    ],
 )  # fmt: skip
 def test_pages_of_a_request_that_decodes_still_are_found(spec: str, second: float, sent: int) -> None:
     # LMDeploy's first request is decoded from 4 s on, and pages for the second are reserved at 4.5 s.
@@ -334,12 +329,10 @@ def tree(seed: int, n: int = 40) -> Trace:
     return with_names(toy_trace(arrival - arrival[0], prompts, rng.integers(1, 40, n)), names, 16)
 
 
-@pytest.mark.parametrize(
+@cases(
     "spec",
-    [
         "sglang-fdfo,block_length=4,page_size=8", "lmdeploy-0.18,block_length=4,page_size=8", "vllm-ar,page_size=8",
         "vllm-diffusion,canvas_length=4,page_size=8",
-    ],
 )  # fmt: skip
 @pytest.mark.parametrize("pages", [400, 40], ids=["roomy", "crowded"])
 def test_requests_are_conserved_beside_caches(spec: str, pages: int) -> None:
@@ -407,14 +400,12 @@ HOW: list[dict[str, Any]] = [{}, {"concurrency": 5}, {"sessions": True}]
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize(
+@cases(
     "policy",
-    [
-        "lmdeploy-bd32,num_loops=1,max_batch=3",
-        "lmdeploy-0.18,max_batch=3",
-        "sglang-fdfo,max_running_requests=3",
-        "ar,max_batch=3",
-    ],
+    "lmdeploy-bd32,num_loops=1,max_batch=3",
+    "lmdeploy-0.18,max_batch=3",
+    "sglang-fdfo,max_running_requests=3",
+    "ar,max_batch=3",
 )
 def test_runs_with_moves_and_drains_are_the_same_step_by_step(policy: str, how: dict[str, Any]) -> None:
     rng, n = np.random.default_rng(5), 36
