@@ -31,7 +31,6 @@ results    engine files live profiler sim traces
 report     engine files profiler results
 comparison engine files profiler report results sim traces
 planner    comparison engine files profiler report results sim traces
-api        comparison engine files following live planner profiler report results sim traces
 following  engine files planner profiler report results sim traces
 serve      engine files live planner profiler report results sim traces
 """
