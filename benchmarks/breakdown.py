@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 from dsim.benchmarks.step_floors import Watch, evicting_step, floor, rates
@@ -25,7 +25,7 @@ from dsim.live.cache import PagedCache
 from dsim.live.config import named
 from dsim.live.forward import Batch, Forward
 from dsim.live.graphs import GraphForward
-from dsim.profiler.measure import open_any
+from dsim.profiler.measure import LoadedCanvas, open_any
 
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 90.0
@@ -118,6 +118,8 @@ def main() -> None:
     default = "sdar-8b" if torch.cuda.is_available() and given.random_weights is None else None
     name, settings = named(given.model or default, given.random_weights)
     loaded = open_any(name, settings=settings)
+    if isinstance(loaded, LoadedCanvas):
+        parser.error(f"model is {name}, expected one without canvases, which canvas_step.py measures")
     config, own = loaded.model.config, ours()
     block, weight = config.block_length, loaded.model.embedding.weight
     batches = BATCHES if loaded.on_gpu else (4, 1)

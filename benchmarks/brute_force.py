@@ -186,7 +186,7 @@ class Bench:
             outcomes = what_ifs(own, requests, replicas)
             room = capacity(own, requests, rate, target)
             said = advice(outcomes, room, rate, target, {})
-            return {"do": said.do, "room": room}
+            return {"action": said.action, "room": room}
 
         asked: Json = self.kept(f"follow {spec} {replicas}", answer)
         return asked
@@ -316,8 +316,8 @@ def of_follow(bench: Bench, spec: str, replicas: int) -> str:
     said = bench.followed(spec, replicas)
     room = said["room"]
     takes = "no capacity" if room is None else f"{room:.3g} req/s"
-    fewer = f"; on {replicas - 1}: {bench.followed(spec, replicas - 1)['do']}" if replicas > 1 else ""
-    return f"{said['do']} ({takes}){fewer}"
+    fewer = f"; on {replicas - 1}: {bench.followed(spec, replicas - 1)['action']}" if replicas > 1 else ""
+    return f"{said['action']} ({takes}){fewer}"
 
 
 def of_settings(bench: Bench, spec: str, specs: Sequence[str], replicas: int, rate: float) -> str:

@@ -90,7 +90,7 @@ class Launches(TorchDispatchMode):
             finally:
                 self._inside = False
 
-        operation.run = called  # type: ignore[assignment]
+        operation.run = called
         try:
             with self:
                 yield self

@@ -154,8 +154,9 @@ def _svg(world: World, bars: list[Bar]) -> str:
             f'fill-opacity="{bar.depth}"><title>{escape(about)}</title></rect>'
         )
         if bar.width * scale > 7 * len(str(bar.num_tokens)):
-            kind, middle = "n" if bar.depth > 0.6 else "l", at(bar.start + bar.width / 2)
-            out.append(f'<text class="{kind}" x="{middle}" y="{y + 13}">{bar.num_tokens}</text>')
+            kind = "n" if bar.depth > 0.6 else "l"
+            centre = at(bar.start + bar.width / 2)
+            out.append(f'<text class="{kind}" x="{centre}" y="{y + 13}">{bar.num_tokens}</text>')
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 40}" role="img">'
     title = f"<title>Rows over time under {escape(world.policy)}</title>"
     return "\n".join([head, title, f"<style>{STYLE}</style>", *out, "</svg>", ""])

@@ -112,8 +112,8 @@ def traffic(rate: float, seconds: float, seed: int) -> Trace:
     time_ = np.cumsum(rng.exponential(1 / rate, int(rate * seconds * 1.2) + 100))
     time_ = time_[time_ < seconds]
     n = len(time_)
-    lengths = (rng.lognormal(np.log(mean), 0.6, n).clip(1, 8000).astype(np.int64) for mean in (500, 200))
-    return Trace("traffic", time_ - time_[0], *lengths)
+    prompts, answers = (rng.lognormal(np.log(mean), 0.6, n).clip(1, 8000).astype(np.int64) for mean in (500, 200))
+    return Trace("traffic", time_ - time_[0], prompts, answers)
 
 
 def pages(server: Server, world: World, rate: float, begin: float, seconds: float, seed: int) -> list[Sample]:
@@ -124,11 +124,12 @@ def pages(server: Server, world: World, rate: float, begin: float, seconds: floa
     result = replace(world, seed=seed).simulate_whole(trace, recorder.append)
     at = RUN_IN + np.arange(0.0, seconds, INTERVAL)
     steps = recorder.steps()
-    found = samples_of(result, trace, steps, at, ENDS, server.page)
+    found = samples_of(result, trace, steps, at, ENDS)
     return [
         replace(
             s,
             time=begin + s.time - RUN_IN,
+            engine=server.page,
             num_engines=world.replicas,
             counters={n: s.counters[n] for n in PAGES[server.page]},
         )

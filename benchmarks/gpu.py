@@ -261,7 +261,7 @@ def kernels(at: Place) -> list[Part]:
 
 def profile(at: Place) -> list[Part]:
     [option, model] = at.model
-    chosen = {"random_weights" if option == "--random-weights" else "model": model, "device": at.device}
+    chosen: dict[str, Any] = {"random_weights" if option == "--random-weights" else "model": model, "device": at.device}
     graphs = {"--graphs": True, "--no-graphs": False, "": None}[os.environ.get("GRAPHS", "")]
     chosen |= {"graphs": graphs, "yields": "a100-sdar-8b", "max_batch": either(256, 8), "out": str(at.profile)}
     command = [

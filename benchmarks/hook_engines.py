@@ -191,13 +191,13 @@ def sglang(out: Path) -> None:
             batch.forward_mode, batch.spec_algorithm = ForwardMode.DLLM_EXTEND, SpeculativeAlgorithm.NONE
             batch.prefix_lens = [past[req.rid] for req in rows]
             batch.extend_lens = [BLOCK] * len(rows)
-            ids = []
+            written: list[int] = []
             for req, begin in zip(rows, batch.prefix_lens, strict=True):
                 req.extend_end = begin + BLOCK
-                ids += req.full_untruncated_fill_ids[begin : begin + BLOCK]
+                written += req.full_untruncated_fill_ids[begin : begin + BLOCK]
             starts = torch.tensor(batch.prefix_lens)
             made = ForwardBatch(
-                ForwardMode.DLLM_EXTEND, len(rows), torch.tensor(ids), None, starts + BLOCK, None, 0,
+                ForwardMode.DLLM_EXTEND, len(rows), torch.tensor(written), None, starts + BLOCK, None, 0,
                 rids=[req.rid for req in rows], extend_prefix_lens_cpu=batch.prefix_lens,
                 positions=(starts[:, None] + torch.arange(BLOCK)).flatten(),
             )  # fmt: skip

@@ -59,7 +59,7 @@ def ways(launched: Any) -> list[Any]:
 
 def specification(operation: Any) -> Callable[..., Any]:
     """An operation in plain PyTorch."""
-    return operation.__wrapped__  # type: ignore[no-any-return]
+    return operation.__wrapped__
 
 
 @dataclass
@@ -125,9 +125,9 @@ class Clock:
     def seconds(self, run: Callable[[], Any]) -> list[float]:
         """By launch."""
         if not self._cuda:
-            begin = time.perf_counter()
+            start = time.perf_counter()
             run()
-            return [time.perf_counter() - begin]
+            return [time.perf_counter() - start]
         launch = self._captured(run)
         took = []
         for _ in range(REPEATS):
@@ -264,7 +264,7 @@ def attention_candidates(arguments: Any) -> dict[str, Callable[[], Any]]:
     return {str(tile): way(tile, None) for tile in tiles} | {f"{n} splits": way(tiles[0], n) for n in (1, 2, 4)}
 
 
-def flex(qkv: tuple[torch.Tensor, ...], block: int | None) -> Callable[[], torch.Tensor]:
+def flex(qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor], block: int | None) -> Callable[[], torch.Tensor]:
     """Compiled, on the same keys as a dense tensor."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -378,7 +378,7 @@ def experts(size: Size, _: dict[str, float]) -> Iterator[Case]:
                 flops=6.0 * rows * top_k * width * ffn,
                 alternatives={"loop of matmuls": loop_of_matmuls(given, counts.tolist())},
                 candidates={
-                    str(tile): lambda given=given, tile=tile: kernel.grouped_experts(*given, tile)
+                    str(tile): lambda given=given, tile=tile: kernel.grouped_experts(*given, tile=tile)
                     for tile in ways(kernel.tile_for(x, rows * top_k, num))
                 },
             )
@@ -408,7 +408,7 @@ def canvases(size: Size, _: dict[str, float]) -> Iterator[Case]:
     from dsim.kernels.ragged_paged_attention import ragged_paged_attention_kernel as kernel
     from dsim.kernels.read_logits import read_logits
 
-    device, (length, _, vocabulary), page = size.device, size.canvas, 64
+    device, (length, _width, vocabulary), page = size.device, size.canvas, 64
     for batch in (1, 8):
         for num_heads, num_kv_heads, d, window in size.wide:
             num_keys = size.contexts[-1] // 4 + length
@@ -503,8 +503,9 @@ def elementwise(size: Size, _: dict[str, float]) -> Iterator[Case]:
         qkv = torch.randn(num, num_heads + 2 * num_kv_heads, d, device=device).bfloat16()
         angles = torch.randn(num, d // 2, device=device)
         turns = Turns(angles.cos().bfloat16(), angles.sin().bfloat16())
-        pages = [torch.zeros(max(1, num // 16), 64, num_kv_heads, d, device=device).bfloat16() for _ in range(2)]
-        heads = (qkv, num_heads, Norms(weight, weight, 1e-6), turns, Pages(*pages, torch.arange(num, device=device)))
+        keys, values = (torch.zeros(max(1, num // 16), 64, num_kv_heads, d, device=device).bfloat16() for _ in range(2))
+        pages = Pages(keys, values, slots=torch.arange(num, device=device))
+        heads = (qkv, num_heads, Norms(weight, weight, 1e-6), turns, pages)
 
         def right(found: Any, heads: Any = heads) -> bool:
             # PyTorch's steps round in between.

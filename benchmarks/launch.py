@@ -60,7 +60,8 @@ def commands_of(engine: str) -> list[list[str]]:
             for spec in settings_to_try(name, profile, lambda policy: None, shared_prefixes=True):
                 deployed = deployment_of(spec, profile, context=6300)
                 if deployed is not None:  # sglang-indel is for LLaDA2.2
-                    found.append(deployed.in_container)
+                    listens = deployed.everywhere.split()
+                    found.append([*deployed.command, *listens, deployed.port_flag, "8000"])
     return found
 
 

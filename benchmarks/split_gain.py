@@ -35,7 +35,9 @@ def world(engine: str, prompt: int, block: int, prefill: int, rate: float, link:
 @cache
 def capacity(engine: str, prompt: int, block: int) -> float:
     """req/s of GPUS replicas without a prefill pool, if all arrive at once."""
-    return float(world(engine, prompt, block, 0, 1000.0).run().request_throughput)
+    throughput = world(engine, prompt, block, 0, 1000.0).run().request_throughput
+    assert throughput is not None
+    return throughput
 
 
 def served(engine: str, prompt: int, block: int, load: float) -> list[Summary]:

@@ -27,7 +27,7 @@ from dsim.live.config import ModelConfig, named
 from dsim.live.evicting import Evict
 from dsim.live.forward import Batch, Forward
 from dsim.live.graphs import GraphForward
-from dsim.profiler.measure import Loaded, open_any
+from dsim.profiler.measure import Loaded, LoadedCanvas, open_any
 
 REPEATS = 14
 CONTEXT = 512
@@ -215,6 +215,8 @@ def main() -> None:
     default = "sdar-8b" if torch.cuda.is_available() and given.random_weights is None else None
     name, settings = named(given.model or default, given.random_weights)
     loaded = open_any(name, settings=settings)
+    if isinstance(loaded, LoadedCanvas):
+        parser.error(f"model is {name}, expected one without canvases, which canvas_step.py measures")
     config = loaded.model.config
     device = "cuda" if loaded.on_gpu else "cpu"
     context = min(CONTEXT, config.context_limit - 3 * config.block_length) // config.block_length * config.block_length

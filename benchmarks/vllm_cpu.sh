@@ -107,8 +107,7 @@ read -r _ middle _ <<<"$rates x x"
 dsim profile --from-log "$out/calibration.steps.jsonl" --client "$out/calibration-${middle}b.json" -o "$out/vllm-cpu.json" \
     || echo "the fit doubts itself: see above"
 policy=${POLICY:-$("$python" -c 'import sys
-from dsim.profiler.as_logged import policy_of
-from dsim.profiler.steplog import read_log
+from dsim.profiler.steplog import policy_of, read_log
 print(policy_of(read_log(sys.argv[1]).header)[0])' "$out/calibration.steps.jsonl")}
 
 for rate in $rates; do

@@ -75,12 +75,12 @@ def lines(out: Path, rates: list[str]) -> list[str]:
 def main() -> None:
     out, docs, count, *rates = sys.argv[1:]
     profile = json.loads((Path(out) / "vllm-cpu.json").read_text())
-    fit = profile["latency"]
+    fit = profile["fit"]
     valid = "not valid" if fit["doubts"] else "valid"
     about = (
         f"{date.today().isoformat()}, two cores of {processor()}, {count} requests a load. The profile calls itself "
-        f"{valid}: repeats of a step spread by {percent(fit['noise'] or 0.0)}. {1e3 * profile['frontend']:.1f} ms lie "
-        "between a client and the engine."
+        f"{valid}: fitted steps are {percent(fit['residual'])} off (root mean square). "
+        f"{1e3 * profile['frontend']:.1f} ms lie between a client and the engine."
     )
     text = "\n".join([about, "", *lines(Path(out), rates)])
     print(text)

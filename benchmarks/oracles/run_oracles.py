@@ -102,7 +102,7 @@ def unpack(package: str, release: str, folder: Path, wanted: Callable[[str], boo
             "-d", download, f"{package}=={release}",
         )  # fmt: skip
         with zipfile.ZipFile(next(Path(download).glob("*.whl"))) as wheel:
-            wheel.extractall(Path(download, "unpacked"), filter(wanted, wheel.namelist()))
+            wheel.extractall(Path(download, "unpacked"), [name for name in wheel.namelist() if wanted(name)])
         folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(Path(download, "unpacked"), folder)  # whole or not at all
 

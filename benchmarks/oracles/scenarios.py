@@ -131,11 +131,11 @@ def vllm(family: str, seed: int) -> Scenario:
             ]
         requests.append(request)
     context = context_of(requests, seed)
-    settings = {
+    settings: dict[str, Any] = {
         "max_num_seqs": seqs, "max_num_batched_tokens": budget, "long_prefill_token_threshold": threshold,
         "enable_chunked_prefill": chunked, "async_scheduling": asynchronous,
     }  # fmt: skip
-    own = {"canvas_length": canvas} if canvas else {}
+    own: dict[str, Any] = {"canvas_length": canvas} if canvas else {}
     if drafts:
         own = {"num_speculative_tokens": drafts, "drafter": r.choice(drafters)}
         # 0.33 refuses a budget without room beside each row, or for the positions of one row's draft forward; with one

@@ -56,7 +56,7 @@ def config_of(spec, canvases, **settings):
         num_hidden_layers=2, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
         intermediate_size=128, vocab_size=256, max_position_embeddings=4096, canvas_length=8,
     )  # fmt: skip
-    usual = {"max_num_seqs": NUM, "max_num_batched_tokens": 8192, "long_prefill_token_threshold": 0}
+    usual: dict[str, object] = {"max_num_seqs": NUM, "max_num_batched_tokens": 8192, "long_prefill_token_threshold": 0}
     usual |= {"enable_chunked_prefill": True, "async_scheduling": True, "policy": "fcfs"}
     return Bag(
         model_config=Bag(

@@ -93,8 +93,8 @@ class Measured:
         steps = {**steps, "latency": steps["latency"] + woken(steps["start"], steps["latency"], requests["arrival"])}
         journal = Journal(steps, lists, requests)
         commits = Commits(requests, policy, recording.width)
-        ended = commits.record_log(journal, policy.block_length)
-        price = Latencies(self.profile.latency, journal, policy, ended, logged=True)
+        commits.record_log(journal, policy.block_length)
+        price = Latencies(self.profile.latency, journal, policy, logged=True)
         rerun_columns = rerun(recording, requests, price, commits.of, lambda: None)
         return float(per_request(rerun_columns, np.arange(len(self.trace)))["e2el"].mean() / self.e2el.mean() - 1)
 

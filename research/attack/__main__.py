@@ -106,6 +106,7 @@ def _disasters(until: float, seed: int, found: fuzz.Found, tried: Counter[str], 
         writers = [*disasters.WRITERS]
         if disasters.prepare_device(folder):
             writers += disasters.ON_A_DEVICE
+        turns: list[tuple[disasters.Writer | None, str]]
         turns = [(writer, what) for writer in writers for what in TRIES if small or what not in ON_A_SMALL_DISK]
         turns += [(None, f"{number.name}, a server") for number in SIGNALS]
         if only is not None:

@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -82,7 +82,7 @@ def _world(chance: Random, folder: Path) -> list[str]:
     return words
 
 
-def _same(ways: dict[str, object]) -> None:
+def _same(ways: Mapping[str, object]) -> None:
     (one, first), *others = ways.items()
     for other, second in others:
         assert first == second, f"{one} and {other} differ: {str(first)[-600:]} | {str(second)[-600:]}"

@@ -235,8 +235,9 @@ def asked(words: str, chance: Random, folder: Path) -> None:
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "path": path,
         "raw_path": path.encode(), "query_string": b"", "headers": head, "scheme": "http", "root_path": "",
     }  # fmt: skip
-    came = [{"type": "http.request", "body": data, "more_body": False}, {"type": "http.disconnect"}]
     sent: list[dict[str, Any]] = []
+    came: list[dict[str, Any]]
+    came = [{"type": "http.request", "body": data, "more_body": False}, {"type": "http.disconnect"}]
 
     async def receive() -> dict[str, Any]:
         return came.pop(0)

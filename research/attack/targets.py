@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
@@ -26,8 +25,9 @@ from dsim.engine.errors import DsimError
 from dsim.engine.spec import PRESETS, parse
 from dsim.files.duration import seconds_of
 from dsim.files.metrics_text import read_samples
-from dsim.planner import grid, quality, space
+from dsim.planner import grid, quality, space, validation
 from dsim.planner.record import in_twin, record
+from dsim.planner.validation import Cell
 from dsim.profiler import profile, steplog
 from dsim.results.run import Run, read_run
 from dsim.results.slo import Slo
@@ -39,8 +39,6 @@ from dsim.traces.trace import Trace
 
 from . import agreeing, commands, failing, hostile_clients, mutate, planning, worlds
 
-# Modules whose names the package gives to their functions.
-sweep, validate = import_module("dsim.planner.sweep"), import_module("dsim.planner.validation")
 ROOT = Path(dsim.__file__).parent
 
 
@@ -108,7 +106,6 @@ MOONCAKE = [
 GUIDE = [{"timestamp": 0.5 * i, "input_length": 9, "output_length": 3, "gen_length": 8} for i in range(4)]
 AZURE = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
 BURST = ["Timestamp", "Model", "Request tokens", "Response tokens", "Total tokens", "Log Type"]
-VIDUR = ["arrived_at", "num_prefill_tokens", "num_decode_tokens", "session_id"]
 
 SPENT = [
     {
@@ -126,18 +123,6 @@ SPENT = [
     }
     for i in range(4)
 ]
-BEGIN = 1_772_359_200_000_000_000
-SPANS = [
-    {"resourceSpans": [{"scopeSpans": [{"spans": [{
-        "name": "llm_request", "startTimeUnixNano": str(BEGIN + i * 10**9), "endTimeUnixNano": str(BEGIN + 9 * 10**9),
-        "status": {"code": 1}, "attributes": [
-            {"key": "gen_ai.usage.prompt_tokens", "value": {"intValue": "20"}},
-            {"key": "gen_ai.usage.output_tokens", "value": {"intValue": 10}},
-            {"key": "gen_ai.request.model", "value": {"stringValue": "m"}},
-            {"key": "gen_ai.latency.time_to_first_token", "value": {"doubleValue": 0.25}},
-        ],
-    }]}]}]} for i in range(4)
-]  # fmt: skip
 RESPONSES = [
     {"id": f"r{i}", "object": "chat.completion", "created": 1772359200 + i, "model": "m",
      "usage": {"prompt_tokens": 20, "completion_tokens": 10, "total_tokens": 30}} for i in range(4)
@@ -149,10 +134,7 @@ TRACES: dict[str, Callable[[Random], bytes]] = {
     "json": lambda c: mutate.json_text(MOONCAKE, c),
     "azure": lambda c: mutate.table(AZURE, [[f"2023-11-16 18:15:4{i}.68", "374", "44"] for i in range(5)], c),
     "burstgpt": lambda c: mutate.table(BURST, [[str(5 * i), "ChatGPT", "47", "18", "65", "x"] for i in range(5)], c),
-    "vidur": lambda c: mutate.table(VIDUR, [[str(0.5 * i), "9", "4", "a"] for i in range(5)], c),
     "litellm": lambda c: mutate.json_text(SPENT, c),
-    "spans": lambda c: mutate.json_lines(SPANS, c),
-    "spans in one": lambda c: mutate.json_text(SPANS[0], c),
     "responses": lambda c: mutate.json_lines(RESPONSES, c),
     "own columns": lambda c: mutate.table(OWN, [[f"2026-03-01T10:00:0{i}Z", "9", "4", "a"] for i in range(5)], c),
     "engine's log": lambda c: _changed_log(c, _logs()[1]),
@@ -287,7 +269,6 @@ POLICY_FILE = """policy = "optimus"
 max_chunk = 8
 num_blocks = 2
 max_batch = "none"
-candidates = [2, 8]
 threshold = 0.9
 replicas = 3
 """
@@ -304,7 +285,7 @@ chunk = [4, 16]
 max_batch = ["none", 32]
 [optimus]
 """
-SCORES = [["optimus", "0.9", "99.5", "100"], ["lmdeploy-bd32", "0.9", "100", ""]]
+SCORES = [["optimus", "0.9", "99.5", "100"], ["lmdeploy-bd32", "0.9", "100", "100"]]
 
 
 def _policy_file(chance: Random, folder: Path) -> None:
@@ -422,16 +403,16 @@ def _sweep_config(work: Path) -> dict[str, Any]:
 
 
 def _plan(chance: Random, folder: Path) -> None:
-    cells = [asdict(validate.Cell("ar", "64", 64, 1.0, 9, True))]
+    cell = Cell(policy="ar", load="64", concurrency=64, rate=1.0, num_requests=9, again=True)
     plan = {
-        "trace": "t", "lengths": None, "profile": "p", "seed": 1, "commits": "twin", "capacities": {"ar": 2.0},
-        "cells": cells,
+        "trace": "t", "lengths": None, "profile": "p", "seed": 1, "commits": "twin", "policies": "ar",
+        "capacities": {"ar": 2.0}, "cells": [asdict(cell)],
     }  # fmt: skip
     _write(folder / "validation.json", mutate.json_text(plan, chance))
-    held = validate._plan(folder)
+    held = validation._plan(folder)
     assert held is not None
     held.get("capacities", dict[str, float])
-    held.get("cells", list[validate.Cell])
+    held.get("cells", list[Cell])
 
 
 # ---- what load generators and servers wrote ---------------------------------------------------------------------
@@ -510,7 +491,6 @@ def _files(work: Path) -> dict[str, Callable[[Random], bytes]]:
         "PROFILE": lambda c: mutate.json_text(c.choice(_profiles()), c),
         "LOG": lambda c: _changed_log(c, c.choice(_logs()[:2])),
         "CLIENT": _client_file,
-        "METRICS": _metrics_file,
         "SHEET": lambda c: mutate.toml_text(planning.SHEET, c),
         "SHAPE": lambda c: mutate.json_text(c.choice((planning.DENSE, planning.SPARSE, planning.OLDER)), c),
         "POLICY": lambda c: mutate.toml_text(POLICY_FILE, c),

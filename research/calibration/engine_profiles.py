@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +51,8 @@ def engine_profile(device: str, shape: str, runs: Published, tp: int = 1, **said
         gpu(device), model(shape), tp, name=said["name"], description=said["description"], date=said["date"]
     )
     # The points include head and sampler, unless known separately.
-    roof = replace(base.latency, **({"head": 0.0, "sample": 0.0} | dict(runs.terms)))
+    terms: dict[str, Any] = {"head": 0.0, "sample": 0.0, **dict(runs.terms)}
+    roof = replace(base.latency, **terms)
     seen = min(runs.keys, roof.window + runs.row)
     row = {"sum_q_kv": runs.row * runs.keys, "sum_kv": runs.keys, "window_q_kv": runs.row * seen, "window_kv": seen}
 
@@ -61,9 +63,9 @@ def engine_profile(device: str, shape: str, runs: Published, tp: int = 1, **said
     def known(tokens: float) -> float:
         """s of attention (and head and sampler, if known) of whole rows with `tokens` in all."""
         rows = tokens / runs.row
-        columns = {name: number * rows for name, number in row.items()}
-        step = Features(tokens, head_rows=tokens, sampled_rows=tokens, batch=rows, prefill_tokens=0, **columns)
-        return keys_alone.step(step)
+        columns: dict[str, Any] = {name: number * rows for name, number in row.items()}
+        columns |= {"tokens": tokens, "head_rows": tokens, "sampled_rows": tokens, "batch": rows}
+        return keys_alone.step(Features(**columns, prefill_tokens=0))
 
     knots = tuple((x, digits(y - known(x))) for x, y in runs.points)
     (x0, y0), (x1, y1) = runs.points[-2:]
@@ -216,10 +218,10 @@ def of_the_report(base: Profile) -> Profile:
     keys = 400  # a short prompt and its answer: under 1 % of the forward depends on it
     whole = roof.step(Features(32, 32 * keys, keys, 32, 32, 1, 0))
     scaled = roof.scaled(REPORT_FORWARD / whole)
-    latency = replace(
-        scaled, slope=digits(scaled.slope), knots=tuple((x, digits(y)) for x, y in scaled.knots),
-        **{name: digits(getattr(scaled, name)) for name in ("attention", "kv_read", "head", "sample", "eviction")},
-    )  # fmt: skip
+    terms: dict[str, Any] = {
+        name: digits(getattr(scaled, name)) for name in ("slope", "attention", "kv_read", "head", "sample", "eviction")
+    }
+    latency = replace(scaled, knots=tuple((x, digits(y)) for x, y in scaled.knots), **terms)
     return replace(
         base,
         name=f"{base.name}/sglang",

@@ -16,7 +16,7 @@ from .points import Reproduced
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReproduceQuestion(q.Somewhere, q.Coded, q.Forced, Question[Reproduced]):
+class ReproduceQuestion(q.Somewhere, q.Coded, q.Forced, Question[Reproduced | None]):
     """Run published experiments in the twin, and list published values next to predictions, with a status each.
 
     python -m dsim.research.reproduce focus-throughput -o runs/focus
@@ -39,7 +39,7 @@ class ReproduceQuestion(q.Somewhere, q.Coded, q.Forced, Question[Reproduced]):
     jobs: int | None = None
     out: Path | None = None
 
-    def answer(self, watch: Watch) -> Answer[Reproduced]:
+    def answer(self, watch: Watch) -> Answer[Reproduced | None]:
         from ...engine.allowed_code import allowed
         from ...report.html import to_html
         from ...results.world import different

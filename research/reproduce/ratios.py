@@ -18,8 +18,8 @@ import numpy as np
 from ...files.read import read_csv
 from ...files.write import csv_of, write_whole
 from ...planner.ensemble import drawn, interval, known_causes, moved
+from ...results.world import World
 from .experiment import CALIBRATED, read
-from .machine import OnMachine
 from .measures import OVER, of_run, unit_of
 from .points import PLACE, RECORDED
 
@@ -190,7 +190,7 @@ def _values(experiment: str, series: str, at: str, measure: str, draws: int) -> 
     return [_value(moved(world, drawn(causes, i, world.seed)) if i else world, measure) for i in range(draws + 1)]
 
 
-def _value(world: OnMachine, measure: str) -> float:
+def _value(world: World, measure: str) -> float:
     result = world.simulate_whole(world.requests())
     return of_run(measure, world.summarize(result), result)
 
