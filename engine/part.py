@@ -237,6 +237,7 @@ class Granularity(Part):
     whole_block = False  # every position, every step
     sized_by_block = ""  # field that is at most the block length
     needs_latency = False  # chooses by steps' cost
+    caution = ""  # on what its predictions rest, for a run to say
     drafts_blocks = False  # a drafter with keys and values of its own runs beside it
     num_blocks = 1  # that a window may reach into
     static = False  # a decoding row computes all columns, those outside its window for nothing

@@ -26,6 +26,8 @@ def _of_another_model(profile: Profile, names: Iterable[str]) -> Iterator[str]:
 def _unknown(setting: Setting) -> Iterator[str]:
     policy, profile, law, commits = setting.policy, setting.profile, setting.law, setting.commits
     unmasking = policy.unmasking
+    if policy.granularity.caution:
+        yield f"{policy.name}: {policy.granularity.caution}"
     if policy.granularity.drafts_blocks and not profile.latency.draft_token:
         yield f"{policy.name}: {profile.name} holds no time of a draft forward (draft_token is 0): drafts are free"
     if commits is not None and commits.threshold != unmasking.threshold:
