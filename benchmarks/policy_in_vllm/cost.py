@@ -11,7 +11,7 @@ import time
 import types
 from collections import deque
 
-from dsim.benchmarks.policy_in_vllm.record_policies import POLICIES, spec_of
+from dsim.benchmarks.policy_in_vllm.record_policies import CAPPING, POLICIES, spec_of
 
 Bag = types.SimpleNamespace
 NUM = 64
@@ -77,8 +77,9 @@ def main():
 
     for policy in POLICIES:
         for num_running in (0, NUM // 2, NUM):
-            preset = "vllm-diffusion" if policy == "steps" else "vllm-ar"
-            scheduler = policy_scheduler(config_of(spec_of(policy, preset), policy == "steps"))
+            canvases = policy in CAPPING
+            preset = "vllm-diffusion" if canvases else "vllm-ar"
+            scheduler = policy_scheduler(config_of(spec_of(policy, preset), canvases))
             for i in range(NUM):
                 request = Request(
                     request_id=f"cmpl-{i}", num_prompt_tokens=100 + i, max_tokens=200 - i, arrival_time=time.time(),

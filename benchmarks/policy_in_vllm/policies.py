@@ -46,6 +46,14 @@ class FewerSteps(Discipline):
 
 
 @dataclass(frozen=True)
+class FewerStepsFromAdmission(Discipline):
+    """A request is admitted for 12 denoising steps a canvas, and two less for each waiting request, down to one."""
+
+    def steps(self, view: View) -> Ints:
+        return np.full(view.num_waiting, max(1, 12 - 2 * view.num_waiting))
+
+
+@dataclass(frozen=True)
 class ShortPrompts(Discipline):
     """A quarter of the prompt tokens for each running request less; the row with most to come rests if many wait."""
 
@@ -60,4 +68,6 @@ class ShortPrompts(Discipline):
         return resting
 
 
-DEADLINE, PAGES, STEPS, PROMPTS = DeadlineFirst(), ByPages(), FewerSteps(), ShortPrompts()
+DEADLINE, PAGES, STEPS, ADMISSION, PROMPTS = (
+    DeadlineFirst(), ByPages(), FewerSteps(), FewerStepsFromAdmission(), ShortPrompts(),
+)  # fmt: skip

@@ -138,7 +138,7 @@ def main() -> None:
             measured, twin = ([name for name, *_ in sorted(rows, key=lambda row: row[i])] for i in (1, 2))
             ranks[kind].append(measured == twin)
     for kind, same in ranks.items():
-        print(f"{kind}: the four policies ranked as measured at {sum(same)} of {len(same)} loads", file=sys.stderr)
+        print(f"{kind}: its policies ranked as measured at {sum(same)} of {len(same)} loads", file=sys.stderr)
 
 
 def rate_of(path: Path) -> float:

@@ -1,7 +1,10 @@
-"""Policies inside vLLM's engine, on the clock of its CPU time: `record_policies.py OUT RATE,... COUNT -- OPTION ...`
+"""Policies inside vLLM's engine, on the clock of its CPU time.
 
-In vLLM's environment. OPTION: of `vllm serve`. Each of four policies serves the same traffic at each rate (req/s),
-COUNT requests; OUT/steps.jsonl is the hook's log, whose requests are called POLICY-RATE.NUMBER.
+    record_policies.py OUT RATE,... COUNT [POLICY ...] -- OPTION ...
+
+In vLLM's environment. OPTION: of `vllm serve`. Each policy (of POLICIES; by default all that suit the model) serves the
+same traffic at each rate (req/s), COUNT requests; OUT/steps.jsonl is the hook's log, whose requests are called
+POLICY-RATE.NUMBER.
 """
 
 import json
@@ -21,8 +24,10 @@ POLICIES = {
     "deadline": f"{HERE}/policies.py:DEADLINE",
     "pages": f"{HERE}/policies.py:PAGES",
     "steps": f"{HERE}/policies.py:STEPS",
+    "admission": f"{HERE}/policies.py:ADMISSION",
     "prompts": f"{HERE}/policies.py:PROMPTS",
 }
+CAPPING = ("steps", "admission")  # policies of canvases
 
 
 def spec_of(policy, preset):
@@ -77,8 +82,9 @@ def under(engine, policy, preset):
 
 
 def main():
-    out, rates, count = sys.argv[1:4]
-    options = sys.argv[sys.argv.index("--") + 1 :]
+    between = sys.argv.index("--")
+    out, rates, count, *policies = sys.argv[1:between]
+    options = sys.argv[between + 1 :]
     os.environ |= {"DSIM_STEPLOG": f"{out}/steps.jsonl", "DSIM_STEPLOG_SKIP": "0"}
     import dsim_hooks.log
     import dsim_hooks.vllm
@@ -94,7 +100,7 @@ def main():
     )
     warm = {"timestamp": 0, "input_length": 30, "output_length": 64, "hash_ids": ["warm", "up"]}
     serve(engine, clock, "warm", [warm] * 2, False)
-    policies = ("shortest", "deadline", "pages", "steps" if canvases else "prompts")
+    policies = policies or ["shortest", "deadline", "pages", *(CAPPING if canvases else ("prompts",))]
     for policy in policies:
         asker = under(engine, policy, preset)
         for rate in rates.split(","):

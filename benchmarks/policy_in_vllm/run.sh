@@ -1,5 +1,5 @@
 #!/bin/bash
-# Four policies inside vLLM's CPU build at three loads, and the twin under the same policies.
+# Policies inside vLLM's CPU build at three loads, and the twin under the same policies.
 #
 #   benchmarks/policy_in_vllm/run.sh VENV OUT [ENGINE ...]
 #

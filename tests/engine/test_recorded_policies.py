@@ -2,7 +2,8 @@
 
 recorded/policy-ENGINE-POLICY-RATE.jsonl.xz is what benchmarks/policy_in_vllm/record_policies.py recorded on 2026-11-30:
 `ar` a tiny Qwen3, `dg` a tiny DiffusionGemma with canvases of 64 tokens, both with asynchronous scheduling.
-The requests of `dg-steps-8` are called deadline-8: while the engine ran, that name stood for the caps of steps.
+`dg-admission-8` caps canvases as it admits requests, down to one step, and vLLM preempts in it. The requests of
+`dg-steps-8` are called deadline-8: while the engine ran, that name stood for the caps of running rows.
 """
 
 from pathlib import Path
