@@ -12,6 +12,7 @@ A scenario (one JSON object):
                                       ids, `output` tokens of the answer, `max_tokens` its limit; and, by the model:
         estimate                      expected tokens of the answer, which a discipline sees
         steps                         [canvases] denoising steps of each canvas or block
+        diffusion_max_steps           most denoising steps of a canvas that the request allows
         accepted                      [tokens] drafts accepted behind each token
         unmasked                      [blocks] masks that a step of each block unmasks, from the left
 
@@ -30,6 +31,7 @@ Every step takes 1. Order of rows matters unless the recording has "any_order": 
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -65,12 +67,15 @@ def prefixes(scenario: dict[str, Any]) -> Prefixes:
 class Device:
     """What each step of a plan commits, by the scenario's requests."""
 
-    def __init__(self, requests: Sequence[dict[str, Any]]) -> None:
-        self.requests = requests
+    def __init__(self, engine: Engine, requests: Sequence[dict[str, Any]]) -> None:
+        self.requests, self._caps = requests, engine.caps
+        limits = [request.get("diffusion_max_steps", MOST_STEPS) for request in requests]
+        self._draws: Any = SimpleNamespace(requests={"most": np.array(limits)})
         self.starts: list[list[int]] = [[] for _ in requests]  # of a request's blocks, in order
 
     def commits(self, plan: StepPlan) -> np.ndarray:
-        """[rows, width] bool."""
+        """[rows, width] bool; the step begins."""
+        self._caps.apply(self._draws)
         committed = np.zeros(plan.window.shape, np.bool_)
         for row, index in enumerate(plan.requests.tolist()):
             window = plan.window[row]
@@ -88,7 +93,8 @@ class Device:
             elif plan.phases[row] == Phase.DENOISE:
                 masks = np.flatnonzero(window & (plan.status[row] == MASKED))
                 block = self.block(index, start)
-                if int(plan.evaluations[row][masks[0]]) + 1 >= request["steps"][block]:
+                steps = min(request["steps"][block], self._draws.requests["most"][index])
+                if int(plan.evaluations[row][masks[0]]) + 1 >= steps:
                     committed[row, masks] = True
         return committed
 
@@ -109,7 +115,7 @@ def play(scenario: dict[str, Any]) -> dict[str, Any]:
     if "discipline" in scenario:
         policy = replace(policy, discipline=getattr(disciplines, scenario["discipline"]))
     engine = Engine(policy, Limits(**scenario["limits"]), table, eos=scenario["eos"], prefixes=named)
-    device, now, submitted, steps, tokens = Device(asked), 0.0, 0, [], []
+    device, now, submitted, steps, tokens = Device(engine, asked), 0.0, 0, [], []
     had = np.zeros(len(asked), np.int64)
     for _ in range(MOST_STEPS):
         while submitted < len(asked) and asked[submitted]["arrival"] <= now:

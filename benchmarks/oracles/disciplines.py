@@ -56,10 +56,37 @@ class RestInTurn(Discipline):
 
 
 @dataclass(frozen=True)
+class StepsFromAdmission(Discipline):
+    """Admits requests for one to five denoising steps a canvas, by their number and the rows."""
+
+    def steps(self, view: View) -> Ints:
+        return 1 + (view.waiting().index + view.num_running) % 5
+
+
+@dataclass(frozen=True)
+class StepsOfRunning(Discipline):
+    """The canvases of running requests may take one to five denoising steps, other ones at each step."""
+
+    def steps_now(self, view: View) -> Ints:
+        return 1 + (view.running().index + int(view.now)) % 5
+
+
+@dataclass(frozen=True)
+class AllSteps(StepsFromAdmission, StepsOfRunning):
+    """Both caps of canvases."""
+
+
+@dataclass(frozen=True)
 class AllOfThem(ShortestFirst, FittingPrompts, OneAtATime, FewPromptTokens, RestInTurn):
+    """All answers in one decision, but caps of canvases."""
+
+
+@dataclass(frozen=True)
+class AllAndSteps(AllOfThem, AllSteps):
     """All answers in one decision."""
 
 
 SHORTEST, FITTING, SINGLY, PROMPTS, REST, ALL = (
     ShortestFirst(), FittingPrompts(), OneAtATime(), FewPromptTokens(), RestInTurn(), AllOfThem(),
 )  # fmt: skip
+ADMISSION, RUNNING, STEPS, ALL_STEPS = StepsFromAdmission(), StepsOfRunning(), AllSteps(), AllAndSteps()

@@ -131,6 +131,7 @@ ENGINES = {
             "vllm-ar-drafts-disciplines-0.33",
             "vllm-ar-blocks-disciplines-0.33",
             "vllm-diffusion-disciplines-0.33",
+            "vllm-diffusion-caps-disciplines-0.33",
         ),
         vllm_without_cpu_build,
         "vllm_oracle.py",

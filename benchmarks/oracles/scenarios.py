@@ -167,18 +167,20 @@ def vllm_033(family: str, seed: int) -> Scenario:
 
 
 DISCIPLINES = ("SHORTEST", "FITTING", "SINGLY", "PROMPTS", "REST", "ALL")
+CAPS = ("ADMISSION", "RUNNING", "STEPS", "ALL_STEPS")  # disciplines that cap canvases
 
 
 def vllm_disciplines(family: str, seed: int) -> Scenario:
-    """The scenario of the family without `disciplines`, under one, with expected lengths and no windows."""
-    r, preset = Random(f"{family}-{seed}"), family.removesuffix("-disciplines-0.33")
-    scenario, name = vllm(preset, seed), r.choice(DISCIPLINES)
+    """The scenario of the family without `disciplines`, under one, with expected lengths; `caps` has those of CAPS."""
+    r, world = Random(f"{family}-{seed}"), family.removesuffix("-disciplines-0.33")
+    preset = world.removesuffix("-caps")
+    scenario, name = vllm(preset, seed), r.choice(DISCIPLINES if world == preset else CAPS)
     how = scenario["variation"].rsplit(",", 1)[0]
     scenario |= {"family": family, "discipline": name, "variation": f"{how}, {name}"}
     for request in scenario["requests"]:
         request["estimate"] = max(1, round(request["output"] * r.uniform(0.5, 2)))
-    for window in ("window", "window_bytes", "kv_bytes"):
-        scenario["limits"].pop(window, None)
+        if world != preset and r.random() < 0.5:
+            request["diffusion_max_steps"] = r.randint(1, 6)
     scenario["limits"]["num_pages"] = pages_for(scenario, r)
     return scenario
 
@@ -334,6 +336,7 @@ def sglang_published(family: str, seed: int) -> Scenario:
 FAMILIES: dict[str, Callable[[str, int], Scenario]] = {
     "vllm-ar": vllm, "vllm-diffusion": vllm, "vllm-ar-0.33": vllm_033,
     "vllm-ar-disciplines-0.33": vllm_disciplines, "vllm-diffusion-disciplines-0.33": vllm_disciplines,
+    "vllm-diffusion-caps-disciplines-0.33": vllm_disciplines,
     "vllm-ar-drafts-disciplines-0.33": vllm_disciplines, "vllm-ar-blocks-disciplines-0.33": vllm_disciplines,
     "vllm-ar-drafts-0.33": vllm_033, "vllm-ar-blocks-0.33": vllm_033, "vllm-diffusion-0.33": vllm_033,
     "lmdeploy-0.18": lmdeploy,

@@ -82,16 +82,18 @@ def scheduler_of(scenario, folder):
         object.__setattr__(config, "speculative_config", speculative)
         if speculative.method in BLOCKS:
             config._set_max_num_scheduled_tokens()  # with its cap of rows
+    windows = limits.get("window_bytes", 0) // limits.get("kv_bytes", 1)
     if canvas:
         object.__setattr__(config, "diffusion_config", SimpleNamespace(canvas_length=canvas))
-        object.__setattr__(
-            config,
-            "model_config",
-            Patched(model, is_diffusion=True, hf_config=Patched(model.hf_config, canvas_length=canvas)),
-        )
+    if canvas or "discipline" in scenario:  # a layer of each group below
+        kinds = ["sliding_attention"] * windows + ["full_attention"]
+        layers = Patched(
+            model.hf_config, canvas_length=canvas, num_hidden_layers=len(kinds), layer_types=kinds, per_layer_config=(),
+        )  # fmt: skip
+        object.__setattr__(config, "model_config", Patched(model, is_diffusion=canvas > 0, hf_config=layers))
     shape = {"block_size": page, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float16}
     groups = []  # by layer: models with windows begin with one
-    for i in range(limits.get("window_bytes", 0) // limits.get("kv_bytes", 1)):
+    for i in range(windows):
         window = SlidingWindowSpec(**shape, sliding_window=limits["window"])
         groups.append(KVCacheGroupSpec([f"window {i}"], window))
     groups.append(KVCacheGroupSpec(["full"], FullAttentionSpec(**shape)))
@@ -148,6 +150,8 @@ class Model:
         self.drafts = scenario["settings"].get("num_speculative_tokens", 0)
         self.committed = [0] * len(self.asked)  # canvases
         self.denoised = [0] * len(self.asked)  # steps of the current canvas
+        self.converged = [False] * len(self.asked)
+        self.caps = {}  # request's name -> most steps of its canvases
 
     def tokens(self, request, first, count):
         """Of an answer; an EOS if it ends before its limit."""
@@ -179,12 +183,14 @@ class Model:
                 return []
             return self.tokens(i, told, 1 + (min(drafts, asked["accepted"][told]) if drafts else 0))
         if not drafts:  # a prompt, or a preempted request's tokens: its canvas begins anew
-            self.denoised[i] = 0
+            self.denoised[i], self.converged[i] = 0, False
             return []
-        if self.denoised[i] < asked["steps"][self.committed[i]]:
+        if not self.converged[i]:  # a cap ends the canvas at its next denoising step
             self.denoised[i] += 1
+            steps = asked["steps"][self.committed[i]]
+            self.converged[i] = self.denoised[i] >= min(steps, self.caps.get(str(i), steps))
             return []
-        self.denoised[i] = 0
+        self.denoised[i], self.converged[i] = 0, False
         self.committed[i] += 1
         return self.tokens(i, told, drafts)
 
@@ -194,6 +200,17 @@ class Model:
         ids = [name for name in output.num_scheduled_tokens if name in self.scheduler.requests and name not in chunks]
         if width:
             self.scheduler.update_draft_token_ids(DraftTokenIds(ids, [[7] * width for _ in ids]))
+
+
+def caps_of(output, scheduler):
+    """Caps of canvases by request's name, as workers read them of a decision."""
+    caps = dict(getattr(output, "dsim_caps", {}))
+    admitted = {new.req_id: new.sampling_params for new in output.scheduled_new_reqs}
+    for name in output.scheduled_cached_reqs.resumed_req_ids:  # the second model runner has them among the new
+        admitted[name] = scheduler.requests[name].sampling_params
+    for name, sampling in admitted.items():
+        caps[name] = (sampling.extra_args or {}).get("diffusion_max_steps", MOST_STEPS)
+    return caps
 
 
 def record(scenario, folder):
@@ -248,15 +265,16 @@ def record(scenario, folder):
                 if scheduler.can_skip_drafts:
                     steps[-1]["drafts"] = not output.skip_drafts
                 held.setdefault(start, 0)
-            queue.appendleft((output, chunks, end))
+            queue.appendleft((output, chunks, caps_of(output, scheduler), end))
             if looks_ahead and len(queue) < 2 and (executed or scheduler.has_requests()):
                 if executed:
                     continue
-                idles = not disciplined and not any(o.total_num_scheduled_tokens for o, _, _ in queue)
+                idles = not disciplined and not any(o.total_num_scheduled_tokens for o, *_ in queue)
                 if idles and submitted < len(asked):
                     now = max(now, asked[submitted]["arrival"])  # an empty step returns at once
-        output, chunks, end = queue.pop()
+        output, chunks, caps, end = queue.pop()
         now = max(now, end)
+        model.caps |= caps
         done = scheduler.update_from_output(output, model.answer(output, chunks)).get(0)
         tokens += [
             [int(o.request_id), now, len(o.new_token_ids)] for o in (done.outputs if done else ()) if o.new_token_ids
@@ -272,8 +290,9 @@ def record(scenario, folder):
 
 
 def request_of(index, asked, hasher):
-    stated = {"estimated_length": asked["estimate"]} if "estimate" in asked else None
-    sampling = SamplingParams(max_tokens=asked["max_tokens"], extra_args=stated)
+    names = {"estimate": "estimated_length", "diffusion_max_steps": "diffusion_max_steps"}
+    stated = {name: asked[key] for key, name in names.items() if key in asked}
+    sampling = SamplingParams(max_tokens=asked["max_tokens"], extra_args=stated or None)
     sampling._eos_token_id = EOS
     return Request(
         request_id=str(index), prompt_token_ids=list(asked["prompt"]), sampling_params=sampling, pooling_params=None,
