@@ -77,6 +77,7 @@ class StepRow(Record):
     submitted: I4  # requests submitted before it was planned
     finished: I4  # requests that ended with it
     preempted: I4  # requests sent back to the queue as it began, by the next step's decision if decided ahead
+    continues: Bool  # the host planned it with the step before
     evicting: Bool  # the second layer may evict
     evicted: I4  # evicted part of `tokens` and `head_rows`; next, of the other sums
     evicted_q_kv: I8
@@ -299,6 +300,7 @@ def record_step(replica: Replica, policy: AnyPolicy, journal: Journal) -> bool:
     step.submitted = counters.submitted_then
     step.finished = 0
     step.preempted = counters.num_preempted
+    step.continues = counters.continues
     step.evicting = counters.evicting
     step.evicted = counters.tokens - counters.left_tokens if counters.evicting else 0
     step.evicted_q_kv = counters.sum_q_kv - counters.left_q_kv if counters.evicting else 0
@@ -335,6 +337,7 @@ class StepRecorder:
             "committed": outcome.committed.sum(),
             "finished": len(done),
             "preempted": len(plan.preempted),
+            "continues": plan.features.continues,
             "evicting": plan.evicting is not None,
             "threshold": np.nan,
         }

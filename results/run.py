@@ -109,7 +109,7 @@ class Run:
 
 def counters_of(steps: Mapping[str, Array]) -> Columns:
     """A journal's steps, as `step_times` takes them."""
-    counters = {name: steps[name] for name in (*Features._fields, "evicting") if name != "prefill_tokens"}
+    counters = {name: steps[name] for name in (*Features._fields, "continues", "evicting") if name != "prefill_tokens"}
     after = {counter: steps[name] - steps[evicted] for counter, (name, evicted) in LEFT.items()}
     return counters | after | {"prefill_tokens": np.where(steps["prefill"], steps["tokens"], 0)}
 
