@@ -202,7 +202,7 @@ def let_in(replica: Replica, slot: int) -> None:
     counters.num_running += 1
 
 
-# When pages run out LMDeploy of 2025 calls `preempt`, vLLM `unseat` and `push_front`, LMDeploy 0.18 `suspend` alone.
+# Without pages LMDeploy of 2025 calls `preempt`, vLLM and SGLang `unseat` and `push_front`, LMDeploy 0.18 `suspend`.
 
 
 @rule

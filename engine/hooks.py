@@ -24,7 +24,7 @@ def prefill_over(replica: Replica, policy: AnyPolicy) -> None:
 
 @rule
 def step_over(replica: Replica, policy: AnyPolicy) -> None:
-    """After a decode step: end the batch, or continue it."""
+    """After a decode step: end the batch or continue it; the answer releases finished rows (admission.release)."""
 
 
 @rule
@@ -214,7 +214,7 @@ def placed(replica: Replica, policy: AnyPolicy, slot: int) -> None:
 
 @rule
 def preempted(replica: Replica, policy: AnyPolicy, slot: int) -> None:
-    """A running sequence went back to the queue; LMDeploy 0.18's may keep its pages there."""
+    """A running sequence went back to the queue, without its pages or, as LMDeploy 0.18's may, with them."""
 
 
 @rule

@@ -234,7 +234,8 @@ class LatencyModel:
 
     `base` is a table that never falls: linear between knots (tokens, s), with slope `slope` (s/token) after the last.
     `launch`, the host's time to enqueue a forward, is hidden while the device is slower. Each forward of a step pays
-    base, launch and host_step.
+    base, launch and host_step. With `overlap` it is max(launch + host_step + host_request * batch, device); a step that
+    the host planned with the one before takes max(launch, device).
 
     A pair beyond a key's first DENSE_FROM queries counts as `dense`. Queries per key are the step's mean, sum_q_kv /
     sum_kv: exact for equal rows, too slow if few rows have many.
@@ -260,8 +261,8 @@ class LatencyModel:
     head: float = 0.0  # s per row of the LM head
     sample: float = 0.0  # s per row of soft-max and sampling
     launch: float = 0.0  # s per forward
-    host_step: float = 0.0  # s per forward, never hidden
-    host_request: float = 0.0  # s per row, never hidden
+    host_step: float = 0.0  # s per forward, hidden by `overlap` alone
+    host_request: float = 0.0  # s per row, hidden by `overlap` alone
     early: Share = 0.0  # share of the layers' work before an eviction
     eviction: float = 0.0  # s per step that evicts, never hidden
     graph_tokens: int = 0  # 0: no capture
