@@ -7,10 +7,12 @@ load sends other prompts of the same lengths at the same times: its steps a requ
 their distributions over seeds of the law. A step's price is that of the second runs: it drifts on a shared machine.
 """
 
+import heapq
 import json
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +29,15 @@ DENOISE = "denoise"
 
 
 def joined(paths: list[Path], out: Path) -> None:
-    """Write the logs of one server's runs as one log, in order."""
+    """Write the logs of one server's runs as one log, by time.
+
+    Lines of a log keep their order: a request may arrive after the start of the step that takes it.
+    """
     header, *_ = paths[0].read_text().splitlines()
-    lines = [line for path in paths for line in path.read_text().splitlines()[1:]]
-    out.write_text("\n".join([header, *sorted(lines, key=at)]) + "\n")
+    logs = [path.read_text().splitlines()[1:] for path in paths]
+    timed = [zip(accumulate(map(at, lines), max), lines, strict=True) for lines in logs]
+    merged = heapq.merge(*timed, key=lambda pair: pair[0])
+    out.write_text("\n".join([header, *(line for _, line in merged)]) + "\n")
 
 
 def at(line: str) -> float:
