@@ -48,10 +48,6 @@ COUNTS = {
     "Qwen3-8B": (8.191, 6.946, 6.946, 8.191, 147_456),
     "LLaDA2.0-mini": (16.256, 15.612, 0.789, 1.433, 40_960),
     "LLaDA2.0-flash": (102.890, 101.602, 4.865, 6.152, 65_536),
-    "LLaDA2.1-mini": (16.256, 15.612, 0.789, 1.433, 40_960),
-    "LLaDA2.1-flash": (102.890, 101.602, 4.865, 6.152, 65_536),
-    "LLaDA2.2-mini": (16.256, 15.612, 0.789, 1.433, 40_960),
-    "LLaDA2.2-flash": (102.890, 101.602, 4.865, 6.152, 65_536),
     "Gemma4-26B-A4B": (25.233, 24.494, 3.084, 3.822, 20_480),
     "DiffusionGemma-26B-A4B": (25.233, 24.494, 3.084, 3.822, 20_480),  # 25.2 B, of them 3.8 B active, as its card says
     "LLaDA-8B": (8.016, 6.980, 6.980, 8.016, 524_288),
@@ -64,7 +60,9 @@ def test_parameters_match_the_cards(name: str) -> None:
     m = MODELS[name]
     active = layer_params(m, active=True)
     counts = (m.total_params, layer_params(m), active, active + embedding_params(m))
-    assert [*(round(n / 1e9, 3) for n in counts), m.kv_bytes_per_token] == list(COUNTS[name])
+    assert [*(round(n / 1e9, 3) for n in counts), m.kv_bytes_per_token] == list(
+        COUNTS[name.replace("2.1", "2.0").replace("2.2", "2.0")]
+    )
 
 
 def test_one_token_touches_its_top_k_experts() -> None:
