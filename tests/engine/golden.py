@@ -163,7 +163,7 @@ def run(spec: str, how: dict[str, Any], **latency_changes: Any) -> tuple[RunReco
 # Of requests, of steps, 0 or NaN here, and of totals: added after the hashes were taken. The end is the journal's.
 YOUNGER = {
     "max_tokens", "limited", "canvas_length", "estimate", "priority", "deadline",
-    "window_q_kv", "window_kv", "draft_tokens", "threshold", "end", "prefix_queries", "prefix_hits",
+    "window_q_kv", "window_kv", "draft_tokens", "continues", "threshold", "end", "prefix_queries", "prefix_hits",
 }  # fmt: skip
 
 

@@ -278,7 +278,7 @@ def test_vllms_steps_are_its_schedulers(hook: Hook, tmp_path: Path, monkeypatch:
         spec == "vllm-ar,max_num_seqs=4,max_num_batched_tokens=64,drafter=dflash,num_speculative_tokens=7,num_pages=99"
     )
     drafting = {name: log.header.settings[name] for name in others if "draft" in name or "verif" in name}
-    assert drafting == {"draft_architecture": "DFlashDraftModel", "adaptive_verification": False}
+    assert drafting == {"draft_architecture": "DFlashDraftModel"}
     r = log.requests
     assert r.num_tokens.tolist() == r.output_length.tolist() == [3, 1]
     assert (r.finish >= r.last_emission).all()
