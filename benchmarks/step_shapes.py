@@ -43,10 +43,7 @@ class Shape:
         return self.batch * (self.window or self.context)
 
     def policy(self, block: int) -> Policy:
-        limits = {
-            "max_batch": self.batch,
-            "max_prefill_tokens": max(block, self.batch * max(1, self.context)),
-        }
+        limits = {"max_batch": self.batch, "max_prefill_tokens": max(block, self.batch * max(1, self.context))}
         if self.window == 1:
             return every_step(limits, Autoregressive())
         if self.window in (0, block):

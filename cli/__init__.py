@@ -69,12 +69,7 @@ def _unlike_typer() -> Iterator[None]:
         raise SystemExit(PIPE_CLOSED) from None
 
 
-app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 QUESTIONS: dict[str, type[Question[Any]]] = {
     "replay": ReplayQuestion,
     "live": LiveQuestion,
@@ -91,11 +86,7 @@ QUESTIONS: dict[str, type[Question[Any]]] = {
     "policies": PoliciesQuestion,
     "profiles": ProfilesQuestion,
 }
-TRACES: dict[str, type[Question[Any]]] = {
-    "info": InfoQuestion,
-    "convert": ConvertQuestion,
-    "synth": SynthQuestion,
-}
+TRACES: dict[str, type[Question[Any]]] = {"info": InfoQuestion, "convert": ConvertQuestion, "synth": SynthQuestion}
 traces = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 for _app, _questions in ((app, QUESTIONS), (traces, TRACES)):
     for _name, _question in _questions.items():

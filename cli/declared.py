@@ -228,10 +228,7 @@ class Command(TyperCommand):
                     formatter.write_dl(records)
 
 
-JSON = typer.Option(
-    "--json",
-    help="Print one JSON object and nothing else.",
-)
+JSON = typer.Option("--json", help="Print one JSON object and nothing else.")
 HELP_ALL = typer.Option("--help-all", help="Show all options.", is_eager=True, callback=help_all)
 
 

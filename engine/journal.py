@@ -20,12 +20,7 @@ from .step import StepOutcome, StepPlan, features_left
 STATUSES = ("completed", "rejected", "unfinished", "cancelled")
 
 # Sums of a step and the columns of their evicted part.
-EVICTED = {
-    "tokens": "evicted",
-    "sum_q_kv": "evicted_q_kv",
-    "sum_kv": "evicted_kv",
-    "sampled_rows": "evicted_sampled",
-}
+EVICTED = {"tokens": "evicted", "sum_q_kv": "evicted_q_kv", "sum_kv": "evicted_kv", "sampled_rows": "evicted_sampled"}
 
 # In no journal, or only in those of runs where requests move.
 _APART = ("slo_class", "arrived", "reserved", "found")
@@ -49,7 +44,7 @@ MOVE_COLUMNS = {
 }
 # If a decoding pool has a prefix cache.
 SENT_COLUMNS = {
-    "sent": "int32",  # tokens of `arrived` sent over the link; the rest was cached
+    "sent": "int32"  # tokens of `arrived` sent over the link; the rest was cached
 }
 
 

@@ -75,6 +75,8 @@ def check_names_object(name: str, asker: str, kind: str, example: str) -> None:
     """PolicyError for a file without a name, `mine.py` instead of `mine.py:POLICY`."""
     if name.endswith(".py"):
         raise PolicyError(f"{asker}: {quoted(name)} names no {kind} in the file, expected one: {cut(name)}:{example}")
+    if name.partition(".py:")[2].count(":"):
+        raise PolicyError(f"{asker}: {quoted(name)} has a value behind the {kind}'s name, expected fields, field=value")
 
 
 def _is_one(value: Any, kinds: type | tuple[type, ...], module: types.ModuleType) -> bool:

@@ -202,17 +202,23 @@ class Discipline(Part):
         """Names of the overridden methods; no other is asked."""
         return frozenset(name for name in QUESTIONS if getattr(type(self), name) is not getattr(Discipline, name))
 
+    @property
+    def neutral(self) -> frozenset[str]:  # type: ignore[override]
+        """All its fields, unless it caps steps: an order or a limit of admission never changes tokens."""
+        return frozenset() if self.questions & CAPS else frozenset(vars(self))
+
     def check(self, policy: "Policy") -> None:
         batching, name = policy.batching, f"{policy.name}: {type(self).__name__} answers"
         if unasked := self.questions - batching.open_to:
             only = ", ".join(sorted(batching.open_to))
             raise PolicyError(f"{name} {min(unasked)}, and {type(batching).__name__} asks only {only}")
-        capped = self.questions & {"steps", "steps_now"}
+        capped = self.questions & CAPS
         if capped and policy.commits_by != "law":
             raise PolicyError(f"{name} {min(capped)}, expected a policy of canvases, whose steps a law draws")
 
 
 QUESTIONS = ("order", "holds", "most_admitted", "most_prompt_tokens", "rests", "steps", "steps_now")
+CAPS = frozenset({"steps", "steps_now"})  # which end canvases early
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 from .allowed_code import NO_CODE, AllowedCode
 from .core import answers_of
 from .errors import PolicyError, cut, quoted
-from .outside import check_names_object, from_file, is_file
+from .outside import check_names_object, from_file, is_file, running_code_of
 from .part import AXES as AXES
 from .part import Discipline as Discipline
 from .part import Eviction, Granularity
@@ -168,7 +168,10 @@ def preset_of(name: str, spec: str = "", allow_code: AllowedCode = NO_CODE) -> P
         if isinstance(value, Policy):
             value = Preset(value)
         if not isinstance(value, Preset):
-            raise PolicyError(f"{asker}: {name} is a {type(value).__name__}, expected a Preset or a Policy")
+            raise PolicyError(
+                f"{asker}: {name} is a {type(value).__name__}, expected a Preset or a Policy; a discipline stands "
+                f"behind a preset, as in vllm-diffusion,{DISCIPLINE}={name}"
+            )
         return value
     check_names_object(name, asker, "policy", "POLICY")
     raise PolicyError(
@@ -187,6 +190,9 @@ def _under(preset: Preset, name: str, asker: str, allow_code: AllowedCode) -> Pr
         space, value = value.space or {}, value.policy
     if isinstance(value, Policy):
         value = value.discipline
+    if isinstance(value, type) and issubclass(value, Discipline):
+        with running_code_of(asker):
+            value = value()
     if not isinstance(value, Discipline) or not value.questions:
         raise PolicyError(f"{asker}: {name} is a {type(value).__name__}, expected a discipline that answers a question")
     names = {f.name for f in fields(value)}

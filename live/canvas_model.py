@@ -248,12 +248,7 @@ def frequencies(head_dim: int, theta: float, share: float) -> Tensor:
 
 
 # config.json's defaults, as transformers has them.
-DEFAULTS = {
-    "final_logit_softcapping": 30.0,
-    "global_head_dim": 512,
-    "rms_norm_eps": 1e-6,
-    "rope_parameters": {},
-}
+DEFAULTS = {"final_logit_softcapping": 30.0, "global_head_dim": 512, "rms_norm_eps": 1e-6, "rope_parameters": {}}
 SIZE = Range(1, 1 << 24)
 # CanvasConfig's fields and those of files/model_config.py.
 DIMENSIONS = {

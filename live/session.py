@@ -156,12 +156,7 @@ class Serving:
             return FullSequenceExecutor(forward, policy, self.prompts, draws)
         assert not isinstance(draws, ScheduledCommits), "a schedule is of full-sequence policies"
         return ModelExecutor(
-            forward,
-            policy,
-            self.prompts,
-            draws,
-            max_prefill_tokens=self._max_prefill_tokens,
-            eos=self.eos,
+            forward, policy, self.prompts, draws, max_prefill_tokens=self._max_prefill_tokens, eos=self.eos
         )
 
     @property

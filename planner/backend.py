@@ -5,6 +5,7 @@ import logging
 import signal
 import socket
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Mapping
@@ -126,7 +127,9 @@ def _on_cores(function: Callable[[C], R], cells: Mapping[str, C], jobs: int) -> 
             f"a worker was killed, probably for want of memory: fewer jobs than {jobs} need less"
         ) from None
     except BaseException:  # an interrupt, or the caller stops
+        threading.excepthook = lambda failure: None  # loky's thread may look for a worker that is killed
         executor.shutdown(kill_workers=True)
+        threading.excepthook = threading.__excepthook__
         raise
 
 

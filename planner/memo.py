@@ -96,7 +96,10 @@ class Memo:
         if stored is None:
             self._write(QUESTION, key)
         elif stored != key:
-            raise DsimError(f"{self.path} holds another {kind}: choose another folder or pass --force")
+            raise DsimError(
+                f"{self.path} holds another {kind}, or a file that it names has changed: choose another folder or pass "
+                "--force"
+            )
 
     def sentence(self) -> str:
         """How many answers were stored; empty if none."""

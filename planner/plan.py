@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import betaincinv
 
 from ..engine.errors import DsimError
-from ..engine.spec import parse
+from ..engine.spec import files_of, parse
 from ..files.read import cut
 from ..profiler.canvas_law import mean_forwards
 from ..profiler.profile import Profile
@@ -178,11 +178,7 @@ class PlanSearch:
             num_requests=self.search.num_requests,
             block=self.search.block,
             setup=self._setup(),
-            notes=(
-                *_missed(self.search),
-                *_notes_on_gpus([*order, *self.chosen]),
-                *dict.fromkeys(refused),
-            ),
+            notes=(*_missed(self.search), *_notes_on_gpus([*order, *self.chosen]), *dict.fromkeys(refused)),
             growth=None if self.horizon is None else growth_of(self.horizon, recommended),
             laws=laws,
             routed=routed,
@@ -314,8 +310,13 @@ class PlanSearch:
         def mean(entrant: Entrant) -> float:
             return float(np.mean(entrant.lane.settled))
 
-        code = self.world.allow_code
-        best = nearest_first(_nearest(equal), lambda e: len(changed_fields(e.candidate.policy, code)), mean)[0]
+        def num_changes(entrant: Entrant) -> int:
+            spec = entrant.candidate.policy
+            return len(changed_fields(spec, self.world.allow_code)) + len(files_of(spec))
+
+        nearest = _nearest(equal)
+        scored = [entrant for entrant in nearest if entrant.candidate.quality.relative is not None]
+        best = nearest_first(scored or nearest, num_changes, mean)[0]
         order = sorted(entrants, key=lambda e: (self._cost(e), e is not best, e not in equal, mean(e)))
         return order, [entrant for entrant in equal if entrant is not order[0]]
 

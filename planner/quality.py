@@ -13,6 +13,7 @@ from ..engine.allowed_code import NO_CODE, AllowedCode
 from ..engine.errors import CodeError, DsimError, PolicyError
 from ..engine.hooks import decide, holds_back, pages_to_admit, placed, preempted, rows_updated, step_over
 from ..engine.jit import is_ours
+from ..engine.part import CAPS
 from ..engine.spec import AXES, PRESETS, Policy, name_of, parse, settings_of
 from ..files.read import FilePath, cut, float_of, quoted, read_csv, share_of
 from .candidate import with_fields
@@ -198,6 +199,7 @@ def _family(policy: Policy) -> str:
     for axis in AXES:
         part = getattr(policy, axis)
         schedules = axis == "batching" and set(part.answers(policy)) <= SCHEDULING
+        schedules = schedules or (axis == "discipline" and not part.questions & CAPS)
         if not is_ours(type(part)) and not schedules:  # may change answers
             kinds.append(f"{type(part).__module__}.{type(part).__qualname__}")
     return " ".join(kinds)

@@ -104,6 +104,8 @@ def _found(tuned: "Tuned") -> str:
         text = f"{default}, the default, is the best of the {len(tuned.trials)} settings tried."
     elif not tuned.confirmed:
         text = f"Keep {default}: the best found, {winner}, has {gained}."
+    if not found_nothing and winner.quality.relative is None and not winner.quality.same:
+        text += f" Whether it answers as well is unknown: {' '.join(winner.quality.notes)}."
     text += "".join(f" {line}." for line in (*recommended.untested, *tuned.doubted))
     if tuned.equal:
         text += (

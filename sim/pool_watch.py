@@ -26,13 +26,7 @@ class PoolWatch:
     the request; None: it comes by no link. role: of PoolView.
     """
 
-    def __init__(
-        self,
-        members: Members,
-        due: Floats,
-        handed_over: Floats | None = None,
-        role: str = "both",
-    ) -> None:
+    def __init__(self, members: Members, due: Floats, handed_over: Floats | None = None, role: str = "both") -> None:
         self.role = role
         self._pool, self._table, self._numbers = members.pool, members.table, members.numbers
         self._due, self._handed_over = due, handed_over

@@ -25,15 +25,7 @@ Reader: TypeAlias = Callable[[str, Any], Any]  # of a key and its value
 MAX_WHOLE = 2**31 - 1
 MAX_TICK = 2**62  # ns: year 2116
 # Counts of at least 1.
-COUNTS = (
-    "block_size",
-    "gen_length",
-    "block_length",
-    "steps",
-    "diffusion_max_steps",
-    "max_tokens",
-    "estimated_length",
-)
+COUNTS = ("block_size", "gen_length", "block_length", "steps", "diffusion_max_steps", "max_tokens", "estimated_length")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LONGEST_WAIT = 1e6  # s: a time in another unit
 EXAMPLE = "2026-03-01T10:00:00Z"
@@ -195,12 +187,7 @@ def doubt(time: Ticks, form: Format, warnings: list[str]) -> None:
 
 
 def waits(
-    cells: Cells,
-    form: Format,
-    time: list[Any],
-    read_time: Reader,
-    answered: Bools,
-    num_output: Ints,
+    cells: Cells, form: Format, time: list[Any], read_time: Reader, answered: Bools, num_output: Ints
 ) -> dict[str, Floats]:
     """s from arrival to first token and end; NaN: unknown. Empty if no end is known."""
     if not (form.end or form.e2el):

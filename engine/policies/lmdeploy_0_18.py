@@ -726,5 +726,5 @@ PRESETS = {
         engine="lmdeploy",
         serve="--backend pytorch",
         flags={**FLAGS, "prefix_caching": "--enable-prefix-caching"},
-    ),
+    )
 }

@@ -376,5 +376,5 @@ PRESETS = {
         engine="lmdeploy-0.11",
         serve="--backend pytorch",
         flags=FLAGS,
-    ),
+    )
 }

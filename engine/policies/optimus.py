@@ -131,13 +131,7 @@ def learn_curve(replica: Replica, policy: AnyPolicy, prefill: bool) -> None:
         record.counts[k] = 0
         record.sums[k] = 0
     for slot in step_slots(replica):
-        count_prefixes(
-            replica.status[slot],
-            replica.window[slot],
-            replica.committed[slot],
-            record.counts,
-            record.sums,
-        )
+        count_prefixes(replica.status[slot], replica.window[slot], replica.committed[slot], record.counts, record.sums)
     record.observed = _observe(
         record.curve[: record.width + 1], record.counts, record.sums, record.observed, policy.fields.memory
     )

@@ -100,9 +100,7 @@ class TwoPools(PagedMemory):
     """Two fixed pools: for layers with a window, and for others (HybridSWAPoolConfigurator)."""
 
     swa_full_tokens_ratio: Annotated[
-        float,
-        Range(0, 1, above=True),
-        "tokens in the pool of layers with a window, per token in that of the others",
+        float, Range(0, 1, above=True), "tokens in the pool of layers with a window, per token in that of the others"
     ] = 0.8
 
     def pools(self, num_pages: int, window_bytes: int, kv_bytes: int) -> tuple[int, int]:
@@ -808,11 +806,7 @@ PRESETS = {
     ),
     "sglang-gemma": Preset(
         Policy(
-            "sglang-gemma",
-            batching=Rounds(),
-            granularity=Canvas(),
-            unmasking=BY_LAW,
-            memory=TwoPools(page_size=256),
+            "sglang-gemma", batching=Rounds(), granularity=Canvas(), unmasking=BY_LAW, memory=TwoPools(page_size=256)
         ),
         "max_running_requests",
         "DiffusionGemma on SGLang 0.5.23: a decoded canvas is prefilled in a round of its own, while all others wait",

@@ -478,8 +478,7 @@ class Tokens(Autoregressive):
         "accepted if all before it are",
     ] = (0.7,)
     adaptive_verification: Annotated[
-        bool,
-        "verify the drafts that give most expected tokens a second: as many of each row, by their acceptance",
+        bool, "verify the drafts that give most expected tokens a second: as many of each row, by their acceptance"
     ] = False
 
     rows = CHUNKED

@@ -136,11 +136,7 @@ def visible_rows(status: Status, window: Marks, block: int, listed: bool) -> Any
 
 @rule
 def count_prefixes(
-    status: Status,
-    window: Marks,
-    committed: Marks,
-    counts: npt.NDArray[np.int64],
-    sums: npt.NDArray[np.int64],
+    status: Status, window: Marks, committed: Marks, counts: npt.NDArray[np.int64], sums: npt.NDArray[np.int64]
 ) -> None:
     """Add a row: counts[m] += 1 if it computed at least m positions, sums[m] += the commits of its first m.
 

@@ -153,10 +153,7 @@ def header(agent):
             "num_pages": lambda: cache.num_gpu_blocks if (cache.num_gpu_blocks or 0) > 0 else None,
             "preset": lambda: "lmdeploy-0.18" if blocks else None,
             "settings": lambda: steplog.readable(
-                {
-                    "max_batch": lambda: cache.max_batches,
-                    "max_prefill_tokens": lambda: cache.max_prefill_token_num,
-                }
+                {"max_batch": lambda: cache.max_batches, "max_prefill_tokens": lambda: cache.max_prefill_token_num}
             ),
         }
     )

@@ -321,11 +321,7 @@ def machine():
 
         return torch.__version__
 
-    return {
-        "device": lambda: device().name if device() else "CPU",
-        "memory_bytes": memory,
-        "torch": torch_version,
-    }
+    return {"device": lambda: device().name if device() else "CPU", "memory_bytes": memory, "torch": torch_version}
 
 
 def pairs(tokens, keys, bidirectional=False):

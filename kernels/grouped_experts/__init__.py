@@ -15,12 +15,7 @@ def _check(gate_up: Tensor, down: Tensor, activation: str, **_: Tensor) -> None:
 
 
 @operation(
-    "x float N h",
-    "experts int64 N k",
-    "weights float32 N k",
-    "gate_up x E both h",
-    "down x E h f",
-    check=_check,
+    "x float N h", "experts int64 N k", "weights float32 N k", "gate_up x E both h", "down x E h f", check=_check
 )
 def grouped_experts(
     x: Tensor, experts: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, activation: str = "silu"

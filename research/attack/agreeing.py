@@ -96,10 +96,7 @@ def compiled(chance: Random, folder: Path) -> None:
     """A replay whose rules are compiled from the first step, and one whose rules are plain Python."""
     words, ways = _world(chance, folder), {}
     for way, patience in (("compiled", COMPILED), ("plain", PLAIN)):
-        with (
-            mock.patch("dsim.engine.core.PATIENCE", patience),
-            mock.patch("dsim.engine.core.STEPS_PATIENCE", patience),
-        ):
+        with mock.patch("dsim.engine.core.PATIENCE", patience), mock.patch("dsim.engine.core.STEPS_PATIENCE", patience):
             ended = run_command([*words, "-o", way], folder)[:2]
         ways[way] = ended, _files(folder / way, "requests.parquet", "steps.parquet")
     _same(ways)

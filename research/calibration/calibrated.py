@@ -70,11 +70,7 @@ def calibrated(gpu: Gpu, model: ModelShape, line: Line, *, name: str, descriptio
             launch=digits(line.launch),
             eviction=latency.eviction if line.eviction is None else line.eviction,
         ),
-        fit=replace(
-            base.fit,
-            domain=(1.0, 8192.0),
-            relative_uncertainty=0.1,
-        ),
+        fit=replace(base.fit, domain=(1.0, 8192.0), relative_uncertainty=0.1),
         provenance=Provenance(
             (line.source, *base.provenance.sources),
             date,

@@ -82,12 +82,7 @@ def engine_profile(device: str, shape: str, runs: Published, tp: int = 1, **said
         implementation=said["implementation"],
         latency=latency,
         memory=memory,
-        fit=Fit(
-            (runs.points[0][0], runs.most_tokens or runs.points[-1][0]),
-            None,
-            None,
-            runs.uncertainty,
-        ),
+        fit=Fit((runs.points[0][0], runs.most_tokens or runs.points[-1][0]), None, None, runs.uncertainty),
         provenance=Provenance(
             (runs.source, *base.provenance.sources),
             said["date"],

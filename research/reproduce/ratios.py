@@ -112,13 +112,7 @@ def tables(found: Sequence[Ratio]) -> dict[Path, str]:
     by_kind = "; ".join(
         f"{kind} {_summary(list(own))}" for kind, own in groupby(counted, key=lambda ratio: ratio.pair.kind)
     )
-    decides = [
-        *_lines(counted, *whole),
-        "",
-        "Set aside, used for nothing:",
-        "",
-        *_lines(aside, *whole),
-    ]
+    decides = [*_lines(counted, *whole), "", "Set aside, used for nothing:", "", *_lines(aside, *whole)]
     summary = f"{_summary(counted)}. Without memory: {_summary(speed)}. By kind: {by_kind}."
     calibrated = _lines([r for r in found if r.calibrated], "experiment", "ratio", "error, %", "calibrated")
     return {VALIDATION: summary, EVIDENCE: "\n".join(decides), PUBLISHED: "\n".join(calibrated)}

@@ -183,9 +183,7 @@ def test_a_shrunk_command_is_the_pages_with_less_traffic() -> None:
 
 @pytest.mark.slow
 @cases(
-    "page old new",
-    ("python", "num_requests=50", "num_requests=20"),
-    ("traces", "num_requests=100", "num_requests=20"),
+    "page old new", ("python", "num_requests=50", "num_requests=20"), ("traces", "num_requests=100", "num_requests=20")
 )
 def test_the_python_of_a_page_runs(page: str, old: str, new: str, world: Path) -> None:
     [code] = [block.text for block in pages.blocks(f"docs/{page}.md") if block.language == "python"]

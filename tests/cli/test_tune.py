@@ -71,7 +71,7 @@ def test_more_trials_go_on_from_the_replays_that_are_kept_and_no_mistake_loses_t
     for more, message in (
         ("--jobs 0", "jobs is 0, expected at least 1"),
         ("--ray 127.0.0.2:1", "ray is 127.0.0.2:1, expected HOST:PORT of a running Ray cluster, or auto: "),
-        ("--seed 1", "tuned/replays.db holds another search: choose another folder"),
+        ("--seed 1", "tuned/replays.db holds another search, or a file that it names has changed: "),
     ):
         assert tune("-o tuned --trials 5", more).refusal.startswith(message)
         assert stored(store) == kept

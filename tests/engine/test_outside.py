@@ -198,10 +198,7 @@ def test_two_files_of_one_name_are_two_policies() -> None:
         "class Bare(FixedChunk):\n    pass\nPOLICY = Policy('x', EVERY_STEP, Bare(), DelayedCache())\n",
         "x: Bare is not a frozen dataclass, expected @dataclass(frozen=True)",
     ),
-    (
-        POLICY.replace("Mine()", "replace(Mine(), chunk=99)"),
-        "PolicyError: chunk is 99, expected 2 to 64",
-    ),
+    (POLICY.replace("Mine()", "replace(Mine(), chunk=99)"), "PolicyError: chunk is 99, expected 2 to 64"),
     (PARTS, "x: Loops and Mine both have a field answer, expected another name in one"),
 )
 def test_a_file_that_holds_no_policy_is_one_line(text: str, says: str) -> None:
@@ -230,10 +227,7 @@ def test_an_answer_that_is_missing_or_none_is_one_line(text: str, says: str) -> 
 @cases(
     "text says",
     ("late: bool = True", "Mine has a field late, which the engine uses: expected another name"),
-    (
-        "def choose(self, view):\n        return 2",
-        "Mine has a method choose, which is never asked: expected a rule",
-    ),
+    ("def choose(self, view):\n        return 2", "Mine has a method choose, which is never asked: expected a rule"),
     ("def order(self, view):\n        return []", "Mine has a method order, which is never asked: expected a rule"),
     ("group_steps: int = 3", "Mine has a field group_steps, which the engine uses: expected another name"),
     ("record: int = 3", "Mine has a field record, which the engine uses: expected another name"),

@@ -78,6 +78,7 @@ def test_a_policy_describes_itself_in_plain_values() -> None:
     "spec says",
     ("optimu", "no preset is named 'optimu' (did you mean optimus?); there are " + ", ".join(PRESETS)),
     ("./b.py", "'./b.py' names no policy in the file, expected one: ./b.py:POLICY"),
+    ("ar,discipline=./b.py:P:5", "'./b.py:P:5' has a value behind the discipline's name"),
     ("none.toml", "no such policy file"),
     ("ar,max_bath=4", "there is no field 'max_bath' (did you mean max_batch?); its fields are max_batch, "),
     ("ar,chunk=4", "there is no field 'chunk'; its fields are max_batch, "),

@@ -202,11 +202,7 @@ def test_a_policy_that_fails_is_logged_once_and_vllms_own_order_goes_on(
 @cases(
     "spec settings says",
     ("lmdeploy-0.18", {}, "batching is LookAhead"),
-    (
-        "FILE:DELAYED",
-        {},
-        "eviction is DelayedCache, .* expected a discipline, alone or on vllm-ar",
-    ),
+    ("FILE:DELAYED", {}, "eviction is DelayedCache, .* expected a discipline, alone or on vllm-ar"),
     ("vllm-ar", {}, "it has no discipline, expected one that answers a question"),
     ("vllm-diffusion,discipline=FILE:ORDER", {}, "granularity is Canvas, which vLLM does not do"),
     ("FILE:LONE", {"policy": "priority"}, "vLLM's --scheduling-policy is priority, expected fcfs"),

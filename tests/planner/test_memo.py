@@ -86,7 +86,7 @@ def test_another_search_is_told_from_the_one_that_has_the_folder(store: Path) ->
     for asked in ({"seed": 0, "trace": "t"}, {"seed": 0, "trace": "t"}):
         memo.claim("plan", asked)
     assert not memo.holds_any
-    with refused(r"holds another plan: choose another folder or pass --force"):
+    with refused(r"holds another plan, or a file that it names has changed: choose another folder or pass --force"):
         memo.claim("plan", {"seed": 1, "trace": "t"})
 
 

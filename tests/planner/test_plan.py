@@ -171,6 +171,12 @@ def test_at_one_cost_the_better_answers_are_recommended() -> None:
 def test_what_nothing_tells_apart_is_called_a_tie() -> None:
     found = planned(specs=("ar,max_batch=64", "ar,max_batch=65"), rate=0.5)
     assert found.tied == (found.ranking[1].policy,)
+    candidates, _ = candidates_of(
+        QUEUE, [fleet.policy for fleet in found.ranking], [SERVER], lambda _: 2.0, as_given=True
+    )
+    candidates = [replace(c, quality=Quality((None, 1.0)[i], "", ("no score",))) for i, c in enumerate(candidates)]
+    scored = plan(QUEUE, candidates, rate=0.5, num_requests=400, jobs=1)
+    assert scored.recommended.policy == found.ranking[1].policy  # whose answers are known
 
 
 def test_another_gpu_has_another_price_and_place() -> None:

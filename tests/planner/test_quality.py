@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from dsim.engine.allowed_code import allowed
 from dsim.engine.spec import parse
 from dsim.planner.quality import load_table, parse_share, published, quality_of
 
@@ -67,6 +68,13 @@ def test_what_nobody_measured_is_unknown_and_says_why(spec: str, model: str, rea
     found = quality_of(parse(spec), model)
     assert found.relative is None
     assert reason in found.notes[0]
+
+
+@cases("file relative", ("examples/policies/dws.py", 1.0), ("benchmarks/policy_in_vllm/policies.py", None))
+def test_an_order_of_the_queue_changes_no_answer_and_a_cap_of_steps_may(file: str, relative: float | None) -> None:
+    code, name = Path(__file__).parents[2] / file, "STEPS" if relative is None else "POLICY"
+    policy = parse(f"vllm-diffusion,discipline={code}:{name}", allowed([code]))
+    assert quality_of(policy, "DiffusionGemma-26B-A4B").relative == relative
 
 
 def test_every_published_table_is_shipped() -> None:

@@ -22,11 +22,7 @@ SDAR = load("a100-sdar-8b")
 LOG = Path(__file__).parents[2] / "examples" / "steplog.jsonl"
 
 
-@cases(
-    "text mean",
-    ("3.2", 3.2),
-    ("per-forward:2.2", 8 / (8 / 2.2 - 1)),
-)
+@cases("text mean", ("3.2", 3.2), ("per-forward:2.2", 8 / (8 / 2.2 - 1)))
 def test_each_form_gives_steps_of_the_policys_block_and_threshold_that_commit_as_much(text: str, mean: float) -> None:
     [model] = with_yield(SDAR, text, parse("lmdeploy-bd32:8,threshold=0.7")).commits
     assert (model.workload, model.block_length, model.threshold) == ("given", 8, 0.7)

@@ -144,10 +144,7 @@ def test_a_name_of_ones_own_generates_as_its_architecture_does(tmp_path: Path) -
 @cases(
     "change says",
     ({"hidden_size": None}, "hidden_size or d_model is missing, expected a model's dimension"),
-    (
-        {"num_experts": 4, "num_experts_per_tok": 8, "moe_intermediate_size": 1},
-        "num_experts_per_tok is 8, expected",
-    ),
+    ({"num_experts": 4, "num_experts_per_tok": 8, "moe_intermediate_size": 1}, "num_experts_per_tok is 8, expected"),
 )
 def test_a_config_json_that_cannot_be_is_refused_by_key(change: dict[str, Any], says: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | change), encoding="utf-8")
