@@ -148,4 +148,6 @@ def test_a_profile_without_a_drafter_s_time_is_named() -> None:
     measured = load("h100-sdar-8b/sglang-drafts")
     assert "drafts are free" in warnings_of(Setting(parse(DFLASH), measured))[0]
     assert warnings_of(Setting(parse("vllm-ar,drafter=eagle"), measured)) == []
+    gemma = load("h200x2-diffusiongemma/vllm")
+    assert "decodes canvases: an autoregressive" in warnings_of(Setting(parse("vllm-ar"), gemma))[0]
     assert "answers less accurately" in warnings_of(Setting(parse("multi-block"), load("a100-sdar-8b")))[0]
