@@ -27,7 +27,7 @@ def _unknown(setting: Setting) -> Iterator[str]:
     policy, profile, law, commits = setting.policy, setting.profile, setting.law, setting.commits
     unmasking = policy.unmasking
     if policy.rows.commits == "tokens" and profile.family == "canvas":
-        yield f"{policy.name}: {profile.model.name} decodes canvases: an autoregressive model of the same costs is meant"
+        yield f"{policy.name}: {profile.model.name} decodes canvases: an autoregressive model of its costs is meant"
     if policy.granularity.caution:
         yield f"{policy.name}: {policy.granularity.caution}"
     if policy.granularity.drafts_blocks and not profile.latency.draft_token:
