@@ -48,6 +48,7 @@ VARIANTS = (
     "dllm-cache,prompt_refresh=5,response_refresh=3,max_batch=2", "maskkv:16,logits=all", "dllm-serve,look_ahead=true",
     "dllm-serve,max_batch=4",
     "dllm-serve,denoising_steps=12,block_length=16", "vllm-ar,drafter=eagle", "vllm-ar,drafter=dflash",
+    "vllm-ar,drafter=dspark,adaptive_verification=true",
 )  # fmt: skip
 
 
