@@ -12,7 +12,12 @@ MAIN = typer.main.get_command(app)
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 ADVICE = re.compile(r"`dsim ([^`]*)`|\bdsim ((?:[a-z][a-z-]*)(?: [^\s`'\",;:)]+)*)")
 OF_OTHER_TOOLS = {"--no-dllm-fdfo", "--save-result", "--save-detailed"}  # SGLang's, and vLLM's benchmark's
-LAUNCH = re.compile(r"^ *(?:vllm|lmdeploy) serve .*|^ *(?:env .* )?python3 -m sglang.*", re.MULTILINE)  # of an engine
+# An engine's command, and rows of what it changes, with their reasons.
+LAUNCH = re.compile(
+    r"^ *(?:vllm|lmdeploy) serve .*|^ *(?:env .* )?python3 -m sglang.*"
+    r"|^ *--\S.*  (?:as replayed|GPUs of|the (?:profile|longest)).*",
+    re.MULTILINE,
+)
 OF_REPLAY = {"trace info"}  # it speaks of what replay can do
 
 
