@@ -41,9 +41,7 @@ def plan_page(planned: "Planned") -> Page:
     if setup.estimated:
         cautions.append(estimate(setup.profile, "policies and fleets"))
     if best.quality.relative is None:
-        cautions.append(
-            ("Quality unknown.", f"No score is published for {best.policy}'s answers: {' '.join(best.quality.notes)}.")
-        )
+        cautions.append(("Quality unknown.", f"{best.policy}: {' '.join(best.quality.notes)}."))
     sections = (
         _over_time(planned),
         _by_gpu(planned),

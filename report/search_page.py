@@ -55,8 +55,7 @@ def tune_page(tuned: "Tuned") -> Page:
     if setup.estimated:
         cautions.append(estimate(setup.profile))
     if quality.relative is None and not quality.same:
-        reason = f"There is no published score for the answers of {tuned.winner.policy}: {' '.join(quality.notes)}."
-        cautions.append(("Quality unknown.", reason))
+        cautions.append(("Quality unknown.", f"{tuned.winner.policy}: {' '.join(quality.notes)}."))
     roles = Words(tuple(f"  {role}: {finalist}" for role, finalist in _finalists(tuned)), loud=True)
     facts = {
         "Trace": setup.traffic,
